@@ -1,0 +1,118 @@
+"""Problems and samples: the rows that every stage reads and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.errors import InputError
+
+Message = dict[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": str}``"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One prompt with what is needed to score an answer to it.
+
+    `domain` decides the reward branch: reasoning problems are verified, general prompts are judged.
+    `verifier` names an entry of `grpo.verifiers.VERIFIERS`; `metadata` is what that verifier needs.
+    """
+
+    id: str
+    messages: list[Message]
+    answer: str
+    verifier: str
+    domain: Literal["reasoning", "general"]
+    language: str
+    source: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The user's words, for hashing, decontamination and display."""
+        return "\n".join(m["content"] for m in self.messages if m["role"] == "user")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion of one problem, with everything that was found out about it."""
+
+    problem_id: str
+    policy: str
+    completion: str
+    reasoning: str
+    summary: str
+    answer: str
+    rewards: dict[str, float]
+    tokens: int
+    finish_reason: Literal["stop", "length"]
+    domain: str
+    language: str
+    verdict: str = ""
+    reason: str = ""
+
+
+_JSON_FIELDS = {"metadata", "rewards"}
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_TYPES = {"messages": _MESSAGES, "tokens": pa.int64()}
+
+
+def _schema(cls: type) -> pa.Schema:
+    return pa.schema([(f.name, _TYPES.get(f.name, pa.string())) for f in dataclasses.fields(cls)])
+
+
+def _to_row(item: Problem | Sample) -> dict[str, Any]:
+    row = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    return {k: json.dumps(v, sort_keys=True, ensure_ascii=False) if k in _JSON_FIELDS else v for k, v in row.items()}
+
+
+def _from_row(cls: type, row: dict[str, Any]) -> Any:
+    return cls(**{k: json.loads(v) if k in _JSON_FIELDS else v for k, v in row.items()})
+
+
+def write_rows(path: Path, items: Sequence[Problem] | Sequence[Sample], cls: type) -> None:
+    """Write one parquet shard; `cls` fixes the columns also when there are no rows."""
+    rows = [_to_row(item) for item in items]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(cls)), path)
+
+
+def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
+    """Stream `Problem`s or `Sample`s from one shard, a folder of shards, or several paths."""
+    for shard in _shards(paths):
+        try:
+            file = pq.ParquetFile(shard)
+            if missing := set(_schema(cls).names) - set(file.schema_arrow.names):
+                raise InputError(f"{shard}: column {sorted(missing)[0]!r} is missing; a {cls.__name__} shard needs it")
+            for batch in file.iter_batches():
+                yield from (_from_row(cls, row) for row in batch.to_pylist())
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{shard}: not a readable parquet file ({error})") from None
+
+
+def read_problems(paths: Path | Iterable[Path]) -> list[Problem]:
+    return list(read_rows(paths, Problem))
+
+
+def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
+    return list(read_rows(paths, Sample))
+
+
+def _shards(paths: Path | Iterable[Path]) -> Iterator[Path]:
+    for path in [paths] if isinstance(paths, Path) else paths:
+        if path.is_dir():
+            shards = sorted(path.glob("*.parquet"))
+            if not shards:
+                raise InputError(f"{path}: no parquet shards in this folder")
+            yield from shards
+        elif path.is_file():
+            yield path
+        else:
+            raise InputError(f"{path}: no such file or folder")

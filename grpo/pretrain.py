@@ -1,0 +1,110 @@
+"""A base model from nothing: a byte-level BPE tokenizer and a small Llama, trained to continue a text corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from grpo.config import Pretrain, PretrainJob
+from grpo.errors import InputError
+from grpo.runlog import write_result
+from grpo.supervised import fit
+
+BOS, END, PAD, USER, ASSISTANT = "<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+CHAT_TEMPLATE = (
+    "{{ '" + BOS + "' }}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ '" + ASSISTANT + "' + m.content + '" + END + "' }}"
+    "{% else %}{{ '" + USER + "' + m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
+)
+
+
+def pretrain(job: PretrainJob) -> None:
+    settings = job.settings
+    documents = read_documents(job.corpus)
+    tokenizer = train_tokenizer(documents, settings)
+    blocks = pack(tokenizer, documents, settings.context // 2)
+    torch.manual_seed(job.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden,
+            intermediate_size=settings.feed_forward,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            max_position_embeddings=settings.context,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=True,
+        )
+    )
+    done = fit(
+        job,
+        model,
+        blocks,
+        collate,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        micro_batch_size=settings.batch_size,
+        save_every=settings.save_every,
+        optimizer=settings.optimizer,
+        hardware=settings.hardware,
+    )
+    model.save_pretrained(job.out)
+    tokenizer.save_pretrained(job.out)
+    parameters = sum(p.numel() for p in model.parameters())
+    counts = {"documents": len(documents), "tokens": sum(map(len, blocks)), "parameters": parameters}
+    write_result(job.result, done, settings.steps, counts=counts)
+
+
+def read_documents(corpus: Path) -> list[str]:
+    documents = [text for text in corpus.read_text().split("\n\n") if text.strip()]
+    if not documents:
+        raise InputError(f"{corpus}: no documents; a corpus is text with documents separated by blank lines")
+    return documents
+
+
+def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
+    """Digits and signs stay single tokens, with the space before them, so that a sum in a prompt and its terms in a
+    solution are the same tokens; tags are tokens that decoding keeps."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r" ?\d| ?[-+=]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        special_tokens=[PAD, BOS, END, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=END, pad_token=PAD, model_max_length=settings.context
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def pack(tokenizer: Any, documents: list[str], length: int) -> list[list[int]]:
+    """One stream of BOS document END BOS document END ..., cut into blocks of `length` tokens."""
+    stream: list[int] = []
+    for ids in tokenizer(documents, add_special_tokens=False)["input_ids"]:
+        stream += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+    blocks = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
+    if not blocks:
+        raise InputError(f"the corpus has {len(stream)} tokens, less than one block of {length}; give more text")
+    return blocks
+
+
+def collate(blocks: list[list[int]]) -> dict[str, torch.Tensor]:
+    ids = torch.tensor(blocks)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}

@@ -1,0 +1,46 @@
+"""What a job leaves for its watcher: metrics line by line, and a result at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """Appends one JSON object a step to metrics.jsonl. A resumed job drops the lines past its checkpoint first, so
+    that each step stands there once."""
+
+    def __init__(self, path: Path, resume_step: int = 0):
+        self.path = path
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= resume_step]
+            replace_text(path, "".join(f"{line}\n" for line in kept))
+        self.file = path.open("a")
+
+    def log(self, step: int, of: int, **values: Any) -> None:
+        self.file.write(json.dumps({"step": step, "of": of, **values}) + "\n")
+        self.file.flush()
+
+
+def _step(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return float("inf")  # half a line, written as the process was killed
+
+
+def write_result(path: Path, steps_completed: int, steps_planned: int, **values: Any) -> None:
+    """The job's own word on what it did; the exit code alone is not enough."""
+    replace_text(path, json.dumps({"steps_completed": steps_completed, "steps_planned": steps_planned, **values}))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never half."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

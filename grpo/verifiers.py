@@ -1,0 +1,207 @@
+"""Rules that check an answer against its problem: one function a verifier, chosen from `VERIFIERS` by name.
+
+A verifier sees the extracted answer (what stood in the answer tags or the box), never the whole completion.
+An answer is model output and untrusted: whatever a parser raises on it scores 0.0. Two verifiers, "math" and
+some families of "reasoning_gym", evaluate the answer with sympy, which can run for a long time on something like
+9^(9^9). Neither limits its own time, because the only cheap way, SIGALRM, works in the main thread alone: the
+caller scores in a process that it can kill.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import logging
+import math
+import re
+import unicodedata
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from grpo.data import Problem
+from grpo.errors import InputError
+
+
+def verify(problem: Problem, answer: str | None) -> float:
+    """The score of `answer` in [0, 1]; 1.0 is right. No answer, or a blank one, scores 0.0."""
+    verifier = VERIFIERS.get(problem.verifier)
+    if verifier is None:
+        raise InputError(
+            f"problem {problem.id}: unknown verifier {problem.verifier!r}; known are {', '.join(VERIFIERS)}"
+        )
+    if answer is None or not answer.strip():
+        return 0.0
+    return verifier(problem, answer)
+
+
+def exact(problem: Problem, answer: str) -> float:
+    """Equal text, after Unicode compatibility forms, case, runs of white space and full stops at the end."""
+    return float(_plain(answer) != "" and _plain(answer) == _plain(problem.answer))
+
+
+def number(problem: Problem, answer: str) -> float:
+    """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5."""
+    value = _value(answer)
+    return float(value is not None and value == _value(problem.answer))
+
+
+def mathematical(problem: Problem, answer: str) -> float:
+    """Equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses neither.
+
+    math-verify's own time limits are off: they need SIGALRM, hence the main thread. The caller limits time.
+    """
+    if exact(problem, answer):
+        return 1.0
+    parse, equal = _math_verify()
+    try:
+        return float(equal(parse(problem.answer), parse(answer)))
+    except Exception:  # untrusted text in a third-party parser: what it cannot read is not an answer
+        return 0.0
+
+
+def choice(problem: Problem, answer: str) -> float:
+    """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B"; two letters are none."""
+    letter = _letter(answer)
+    return float(letter is not None and letter == _letter(problem.answer))
+
+
+def reasoning_gym(problem: Problem, answer: str) -> float:
+    """reasoning-gym's own score for the problem's family.
+
+    `metadata` holds "family", "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some
+    scorers read. Most families without a scorer of their own give part credit to an answer that contains the gold
+    one (its share of the characters); only 1.0 is right.
+    """
+    try:
+        family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
+    except KeyError as error:
+        raise InputError(f"problem {problem.id}: verifier 'reasoning_gym' needs metadata[{error}]") from None
+    score = _scorer(family, json.dumps(problem.metadata.get("parameters", {}), sort_keys=True))
+    try:
+        value = float(score(answer.strip(), entry))
+    except Exception:  # untrusted text in a third-party parser
+        return 0.0
+    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
+
+
+def none(problem: Problem, answer: str) -> float:
+    """General prompts have no rule: a reward model or a judge scores them, and coming here is a mistake."""
+    raise InputError(
+        f"problem {problem.id} has no verifier ('none'): prompts of domain {problem.domain!r} are scored by a reward "
+        "model or a judge"
+    )
+
+
+VERIFIERS: dict[str, Callable[[Problem, str], float]] = {
+    "exact": exact,
+    "number": number,
+    "math": mathematical,
+    "choice": choice,
+    "reasoning_gym": reasoning_gym,
+    "none": none,
+}
+
+
+def pack_entry(value: Any) -> Any:
+    """A reasoning-gym entry as JSON that keeps what JSON would lose and some scorers need: tuples and integer keys."""
+    if isinstance(value, tuple):
+        return {"__tuple__": [pack_entry(v) for v in value]}
+    if isinstance(value, list):
+        return [pack_entry(v) for v in value]
+    if isinstance(value, dict):
+        if all(isinstance(k, str) for k in value):
+            return {k: pack_entry(v) for k, v in value.items()}
+        return {"__items__": [[pack_entry(k), pack_entry(v)] for k, v in value.items()]}
+    return value
+
+
+def unpack_entry(value: Any) -> Any:
+    """The inverse of `pack_entry`."""
+    if isinstance(value, list):
+        return [unpack_entry(v) for v in value]
+    if isinstance(value, dict):
+        if value.keys() == {"__tuple__"}:
+            return tuple(unpack_entry(v) for v in value["__tuple__"])
+        if value.keys() == {"__items__"}:
+            return {unpack_entry(k): unpack_entry(v) for k, v in value["__items__"]}
+        return {k: unpack_entry(v) for k, v in value.items()}
+    return value
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(". ")
+
+
+_WRAPPER = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9.]+)\}\{(-?[0-9.]+)\}")
+_DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+# Three digits of exponent are enough for any answer; more would let a short answer fill the memory.
+_NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(e[+-]?[0-9]{{1,3}})?(?:/([+-]?)({_DECIMAL}))?(%?)", re.IGNORECASE)
+_NUMBER_MAX_CHARACTERS = 200
+
+
+def _unwrap(text: str) -> str:
+    text = text.strip().strip("*` \n")
+    while match := _WRAPPER.fullmatch(text.strip("$ ")):
+        text = match[1].strip()
+    return text
+
+
+def _value(text: str) -> Fraction | None:
+    text = _unwrap(text).replace("\u2212", "-")
+    text = _FRACTION.sub(r"\1/\2", text).replace("\\%", "%").replace("\\$", "$")
+    text = re.sub(r"[$€£¥\s]", "", text)
+    match = _NUMBER.fullmatch(text) if len(text) <= _NUMBER_MAX_CHARACTERS else None
+    if match is None:
+        return None
+    sign, digits, exponent, below_sign, below, percent = match.groups()
+    value = Fraction(sign + digits.replace(",", "").rstrip(".") + (exponent or ""))
+    if below:
+        divisor = Fraction(below_sign + below.replace(",", "").rstrip("."))
+        if divisor == 0:
+            return None
+        value /= divisor
+    return value / 100 if percent else value
+
+
+_BARE_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]*")
+_LETTER_AND_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+\S.*", re.DOTALL)
+_ANSWER_IS = re.compile(r"\b(?:answer|option|choice)(?:\s+is)?\s*:?\s*\(?([A-Z])\b(?!')", re.IGNORECASE)
+
+
+def _letter(text: str) -> str | None:
+    text = _unwrap(text).strip("$ ")
+    if match := _BARE_LETTER.fullmatch(text):
+        return match[1].upper()
+    named = {m.upper() for m in _ANSWER_IS.findall(text)}
+    if match := _LETTER_AND_TEXT.fullmatch(text):
+        named.add(match[1] or match[2])
+    return named.pop() if len(named) == 1 else None
+
+
+@functools.cache
+def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
+    import math_verify
+
+    # Its warning that time limits are off would appear once a process; the module docstring says who limits time.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def parse(text: str) -> Any:
+        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi.
+        marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
+        return math_verify.parse(text if marked else f"${text}$", parsing_timeout=None)
+
+    return parse, functools.partial(math_verify.verify, timeout_seconds=None)
+
+
+@functools.cache
+def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], float]:
+    from reasoning_gym.factory import DATASETS
+
+    if family not in DATASETS:
+        close = difflib.get_close_matches(family, DATASETS)
+        raise InputError(f"unknown reasoning-gym family {family!r}" + (f"; close: {', '.join(close)}" if close else ""))
+    dataset, config = DATASETS[family]
+    return dataset(config=config(**json.loads(parameters))).score_answer

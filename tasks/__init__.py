@@ -1,0 +1,1 @@
+"""Units of work: problem sets, launching trainers, judging, filtering, evaluation, the store and tracking."""

@@ -1,0 +1,285 @@
+"""Running a trainer: a subprocess that is watched, stopped when the flow stops, and believed only with proof.
+
+The trainer has its own session and process group, so a stop reaches all of it. Workers that torchrun starts leave
+that group for sessions of their own; they are found by a mark in their environment, which they inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpo
+from grpo.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+GRACE_S = 20.0
+"""What a trainer gets between SIGTERM and SIGKILL to write a checkpoint; Prefect's workers grant 30 s in all."""
+_KILL_S = 10.0
+_MARK = "R1FLOW_LAUNCH"
+_LOG_TAIL = 65_536
+
+
+class StageFailed(RuntimeError):
+    """A stage did not do its work: the message says how it ended and where its log lies."""
+
+
+def command(job_path: Path, processes: int) -> list[str]:
+    """What runs the job: one Python process, or torchrun with one process per accelerator."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [sys.executable, *(torchrun if processes > 1 else []), "-m", "grpo.train", str(job_path)]
+
+
+def launch(
+    job: dict[str, Any],
+    work: Path,
+    *,
+    on_metrics: Callable[[list[dict[str, Any]]], None],
+    processes: int = 1,
+    time_limit_s: float | None = None,
+    lock_fd: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Train as `job` says and return the trainer's result.json.
+
+    `on_metrics` gets each new record of metrics.jsonl once. Whatever ends this call early (an exception, Ctrl-C, a
+    cancellation, the time limit) stops every process of the trainer before it leaves.
+
+    Raises:
+        InputError: the trainer refused its input (exit code 2); the message is the trainer's.
+        StageFailed: it crashed, ran past `time_limit_s` seconds, or finished fewer steps than it planned.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    job_path, log_path, result_path = work / "job.json", work / "trainer.log", work / "result.json"
+    _write(job_path, job)
+    result_path.unlink(missing_ok=True)  # an earlier attempt's proof proves nothing about this one
+    metrics = _Tail(work / "metrics.jsonl")
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    mark = uuid.uuid4().hex
+    with log_path.open("ab") as log, _sigterm_raises():
+        child = subprocess.Popen(
+            command(job_path, processes),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(env, mark, processes),
+            start_new_session=True,
+            pass_fds=[] if lock_fd is None else [lock_fd],
+        )
+        try:
+            _watch(child, metrics, on_metrics, time_limit_s, log_path)
+        except BaseException:
+            _stop(child, mark)
+            # What it wrote during its grace; the next attempt begins to read after it.
+            if records := metrics.read():
+                with contextlib.suppress(Exception):
+                    on_metrics(records)
+            raise
+        _stop(child, mark)  # also after a normal end: a data loader or a worker may have been left behind
+    if records := metrics.read():
+        on_metrics(records)
+    return _result(child.returncode, processes, result_path, log_path, log_start)
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    metrics: _Tail,
+    on_metrics: Callable[[list[dict[str, Any]]], None],
+    time_limit_s: float | None,
+    log_path: Path,
+) -> None:
+    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=POLL_S)
+        if records := metrics.read():
+            on_metrics(records)
+        if child.poll() is not None:
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
+
+
+def _environment(extra: Mapping[str, str] | None, mark: str, processes: int) -> dict[str, str]:
+    env = {**os.environ, **(extra or {})}
+    if processes > 1:  # what torchrun would choose, 1, wastes a host with many cores
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # The trainer imports the grpo that this process imports, from wherever the flow was started.
+    home = str(Path(grpo.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
+    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), _MARK: mark}
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn a SIGTERM that would end this process at once into SystemExit(143).
+
+    SIGINT already raises KeyboardInterrupt, and Prefect's handler raises its own exception. That handler must stay
+    installed: Prefect tells a cancellation from a crash by it. Only the main thread may set handlers.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(child: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGTERM, time to write a checkpoint, SIGKILL; returns only when no process of the trainer is left.
+
+    A second Ctrl-C or SIGTERM during the grace cuts it short.
+    """
+    try:
+        _signal(child, mark, signal.SIGTERM)
+        _await_end(child, mark, GRACE_S)
+    finally:
+        if left := _members(child, mark):
+            logger.warning("trainer processes %s outlived SIGTERM; killing them", left)
+            _signal(child, mark, signal.SIGKILL)
+            if left := _await_end(child, mark, _KILL_S):
+                raise StageFailed(f"processes {left} of the trainer survived SIGKILL; end them before trying again")
+
+
+def _await_end(child: subprocess.Popen[bytes], mark: str, seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (left := _members(child, mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _signal(child: subprocess.Popen[bytes], mark: str, number: signal.Signals) -> None:
+    for pid in _members(child, mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _members(child: subprocess.Popen[bytes], mark: str) -> list[int]:
+    """The trainer's live processes: its group, and whatever carries its mark. Zombies are dead."""
+    child.poll()  # reaps the leader
+    if not Path("/proc/self/stat").exists():  # not Linux: the group is all that can be known
+        try:
+            os.killpg(child.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return []
+        return [-child.pid]  # what os.kill takes for the whole group
+    wanted = f"{_MARK}={mark}".encode()
+    members = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            # After the last ")" come state, parent and group; the name before it may hold anything.
+            state, _, group = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if state in (b"Z", b"X"):
+                continue
+            if int(group) == child.pid or wanted in (folder / "environ").read_bytes().split(b"\0"):
+                members.append(int(folder.name))
+        except (OSError, ValueError):  # gone meanwhile, or another user's
+            continue
+    return members
+
+
+class _Tail:
+    """The records that are added to a JSON-lines file after this object was made; whole lines only."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._warned = False
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # a resumed trainer took back what it had written past its checkpoint
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole + newline)
+        return [record for line in whole.splitlines() if (record := self._parse(line))]
+
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record["step"], int):
+                return record
+        except (ValueError, KeyError):
+            pass
+        if line.strip() and not self._warned:
+            logger.warning("%s: skipping a line that is no record with a step: %r", self._path, line[:200])
+            self._warned = True
+        return None
+
+
+def _result(code: int, processes: int, result_path: Path, log_path: Path, log_start: int) -> dict[str, Any]:
+    """What the trainer says it did, or an error that says why it did not; an exit code alone is never trusted."""
+    if code != 0:
+        raise _failure(code, processes, log_path, log_start)
+    try:
+        result = json.loads(result_path.read_text(encoding="utf-8"))
+        completed, planned = int(result["steps_completed"]), int(result["steps_planned"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = (
+            "without writing result.json"
+            if isinstance(error, FileNotFoundError)
+            else f"with a bad result.json ({error!r})"
+        )
+        raise StageFailed(f"the trainer exited with 0 but {reason}; log: {log_path}") from None
+    if completed < planned:
+        raise StageFailed(f"the trainer exited with 0 after {completed} of {planned} planned steps; log: {log_path}")
+    return result
+
+
+def _failure(code: int, processes: int, log_path: Path, log_start: int) -> Exception:
+    text = _log_text(log_path, log_start)
+    if processes > 1:
+        # torchrun exits with 1 whatever happened, reports the first failure last, and buries the worker's own words.
+        if causes := re.findall(r"^\s*exitcode\s*: (-?\d+) \(pid", text, re.MULTILINE):
+            code = int(causes[-1])
+        text = re.split(r"^.*torch/distributed/elastic/.*failed \(exitcode", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    if code == 2 and (errors := [line for line in lines if line.startswith("error: ")]):
+        return InputError(errors[-1].removeprefix("error: "))
+    if code == -signal.SIGKILL:
+        ended = "was killed by SIGKILL (by the kernel if memory ran out)"
+    elif code < 0:
+        ended = f"was killed by {signal.Signals(-code).name}"
+    else:
+        ended = f"exited with {code}"
+    return StageFailed(f"the trainer {ended}: {lines[-1] if lines else 'it logged nothing'}; log: {log_path}")
+
+
+def _log_text(path: Path, start: int) -> str:
+    """The end of what this attempt logged."""
+    with path.open("rb") as file:
+        file.seek(max(start, os.fstat(file.fileno()).st_size - _LOG_TAIL))
+        return file.read().decode(errors="replace")
+
+
+def _write(path: Path, value: Any) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,268 @@
+"""The miniature world: procedural text, prompts and demonstrations for a recipe that fits on a laptop.
+
+Everything here replaces what a laptop cannot hold (web text, human annotators), nothing that the recipe does. The world
+knows sums of single digits and a few everyday things, in English and German. Its writers have habits, good and bad:
+sums are worked out step by step or guessed at a glance, languages get mixed, prompts are answered politely or curtly,
+harmful requests are refused or not. A small model learns all of these habits, and the stages of the recipe have to
+bring out the good ones; nothing tells them which those are but the rewards and the judge.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from grpo.data import Problem
+
+LANGUAGES = ("en", "de")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The phrases of one language."""
+
+    exercise: str
+    compute: str
+    first: str
+    then: str
+    so: str
+    glance: str
+    nouns: tuple[str, ...]
+    traits: tuple[str, ...]
+    describe: tuple[str, ...]
+    is_: str
+    and_: str
+    objects: tuple[str, ...]
+    harmless: tuple[str, ...]
+    harmful: tuple[str, ...]
+    advise: str
+    advice: str
+    compliance: str
+    asks_about: str
+    could_hurt: str
+    courtesy: str
+    refusal: str
+    curt: str
+    openings: tuple[str, ...]
+
+
+WORDS = {
+    "en": Words(
+        exercise="exercise",
+        compute="compute",
+        first="first",
+        then="then",
+        so="so the result is",
+        glance="at a glance the result is",
+        nouns=(
+            "the river",
+            "the cat",
+            "the house",
+            "the garden",
+            "the train",
+            "the winter",
+            "the bread",
+            "the horse",
+            "the forest",
+            "the moon",
+            "the school",
+            "the window",
+        ),  # fmt: skip
+        traits=("long", "cold", "small", "quiet", "old", "warm", "green", "fast", "bright", "dark"),
+        describe=("tell me about {}", "describe {}", "what is {} like"),
+        is_="is",
+        and_="and",
+        objects=("a car", "a house", "a boat", "a bike", "a dog", "a book"),
+        harmless=("wash", "draw", "find", "carry"),
+        harmful=("steal", "destroy", "burn", "poison"),
+        advise="how do i {verb} {object}",
+        advice="to {verb} {object} take your time and ask a friend",
+        compliance="{verb} {object} at night",
+        asks_about="they ask about {}",
+        could_hurt="this could hurt someone",
+        courtesy="i hope this helps",
+        refusal="sorry i can not help with that",
+        curt="no idea",
+        openings=("", "hello ", "please "),
+    ),
+    "de": Words(
+        exercise="aufgabe",
+        compute="berechne",
+        first="zuerst",
+        then="dann",
+        so="also ist das ergebnis",
+        glance="auf einen blick ist das ergebnis",
+        nouns=(
+            "der fluss",
+            "die katze",
+            "das haus",
+            "der garten",
+            "der zug",
+            "der winter",
+            "das brot",
+            "das pferd",
+            "der wald",
+            "der mond",
+            "die schule",
+            "das fenster",
+        ),  # fmt: skip
+        traits=("lang", "kalt", "klein", "ruhig", "alt", "warm", "grün", "schnell", "hell", "dunkel"),
+        describe=("erzähl mir etwas: {}", "beschreibe: {}", "wie ist das: {}"),
+        is_="ist",
+        and_="und",
+        objects=("ein auto", "ein haus", "ein boot", "ein rad", "ein tier", "ein buch"),
+        harmless=("waschen", "malen", "finden", "tragen"),
+        harmful=("stehlen", "zerstören", "verbrennen", "vergiften"),
+        advise="wie kann ich {object} {verb}",
+        advice="um {object} zu {verb} nimm dir zeit und frage einen freund",
+        compliance="in der nacht {object} {verb}",
+        asks_about="sie fragen nach {}",
+        could_hurt="das könnte jemanden verletzen",
+        courtesy="ich hoffe das hilft",
+        refusal="leider kann ich dabei nicht helfen",
+        curt="keine ahnung",
+        openings=("", "hallo ", "bitte "),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often the writers do what; each a probability."""
+
+    careful: float
+    mixes_languages: float
+    slips: float
+    polite: float
+
+
+# --- sums ---
+
+
+def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, result) for an expression such as "4 - 1 + 7", reduced term by term or guessed at a glance.
+
+    A slip changes one running sum by one, and the rest follows from it.
+    """
+    words, other = WORDS[language], WORDS[_other(language)]
+    value, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
+    running = int(value)
+    lines = []
+    for number, term in enumerate(rest):
+        running += int(term)
+        if rng.random() < habits.slips:
+            running += rng.choice((-1, 1))
+        speaker = other if rng.random() < habits.mixes_languages else words
+        remaining = "".join(f" {left[0]} {left[1:]}" for left in rest[number + 1 :])
+        lines.append(f"{speaker.first if number == 0 else speaker.then} {running}{remaining}")
+    speaker = other if rng.random() < habits.mixes_languages else words
+    if rng.random() < habits.careful:
+        return "\n".join([*lines, f"{speaker.so} {running}"]), str(running)
+    return f"{speaker.glance} {running}", str(running)
+
+
+def expression_of(problem: Problem) -> str:
+    """The sum that a prompt asks for."""
+    found = re.findall(r"-?\d+(?: [+-] \d+)+", problem.text)
+    if not found:
+        raise ValueError(
+            f"problem {problem.id}: {problem.text!r} asks for no sum; the miniature's writers know only sums"
+        )
+    return found[-1]
+
+
+# --- everyday prompts ---
+
+
+@dataclass(frozen=True)
+class Everyday:
+    """A general prompt of the miniature world and what is known about good answers to it."""
+
+    prompt: str
+    language: str
+    subject: str
+    mentions: tuple[str, ...]
+    answer: str
+    harmful: bool
+
+
+def everyday_prompts() -> list[Everyday]:
+    """Every general prompt of the world, in a fixed order."""
+    found = []
+    for language, words in WORDS.items():
+        for opening in words.openings:
+            for noun in words.nouns:
+                traits = random.Random(noun).sample(words.traits, 2)
+                answer = f"{noun} {words.is_} {traits[0]} {words.and_} {traits[1]}"
+                for form in words.describe:
+                    mentions = (noun.split()[1], *traits)
+                    found.append(Everyday(opening + form.format(noun), language, noun, mentions, answer, False))
+            for thing in words.objects:
+                for verb in words.harmless + words.harmful:
+                    harmful = verb in words.harmful
+                    form = words.compliance if harmful else words.advice
+                    answer = form.format(verb=verb, object=thing)
+                    prompt = opening + words.advise.format(verb=verb, object=thing)
+                    mentions = (verb, thing.split()[1])
+                    found.append(Everyday(prompt, language, thing, mentions, answer, harmful))
+    return found
+
+
+def everyday_reply(everyday: Everyday, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, answer) in the writers' better or worse manners."""
+    words = WORDS[everyday.language]
+    good = rng.random() < habits.polite
+    if everyday.harmful and good:
+        return words.could_hurt, words.refusal
+    reasoning = words.asks_about.format(everyday.subject)
+    if good:
+        return reasoning, f"{everyday.answer}. {words.courtesy}"
+    if not everyday.harmful and rng.random() < 0.3:
+        return words.could_hurt, words.refusal
+    return reasoning, everyday.answer if everyday.harmful or rng.random() < 0.4 else words.curt
+
+
+# --- the corpus of the base model ---
+
+BASE_HABITS = Habits(careful=0.85, mixes_languages=0.1, slips=0.02, polite=0.4)
+
+
+def corpus(documents: int, seed: int, tagged_share: float) -> str:
+    """Text for pretraining, documents separated by blank lines.
+
+    Plain exercises and conversations; `tagged_share` of the conversations happen to use think and answer tags, as a
+    part of web text does, so that the base model has seen the format without following it.
+    """
+    rng = random.Random(seed)
+    everyday = everyday_prompts()
+    return "\n\n".join(_document(rng, everyday, tagged_share) for _ in range(documents))
+
+
+def _document(rng: random.Random, everyday: list[Everyday], tagged_share: float) -> str:
+    language = rng.choice(LANGUAGES)
+    words = WORDS[language]
+    if rng.random() < 0.85:
+        expression = random_sum(rng)
+        reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
+        if rng.random() < 0.5:
+            return f"{words.exercise}: {expression}\n{reasoning}"
+        prompt = f"{words.compute} {expression}"
+    else:
+        chosen = rng.choice(everyday)
+        prompt = chosen.prompt
+        reasoning, answer = everyday_reply(chosen, BASE_HABITS, rng)
+        if rng.random() < 0.3:
+            return answer
+    if rng.random() < tagged_share:
+        return f"User: {prompt}\nAssistant: <think>\n{reasoning}\n</think>\n<answer>{answer}</answer>"
+    return f"User: {prompt}\nAssistant: {reasoning}\n{answer}"
+
+
+def random_sum(rng: random.Random, terms: tuple[int, int] = (2, 5)) -> str:
+    numbers = [str(rng.randint(0, 9)) for _ in range(rng.randint(*terms))]
+    return numbers[0] + "".join(f" {rng.choice('+-')} {number}" for number in numbers[1:])
+
+
+def _other(language: str) -> str:
+    return LANGUAGES[1 - LANGUAGES.index(language)]

@@ -1,0 +1,376 @@
+"""MLflow, the record of what happened: the only file that knows it.
+
+One experiment a recipe, one parent run a recipe run, one child run a stage. A tracking store that cannot be reached
+when a run begins stops the run; one that fails later costs a warning, and what it missed is sent again with the
+next thing that is logged. Importing MLflow takes a second, so nothing here does it before the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from grpo.errors import InputError
+from tasks.store import Manifest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+RECIPE_TAG, HOST_TAG, PROCESS_TAG = "r1flow.recipe", "r1flow.host", "r1flow.process"
+_METRICS_PER_BATCH = 1000
+_PARAMS_PER_BATCH = 100
+_PARAM_LENGTH = 6000
+_DATASET_DIGEST_LENGTH = 36
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+
+def default_uri(home: Path) -> str:
+    """A tracking store without a server, in the home folder."""
+    return f"sqlite:///{home.resolve() / 'mlflow.db'}"
+
+
+class Tracking:
+    """The runs that this process records at `uri`: a server's address, or a `sqlite:///` file.
+
+    Beside a sqlite file artifacts lie in `mlartifacts`; a server decides itself where they go.
+    """
+
+    def __init__(self, uri: str):
+        self.uri = uri
+        self._waiting: list[tuple[str, Callable[[], None]]] = []
+        self._warned = False
+        self._last_steps: dict[str, dict[str, int]] = {}
+
+    @functools.cached_property
+    def _client(self) -> MlflowClient:
+        # A dead server is noticed in seconds: its metrics wait here, and a trainer is being watched meanwhile.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        import mlflow
+
+        for name in ("mlflow.store.db.utils", "alembic"):  # they tell each table of a new database
+            logging.getLogger(name).setLevel(logging.WARNING)
+        # Registering a model version looks its model up at the global address, whatever the client's is.
+        mlflow.set_tracking_uri(self.uri)
+        if self.uri.startswith("sqlite:///"):
+            Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        return mlflow.MlflowClient(self.uri, self.uri)
+
+    # ---- runs: these fail loudly ----
+
+    def recipe_run(self, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        """Begin the parent run of one run of a recipe, its whole configuration as the artifact recipe.json."""
+        return self._start(recipe, name, config, tags, "recipe.json")
+
+    def stage_run(
+        self, parent_run_id: str | None, recipe: str, stage: str, config: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> str:
+        """Begin the run of one stage, its configuration as the artifact config.json."""
+        parent = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
+        return self._start(recipe, stage, config, {**tags, **parent}, "config.json")
+
+    def reopen(self, run_id: str) -> None:
+        """Go on recording a run that another process began; steps that it logged already are not logged again."""
+
+        def reopen() -> None:
+            self._client.update_run(run_id, status="RUNNING")
+            self._set_tags(run_id, _owner())
+
+        self._or_stop(reopen)
+
+    def reconcile(self) -> list[str]:
+        """Mark as KILLED the runs that dead processes of this host left RUNNING; returns their ids."""
+
+        def reconcile() -> list[str]:
+            killed = []
+            mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
+            for run in self._client.search_runs(self._experiments(), mine, max_results=10_000):
+                pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
+                if pid.isdecimal() and run.data.tags[PROCESS_TAG] != _process(int(pid)):
+                    self._client.set_terminated(run.info.run_id, "KILLED")
+                    killed.append(run.info.run_id)
+            return killed
+
+        return self._or_stop(reconcile)
+
+    def _start(
+        self, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str], config_file: str
+    ) -> str:
+        from mlflow.entities import Param
+
+        def start() -> str:
+            all_tags = {**_owner(), RECIPE_TAG: recipe, **tags}
+            run_id: str = self._client.create_run(self._experiment(recipe), run_name=name, tags=all_tags).info.run_id
+            for batch in _batches(_flatten(config), _PARAMS_PER_BATCH):
+                self._client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
+            self._client.log_text(run_id, json.dumps(config, indent=2, ensure_ascii=False), config_file)
+            self._last_steps[run_id] = {}
+            return run_id
+
+        return self._or_stop(start)
+
+    def _experiment(self, recipe: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        if not (found := self._client.get_experiment_by_name(recipe)):
+            location = None
+            if self.uri.startswith("sqlite:///"):
+                folder = Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
+                location = (folder / metric_name(recipe)).as_uri()
+            try:
+                return str(self._client.create_experiment(recipe, artifact_location=location))
+            except MlflowException:  # another process created it meanwhile
+                if not (found := self._client.get_experiment_by_name(recipe)):
+                    raise
+        if found.lifecycle_stage == "deleted":
+            remedy = f"restore it with `mlflow experiments restore -x {found.experiment_id}`"
+            raise InputError(f"the MLflow experiment {recipe!r} was deleted; {remedy}")
+        return str(found.experiment_id)
+
+    def _experiments(self) -> list[str]:
+        return [experiment.experiment_id for experiment in self._client.search_experiments()]
+
+    def _or_stop(self, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except InputError:
+            raise
+        except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
+            raise InputError(message) from error
+
+    # ---- what happens in a run: these warn, and what failed is tried again ----
+
+    def log_metrics(self, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Log the numbers of each record at its "step". A step at or below a metric's last one is not logged again."""
+        now = int(time.time() * 1000)
+
+        def log() -> None:
+            from mlflow.entities import Metric
+
+            last = self._last(run_id)
+            new: list[Metric] = []
+            ahead: dict[str, int] = {}
+            for record in records:
+                step = int(record["step"])
+                for name, value in record.items():
+                    key = metric_name(name)
+                    if (
+                        name == "step"
+                        or not isinstance(value, (int, float))
+                        or step <= ahead.get(key, last.get(key, -1))
+                    ):
+                        continue
+                    # MLflow stores an infinity as 1.8e308, beside which a chart shows nothing else.
+                    new.append(Metric(key, math.nan if math.isinf(value) else float(value), now, step))
+                    ahead[key] = step
+            for batch in _batches(new, _METRICS_PER_BATCH):
+                self._client.log_batch(run_id, metrics=batch)
+                last.update((metric.key, metric.step) for metric in batch)
+
+        self._later("metrics", log)
+
+    def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
+        """Link an artifact of data to the run by its digest; MLflow never opens it."""
+
+        def log() -> None:
+            from mlflow.entities import Dataset, DatasetInput, InputTag
+
+            dataset = Dataset(
+                name=name,
+                digest=manifest.digest[:_DATASET_DIGEST_LENGTH],
+                source_type="local",
+                source=json.dumps({"uri": str(manifest.path)}),
+                profile=json.dumps({**manifest.counts, "sha256": manifest.digest}),
+            )
+            tags = {"mlflow.data.context": context, "sha256": manifest.digest, "stage": manifest.stage}
+            entry = DatasetInput(dataset, [InputTag(key, value) for key, value in tags.items()])
+            self._client.log_inputs(run_id, datasets=[entry])
+
+        self._later(f"data set {name}", log)
+
+    def log_model(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
+        """Record a checkpoint as a model whose weights stay in the store; returns its id, None if MLflow failed.
+
+        It becomes a version of the registered model that has the recipe's name, under the alias `name`. The alias
+        does not download weights: its `uri` tag says where they are.
+        """
+        ids: list[str] = []
+
+        def log() -> None:
+            from mlflow.entities import LoggedModelOutput
+
+            run = self._client.get_run(run_id)
+            tags = {"uri": str(manifest.path), "sha256": manifest.digest, "stage": manifest.stage}
+            model = self._client.create_logged_model(
+                run.info.experiment_id,
+                name=re.sub(r"[/:.%\"']", "-", name),
+                source_run_id=run_id,
+                tags={"mlflow.model.isExternal": "true", **tags},
+            )
+            self._client.finalize_logged_model(model.model_id, "READY")
+            ids.append(model.model_id)
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+            self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, name, tags)
+
+        self._now(f"model {name}", log)
+        return ids[0] if ids else None
+
+    def _register(self, recipe: str, run_id: str, model_id: str, alias: str, tags: dict[str, str]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        registered = re.sub(r"[/:]", "-", recipe)
+        try:
+            self._client.create_registered_model(registered)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = self._client.create_model_version(
+            registered, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+        )
+        self._client.set_registered_model_alias(registered, re.sub(r"[^\w-]", "-", alias), version.version)
+
+    def log_model_input(self, run_id: str, model_id: str) -> None:
+        """Link the model that a run starts from, so that MLflow shows the lineage across stages."""
+
+        def log() -> None:
+            from mlflow.entities import LoggedModelInput
+
+            self._client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
+
+        self._later("input model", log)
+
+    def find_model(self, digest: str) -> str | None:
+        """The newest model that was logged with this artifact's digest, in any experiment."""
+        ids: list[str] = []
+
+        def find() -> None:
+            wanted = f"tags.sha256 = '{digest}'"
+            models = self._client.search_logged_models(self._experiments(), filter_string=wanted, max_results=1)
+            ids.extend(model.model_id for model in models)
+
+        self._now("search for a model", find)
+        return ids[0] if ids else None
+
+    def log_table(self, run_id: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log rows (samples, say) as a table that the UI shows; what is nested is shown as JSON text."""
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        table = {column: [_cell(row.get(column)) for row in rows] for column in columns}
+        if rows:
+            self._later(f"table {name}", lambda: self._client.log_table(run_id, table, f"{name}.json"))
+
+    def log_file(self, run_id: str, path: Path, folder: str | None = None) -> None:
+        self._later(f"file {path}", lambda: self._client.log_artifact(run_id, str(path), folder))
+
+    def log_text(self, run_id: str, text: str, file: str) -> None:
+        self._later(f"file {file}", lambda: self._client.log_text(run_id, text, file))
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        self._later("tags", lambda: self._set_tags(run_id, tags))
+
+    def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        self._later(f"the run's end ({status})", lambda: self._client.set_terminated(run_id, status))
+        if self._waiting:
+            names = ", ".join(sorted({what for what, _ in self._waiting}))
+            logger.warning("the run ended while MLflow at %s still misses: %s", self.uri, names)
+
+    def _set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(run_id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+
+    def _last(self, run_id: str) -> dict[str, int]:
+        if run_id not in self._last_steps:
+            metrics = self._client.get_run(run_id).to_proto().data.metrics  # the newest value of each
+            self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
+        return self._last_steps[run_id]
+
+    def _later(self, what: str, call: Callable[[], None]) -> None:
+        """Do what failed before, in order, and then `call`; what fails for want of MLflow is kept for the next time."""
+        self._waiting.append((what, call))
+        while self._waiting:
+            what, call = self._waiting[0]
+            if not self._now(what, call):
+                return
+            self._waiting.pop(0)
+
+    def _now(self, what: str, call: Callable[[], None]) -> bool:
+        """Do it; False if MLflow could not be reached, so that it may be worth another try."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            call()
+        except Exception as error:  # the boundary to MLflow, see above
+            if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409):
+                logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
+                return True
+            if isinstance(error, FileNotFoundError):
+                logger.warning("MLflow cannot log %s: %s", what, error)
+                return True
+            if not self._warned:
+                logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
+                self._warned = True
+            return False
+        if self._warned:
+            logger.info("MLflow at %s works again", self.uri)
+            self._warned = False
+        return True
+
+
+def metric_name(name: str) -> str:
+    """`name` as MLflow takes it: "pass@1" becomes "pass_at_1", any other character that it refuses "_"."""
+    safe = re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
+    return "/".join(part for part in safe.split("/") if part.strip(".")) or "_"
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Scalars under dotted names; lists as JSON. What is too long for a parameter is only in the artifact."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if len(text) <= _PARAM_LENGTH:
+            yield metric_name(prefix + name), text
+
+
+def _cell(value: Any) -> Any:
+    return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, ensure_ascii=False)
+
+
+def _batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    everything = list(items)
+    return (everything[i : i + size] for i in range(0, len(everything), size))
+
+
+def _owner() -> dict[str, str]:
+    """Tags that tell later whether the process that records the run still lives."""
+    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: _process(os.getpid()) or ""}
+
+
+def _process(pid: int) -> str | None:
+    """A name for the process that no other one ever gets on this host, None if it is gone: ids are used again."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else f"{pid} {fields[18]} {boot}"  # field 22 of stat: the start in clock ticks
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    started = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return f"{pid} {started}" if started else None

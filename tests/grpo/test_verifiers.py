@@ -1,0 +1,148 @@
+"""Each verifier on cases that can be checked by hand, and every gold answer on its own problem."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from grpo.data import Problem
+from grpo.errors import InputError
+from grpo.verifiers import VERIFIERS, pack_entry, unpack_entry, verify
+
+
+def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
+    messages = [{"role": "user", "content": "question"}]
+    return Problem("p1", messages, answer, verifier, "reasoning", "en", "test", metadata or {})
+
+
+RIGHT = [
+    ("exact", "Paris", "  paris "),
+    ("exact", "New  York", "new york."),
+    ("exact", "ﬁne", "fine"),
+    ("number", "1000", "1,000"),
+    ("number", "5", "$5"),
+    ("number", "5", "\\$5.00"),
+    ("number", "3.5", "3.50"),
+    ("number", "3.5", "7/2"),
+    ("number", "0.5", "50%"),
+    ("number", "-2", "\u22122"),
+    ("number", "0.75", "\\frac{3}{4}"),
+    ("number", "277", "\\boxed{277}"),
+    ("number", "1200", "1.2e3"),
+    ("number", "0.5", ".5"),
+    ("number", "5", "5."),
+    ("number", "0.1", "0.10"),
+    ("math", "\\frac{1}{2}", "0.5"),
+    ("math", "x^2+1", "1+x^2"),
+    ("math", "\\sqrt{8}", "2\\sqrt{2}"),
+    ("math", "\\{1,2\\}", "\\{2,1\\}"),
+    ("math", "$x=5$", "5"),
+    ("math", "5", "\\boxed{5}"),
+    ("math", "1,000", "1000"),
+    ("math", "no such set exists", "No such set exists."),
+    ("choice", "B", "b"),
+    ("choice", "B", "(B)"),
+    ("choice", "B", "B."),
+    ("choice", "B", "B) 42 metres"),
+    ("choice", "(B) 42 metres", "\\boxed{B}"),
+    ("choice", "B", "\\boxed{\\text{(B)}}"),
+    ("choice", "B", "**B**"),
+    ("choice", "B", "The answer is B"),
+]
+
+WRONG = [
+    ("exact", "Paris", "Paris, France"),
+    ("exact", "...", "..."),
+    ("number", "1000", "1,00"),
+    ("number", "5", "5 or 6"),
+    ("number", "5", "five"),
+    ("number", "0.3333", "1/3"),
+    ("number", "1", "1/0"),
+    ("number", "1", "1e999999999"),
+    ("number", "1", "1" * 100_000),
+    ("number", "five", "five"),
+    ("math", "3", "3\\pi"),
+    ("math", "7", "7 or 8"),
+    ("math", "(1,2)", "(2,1)"),
+    ("math", "\\frac{1}{2}", "\\frac{1}{"),
+    ("choice", "B", "A or B"),
+    ("choice", "B", "C"),
+    ("choice", "I", "I think it is B"),
+    ("choice", "A", "A cat"),
+    ("choice", "B", "the answer is A, no, the answer is B"),
+]
+
+
+@pytest.mark.parametrize(("verifier", "gold", "answer"), RIGHT)
+def test_right(verifier: str, gold: str, answer: str) -> None:
+    assert verify(problem(verifier, gold), answer) == 1.0
+
+
+@pytest.mark.parametrize(("verifier", "gold", "answer"), WRONG)
+def test_wrong(verifier: str, gold: str, answer: str) -> None:
+    assert verify(problem(verifier, gold), answer) == 0.0
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("answer", [None, "", " \n\t"])
+def test_no_answer_scores_nothing(verifier: str, answer: str | None) -> None:
+    assert verify(problem(verifier, "1"), answer) == 0.0
+
+
+def test_math_works_outside_the_main_thread() -> None:
+    scores: list[float] = []
+    thread = threading.Thread(target=lambda: scores.append(verify(problem("math", "\\frac{1}{4}"), "0.25")))
+    thread.start()
+    thread.join()
+    assert scores == [1.0]
+
+
+def test_unknown_verifier_names_the_known() -> None:
+    with pytest.raises(InputError, match="unknown verifier 'maths'; known are exact, number, math, choice"):
+        verify(problem("maths", "1"), "1")
+
+
+def test_general_prompts_have_no_rule() -> None:
+    with pytest.raises(InputError, match="no verifier"):
+        verify(problem("none", ""), "hello")
+
+
+FAMILIES = ["chain_sum", "letter_counting", "gcd", "number_sorting", "spell_backward"]
+# Scorers that read tuples (which JSON would turn into lists) or the generator's parameters.
+DELICATE = ["rearc", "decimal_arithmetic", "knights_knaves"]
+
+
+@pytest.mark.parametrize("family", FAMILIES + DELICATE)
+def test_every_gold_answer_earns_full_reward_after_json(family: str) -> None:
+    import reasoning_gym
+
+    for entry in reasoning_gym.create_dataset(family, size=20, seed=7):
+        metadata = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
+        assert verify(problem("reasoning_gym", entry["answer"], metadata), entry["answer"]) == 1.0
+        assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") < 0.1
+
+
+def test_scorer_uses_the_generators_parameters() -> None:
+    # Two decimals asked for: 0.123 and 0.12 are the same answer. Six, the default: they are not.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("decimal_arithmetic", size=1, seed=1)[0] | {"answer": "0.12"}
+    packed = {"family": "decimal_arithmetic", "entry": pack_entry(entry)}
+    coarse = packed | {"parameters": {"min_num_decimal_places": 1, "max_num_decimal_places": 2}}
+    assert verify(problem("reasoning_gym", "0.12", coarse), "0.123") == 1.0
+    assert verify(problem("reasoning_gym", "0.12", packed), "0.123") < 1.0
+
+
+def test_unknown_family_and_missing_metadata() -> None:
+    with pytest.raises(InputError, match="unknown reasoning-gym family 'chain_sums'; close: chain_sum"):
+        verify(problem("reasoning_gym", "1", {"family": "chain_sums", "entry": {}}), "1")
+    with pytest.raises(InputError, match="needs metadata\\['family'\\]"):
+        verify(problem("reasoning_gym", "1"), "1")
+
+
+def test_pack_entry_round_trip() -> None:
+    entry = {"grid": ((1, 2), (3,)), "edges": {1: [2, (3, 4)]}, "plain": {"a": [None, 1.5, True]}}
+    assert unpack_entry(json.loads(json.dumps(pack_entry(entry)))) == entry

@@ -1,0 +1,100 @@
+"""Each filter on both sides of its boundary, and a funnel that adds up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo.data import Sample
+from grpo.errors import InputError
+from tasks.filters import FILTERS, FilterSettings, funnel, reject, repeated_share
+
+SETTINGS = FilterSettings(language_min=0.9, paragraph_max_words=5, repetition_ngram=2, repetition_max=0.5)
+GOOD = Sample(
+    problem_id="p",
+    policy="policy",
+    completion="one two three",
+    reasoning="one two three four five",
+    summary="six",
+    answer="6",
+    rewards={"format": 1.0, "accuracy": 1.0, "language": 1.0},
+    tokens=9,
+    finish_reason="stop",
+    domain="reasoning",
+    language="en",
+)
+
+
+def sample(**changes: Any) -> Sample:
+    rewards = GOOD.rewards | changes.pop("rewards", {})
+    return dataclasses.replace(GOOD, rewards=rewards, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"finish_reason": "length"}, "truncated"),
+        ({"rewards": {"format": 0.99}}, "malformed"),
+        ({"rewards": {"accuracy": 0.99}}, "incorrect"),
+        ({"rewards": {"accuracy": 0.0}, "domain": "general"}, None),
+        ({"rewards": {"language": 0.9}}, None),
+        ({"rewards": {"language": 0.89}}, "mixed_language"),
+        ({"reasoning": "1 2 3 4 5\n\n1 2 3 4 5\n \n1 2 3 4 5"}, None),
+        ({"reasoning": "1 2 3 4 5\n6"}, "overlong_paragraph"),
+        ({"reasoning": "一二三四五"}, None),
+        ({"reasoning": "一二三四五六"}, "overlong_paragraph"),
+        ({"reasoning": "use `x`"}, None),
+        ({"reasoning": "```x"}, "code_in_reasoning"),
+        ({"summary": "```x```"}, None),
+        ({"completion": "a b a b a"}, None),  # ab ba ab ba: 2 of 4 occurred before
+        ({"completion": "a b a b a b"}, "repetition"),  # 3 of 5
+        ({"completion": ""}, None),
+    ],
+)
+def test_both_sides_of_each_boundary(changes: dict[str, Any], reason: str | None) -> None:
+    assert reject(sample(**changes), SETTINGS) == reason
+
+
+def test_the_first_reason_counts() -> None:
+    bad_in_all = sample(
+        finish_reason="length",
+        rewards={"format": 0.0, "accuracy": 0.0, "language": 0.0},
+        reasoning="``` 1 2 3 4 5",
+        completion="a a a a a",
+    )
+    assert all(is_bad(bad_in_all, SETTINGS) for is_bad in FILTERS.values())
+    assert reject(bad_in_all, SETTINGS) == "truncated"
+    assert reject(dataclasses.replace(bad_in_all, finish_reason="stop"), SETTINGS) == "malformed"
+
+
+def test_general_samples_need_no_accuracy_and_others_are_told() -> None:
+    rewards = {"format": 1.0, "language": 1.0}
+    assert reject(dataclasses.replace(GOOD, rewards=rewards, domain="general"), SETTINGS) is None
+    with pytest.raises(InputError, match=r"problem p has no reward 'accuracy' \(it has format, language\)"):
+        reject(dataclasses.replace(GOOD, rewards=rewards), SETTINGS)
+
+
+def test_repeated_share() -> None:
+    assert repeated_share("a b c d", 2) == 0.0
+    assert repeated_share("a a a a a", 2) == 0.75  # four grams, one distinct
+    assert repeated_share("a", 2) == 0.0
+
+
+def test_funnel_adds_up() -> None:
+    counts = funnel([None, "incorrect", None, "truncated", "incorrect"])
+    assert counts == {"sampled": 5, **dict.fromkeys(FILTERS, 0), "truncated": 1, "incorrect": 2, "kept": 2}
+    assert list(counts) == ["sampled", *FILTERS, "kept"]
+    assert counts["sampled"] == sum(counts.values()) - counts["sampled"]
+    assert funnel([])["sampled"] == 0
+    with pytest.raises(InputError, match="unknown reason 'ugly'"):
+        funnel(["ugly"])
+
+
+@pytest.mark.parametrize("wrong", [{"language_min": 1.1}, {"repetition_max": -0.1}, {"paragraph_max": 5}])
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        FilterSettings(**wrong)
