@@ -108,7 +108,9 @@ class GRPO(Settings):
     `minibatches` steps at once, so that the last of them learns from samples that are `minibatches - 1` updates old.
     """
 
-    steps: int = Field(ge=1, description="Optimizer updates. R1-Zero: 10,400; alignment: 1,700; reasoning: unpublished.")
+    steps: int = Field(
+        ge=1, description="Optimizer updates. R1-Zero: 10,400; alignment: 1,700; reasoning: unpublished."
+    )
     prompts_per_step: int = Field(32, ge=1, description="Problems a step. R1: 32.")
     group_size: int = Field(16, ge=2, description="Completions a problem (G). R1: 16.")
     minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 a step).")
@@ -141,6 +143,13 @@ class GRPO(Settings):
 
 
 Template = Literal["chat", "r1_zero"]
+
+ZERO_TEMPLATE = (
+    "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
+    "</think>, then gives only the result between <answer> and </answer>.\n"
+    "User: {prompt}\nAssistant:"
+)
+"""The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
 
 class JobBase(Settings):
@@ -192,6 +201,9 @@ class SampleTask(Settings):
     model: str
     policy: str = Field(description="Digest of the policy; part of every sample.")
     problems: list[Path]
+    first: dict[Literal["reasoning", "general"], int] | None = Field(
+        None, description="Only so many problems of each domain, in their order; none of a domain not named. None: all."
+    )
     samples_per_problem: int = Field(ge=1)
     sampling: Sampling
     template: Template = "chat"
@@ -207,10 +219,19 @@ class SampleJob(JobBase):
     hardware: Hardware = Hardware()
 
 
+class CopyModelJob(JobBase):
+    """Take a pretrained model over, after checking that it loads."""
+
+    kind: Literal["copy_model"] = "copy_model"
+    model: str
+    hardware: Hardware = Hardware()
+
+
 JOBS: dict[str, type[JobBase]] = {
     "pretrain": PretrainJob,
     "sft": SFTJob,
     "reward_model": RewardModelJob,
     "grpo": GRPOJob,
     "sample": SampleJob,
+    "copy_model": CopyModelJob,
 }

@@ -105,6 +105,18 @@ def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
     return list(read_rows(paths, Sample))
 
 
+def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of a parquet file or folder, as they are, with the columns that training needs."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: not a readable parquet file or folder ({error})") from None
+    if missing := set(columns) - set(table.column_names):
+        needed = ", ".join(columns)
+        raise InputError(f"{path}: column {sorted(missing)[0]!r} is missing; this kind of training needs {needed}")
+    return table.select(columns).to_pylist()
+
+
 def _shards(paths: Path | Iterable[Path]) -> Iterator[Path]:
     for path in [paths] if isinstance(paths, Path) else paths:
         if path.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from grpo.config import Hardware
+from grpo.config import CopyModelJob, Hardware
 from grpo.errors import InputError
+from grpo.runlog import write_result
 
 IGNORE = -100
 
@@ -47,6 +49,15 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
     return loaded.to(choose_device(hardware)).eval()
 
 
+def copy_model(job: CopyModelJob) -> None:
+    """Write a pretrained model and its tokenizer to `job.out`, so that a recipe's artifacts are complete."""
+    tokenizer = load_tokenizer(job.model)
+    model = load_policy(job.model, job.hardware)
+    model.save_pretrained(job.out)
+    tokenizer.save_pretrained(job.out)
+    write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
+
+
 def check_model_folder(model: str) -> None:
     """Name what is wrong with a model's path before anything is loaded."""
     path = Path(model).expanduser()
@@ -63,11 +74,12 @@ def check_model_folder(model: str) -> None:
 
 def _load(loader: Any, model: str, what: str, **options: Any) -> Any:
     check_model_folder(model)
+    path = Path(model).expanduser()
     try:
-        return loader.from_pretrained(str(Path(model).expanduser()) if Path(model).exists() else model, **options)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"{model}: cannot load a {what} from here: {first_line}") from None
+        return loader.from_pretrained(str(path) if path.exists() else model, **options)
+    except Exception as error:  # a model's files are untrusted: what their loaders raise has no narrower common class
+        message = textwrap.shorten(str(error), 300) or type(error).__name__
+        raise InputError(f"{model}: cannot load a {what} from here: {message}") from error
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> Tensor:
@@ -90,7 +102,8 @@ def completion_logprobs(
     lengths = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)], device=device)
     attention = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
     hidden = model.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
-    rows, positions, columns = (torch.tensor(x, device=device) for x in zip(*_predictors(prompts, completions), strict=True))
+    predictors = torch.tensor(list(_predictors(prompts, completions)), device=device)
+    rows, positions, columns = predictors.unbind(1)
     logits = model.get_output_embeddings()(hidden[rows, positions]).float() / temperature
     targets = ids[rows, positions + 1]
     chosen = logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(1)
@@ -98,7 +111,9 @@ def completion_logprobs(
     return chosen.new_zeros(len(prompts), width).index_put((rows, columns), chosen)
 
 
-def _predictors(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+def _predictors(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int, int]]:
     """(row, position whose output predicts the token, column in the completion) for every completion token."""
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         for column in range(len(completion)):

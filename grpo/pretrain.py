@@ -65,7 +65,10 @@ def pretrain(job: PretrainJob) -> None:
 
 
 def read_documents(corpus: Path) -> list[str]:
-    documents = [text for text in corpus.read_text().split("\n\n") if text.strip()]
+    try:
+        documents = [text for text in corpus.read_text().split("\n\n") if text.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{corpus}: cannot read the corpus: {error}") from None
     if not documents:
         raise InputError(f"{corpus}: no documents; a corpus is text with documents separated by blank lines")
     return documents

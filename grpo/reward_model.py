@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from grpo.config import RewardModelJob
+from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.runlog import write_result
@@ -69,11 +69,7 @@ def train_reward_model(job: RewardModelJob) -> None:
 
 def read_preferences(path: Path, loss: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rows to train on, held-out rows)."""
-    table = pq.read_table(path)
-    needed = [*COLUMNS[loss], "held_out"]
-    if missing := set(needed) - set(table.column_names):
-        raise InputError(f"{path}: column {sorted(missing)[0]!r} is missing; {loss} need {', '.join(needed)}")
-    rows = table.select(needed).to_pylist()
+    rows = read_columns(path, [*COLUMNS[loss], "held_out"])
     return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
 
 

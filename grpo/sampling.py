@@ -16,7 +16,7 @@ from grpo.template import parse, prompt_tokens
 
 def run_sampling(job: SampleJob) -> None:
     """Write out/<task>/shard-NNNNN.parquet for every task of the job."""
-    problems = {task.name: read_problems(task.problems) for task in job.tasks}
+    problems = {task.name: chosen_problems(task) for task in job.tasks}
     shards = {name: range(0, len(rows), job.shard_size) for name, rows in problems.items()}
     planned = sum(len(starts) for starts in shards.values())
     completed = 0
@@ -46,6 +46,13 @@ def run_sampling(job: SampleJob) -> None:
                 **({"accuracy": sum(accuracy) / len(accuracy)} if accuracy else {}),
             )
     write_result(job.result, completed, planned)
+
+
+def chosen_problems(task: SampleTask) -> list[Problem]:
+    problems = read_problems(task.problems)
+    if task.first is None:
+        return problems
+    return [p for domain, count in task.first.items() for p in [q for q in problems if q.domain == domain][:count]]
 
 
 def shard_path(folder: Path, index: int) -> Path:

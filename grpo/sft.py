@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 
 from grpo.config import SFTJob
+from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.policy import IGNORE, load_policy, load_tokenizer, pad
 from grpo.runlog import write_result
@@ -46,10 +46,7 @@ def train_sft(job: SFTJob) -> None:
 
 
 def read_pairs(job: SFTJob) -> list[dict[str, Any]]:
-    table = pq.read_table(job.data)
-    if missing := {"messages", "completion"} - set(table.column_names):
-        raise InputError(f"{job.data}: column {sorted(missing)[0]!r} is missing; SFT data need messages and completion")
-    return table.select(["messages", "completion"]).to_pylist()
+    return read_columns(job.data, ["messages", "completion"])
 
 
 def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tuple[list[Row], int]:

@@ -98,7 +98,7 @@ def fit(
     trainer = _Trainer(
         model=model,
         args=arguments,
-        train_dataset=rows,  # type: ignore[arg-type]  # any indexable with a length will do
+        train_dataset=rows,  # any indexable with a length will do
         data_collator=batches,
         optimizers=(adamw, schedule),
         callbacks=[_Log(metrics, batches)],
@@ -112,11 +112,13 @@ def fit(
 class _Trainer(Trainer):
     replaced_loss: Callable[[Any, dict[str, Any]], torch.Tensor] | None = None
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         if self.replaced_loss is None:
-            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         value = self.replaced_loss(model, inputs)
-        return value / self.args.gradient_accumulation_steps if kwargs.get("num_items_in_batch") is not None else value
+        return value / self.args.gradient_accumulation_steps if num_items_in_batch is not None else value
 
 
 def _printer() -> Any:

@@ -1,25 +1,19 @@
 """How a prompt becomes tokens, and how a completion is taken apart.
 
-Departure from the paper: it publishes R1-Zero's template as a figure; `ZERO_TEMPLATE` says the same in other words.
+Departure from the paper: its template for R1-Zero is a table's text; `ZERO_TEMPLATE` says the same in other words.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo.config import Template
+from grpo.config import ZERO_TEMPLATE, Template
 from grpo.data import Message
 from grpo.errors import InputError
-
-ZERO_TEMPLATE = (
-    "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
-    "</think>, then gives only the result between <answer> and </answer>.\n"
-    "User: {prompt}\nAssistant:"
-)
-"""The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
 _TAGGED = re.compile(
     r"\A\s*<(think|reasoning)>(?P<reasoning>.*?)</\1>\s*<answer>(?P<answer>.*?)</answer>\s*\Z", re.DOTALL
@@ -77,7 +71,8 @@ def prompt_tokens(
         raise InputError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; add one, or use the template 'r1_zero'"
         )
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return cast(list[int], ids)
 
 
 def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str) -> list[int]:

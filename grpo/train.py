@@ -24,6 +24,7 @@ RUNNERS = {
     "reward_model": "grpo.reward_model:train_reward_model",
     "grpo": "grpo.trainer:train_grpo",
     "sample": "grpo.sampling:run_sampling",
+    "copy_model": "grpo.policy:copy_model",
 }
 """Named, not imported: a sampling job need not load what only training needs."""
 
@@ -37,7 +38,7 @@ def read_job(path: Path) -> JobBase:
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from None
     kind = raw.get("kind") if isinstance(raw, dict) else None
-    if kind not in JOBS:
+    if not isinstance(kind, str) or kind not in JOBS:
         raise InputError(f"{path}: kind is {kind!r}; it must be one of {', '.join(JOBS)}")
     try:
         return JOBS[kind].model_validate(raw)

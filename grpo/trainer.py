@@ -6,10 +6,12 @@ the difference to the trainer's is measured each rollout as `logprob_mismatch`.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,10 +81,10 @@ class Trainer:
         self.scorer = Scorer(job.helpful_model, job.safe_model, hardware)
         self.optimizer = make_optimizer(self.policy.parameters(), self.settings.optimizer)
         self.step = 0
+        self.samples: list[dict[str, Any]] = []
         if found := checkpoint.load_latest(job.state):
             self._restore(*found)
         self.metrics = Metrics(job.metrics, self.step)
-        self.samples: list[dict[str, Any]] = []
 
     def _check_pools(self) -> None:
         needed = ["reasoning"] if self.settings.general_share < 1 or self._general_from() > 0 else []
@@ -115,11 +117,14 @@ class Trainer:
                 if settings.reference_refresh_steps and self.step % settings.reference_refresh_steps == 0:
                     self._refresh_reference()
             # Only between rollouts: a checkpoint then needs no half-used rollout inside it.
-            if self.step < settings.steps and self.step // settings.save_every != (self.step - minibatches) // settings.save_every:
+            due = self.step // settings.save_every != (self.step - minibatches) // settings.save_every
+            if due and self.step < settings.steps:
                 self._save()
         self.policy.save_pretrained(self.job.out)
         self.tokenizer.save_pretrained(self.job.out)
-        write_result(self.job.result, self.step, settings.steps, samples=self.samples)
+        write_result(
+            self.job.result, self.step, settings.steps, metrics=closing_means(self.job.metrics), samples=self.samples
+        )
 
     def roll_out(self, minibatches: int) -> Rollout:
         settings = self.settings
@@ -152,7 +157,7 @@ class Trainer:
         )
 
     def _problems_for(self, minibatches: int) -> list[Problem]:
-        """General prompts join in the last steps only; counting what each pool gave so far keeps the order stateless."""
+        """General prompts join in the last steps only; counting what each pool gave keeps the order stateless."""
         settings = self.settings
         chosen: list[Problem] = []
         for step in range(self.step, self.step + minibatches):
@@ -219,7 +224,9 @@ class Trainer:
             mask[row, : len(completion.tokens)] = 1
         return old, mask
 
-    def _log(self, rollout: Rollout, stats: dict[str, float], sampling_s: float, update_s: float, minibatches: int) -> None:
+    def _log(
+        self, rollout: Rollout, stats: dict[str, float], sampling_s: float, update_s: float, minibatches: int
+    ) -> None:
         tokens = [len(c.tokens) for c in rollout.completions]
         parts = {name for b in rollout.breakdowns for name in b}
         self.metrics.log(
@@ -272,6 +279,13 @@ class Trainer:
         if self.reference is not None and "reference" in payload:
             self.reference.load_state_dict(payload["reference"])
         self.samples = payload["samples"]
+
+
+def closing_means(metrics: Path, last: int = 10) -> dict[str, float]:
+    """Means over the last steps of a run: single steps are noisy."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
+    names = [n for n in records[-1] if n.startswith("reward") or n in ("kl", "entropy", "completion_tokens")]
+    return {name: _mean([r[name] for r in records if name in r]) for name in names}
 
 
 def _mean(values: Sequence[float]) -> float:

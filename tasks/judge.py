@@ -25,12 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from grpo.data import Message, Problem
 from grpo.errors import InputError
 from grpo.verifiers import verify
+from tasks import rubric
 
 Verdict = Literal["correct", "incorrect", "undecided"]
 T = TypeVar("T")
-Rubric = Callable[[Problem, str], float]
-"""How good a response to a problem is, in [0, 1]: what rules can say of a general prompt."""
-
 PREFERENCE = {"A>>B": 2.0, "A>B": 1.0, "A=B": 0.0, "B>A": -1.0, "B>>A": -2.0}
 """The paper's five verdicts as numbers. It publishes no scale, only that |mean difference| > 1 is kept."""
 
@@ -85,7 +83,6 @@ class JudgeSettings(BaseModel):
     verifier: Literal["math", "exact"] = Field(
         default="math", description="rule: how an answer is compared with the reference."
     )
-    safe_min: float = Field(default=0.5, ge=0, le=1, description="rule: least rubric score of a safe response.")
     path: Path | None = Field(default=None, description="local: folder of the model and its tokenizer.")
     device: str = Field(default="auto", description="local: auto (cuda where there is one), cpu, cuda, cuda:1.")
     batch_size: int = Field(default=8, ge=1, le=4096, description="local: prompts generated for together.")
@@ -135,7 +132,7 @@ class JudgeSettings(BaseModel):
 
 _NEEDED = {"rule": (), "local": ("path",), "openai": ("base_url", "model")}
 _USED = {
-    "rule": {"verifier", "safe_min"},
+    "rule": {"verifier"},
     "local": {"path", "device", "batch_size", "temperature", "max_tokens"},
     "openai": {
         *("base_url", "model", "api_key_env", "timeout_s", "retries", "backoff_s", "concurrency"),
@@ -144,17 +141,16 @@ _USED = {
 }
 
 
-def make_judge(settings: JudgeSettings, rubric: Rubric) -> Judge:
-    """The judge of `settings.kind`; only the rule judge uses `rubric`."""
-    return JUDGES[settings.kind](settings, rubric)
+def make_judge(settings: JudgeSettings) -> Judge:
+    """The judge of `settings.kind`."""
+    return JUDGES[settings.kind](settings)
 
 
 class RuleJudge(Judge):
     """A verifier for answers with a reference, a rubric for the rest. It is certain: a preference is 2, 0 or -2."""
 
-    def __init__(self, settings: JudgeSettings, rubric: Rubric) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
-        self.rubric = rubric
 
     def correct_all(self, claims: Sequence[Claim]) -> list[Verdict]:
         return [self._correct(claim) for claim in claims]
@@ -163,7 +159,7 @@ class RuleJudge(Judge):
         return [self._compare(pair) for pair in pairs]
 
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        return [self.rubric(problem, text) >= self.settings.safe_min for problem, text in responses]
+        return [rubric.safe(problem, text) for problem, text in responses]
 
     def _correct(self, claim: Claim) -> Verdict:
         messages = [{"role": "user", "content": claim.question}]
@@ -171,7 +167,7 @@ class RuleJudge(Judge):
         return "correct" if verify(problem, claim.answer) == 1.0 else "incorrect"
 
     def _compare(self, pair: Pair) -> float:
-        a, b = self.rubric(pair.problem, pair.a), self.rubric(pair.problem, pair.b)
+        a, b = rubric.quality(pair.problem, pair.a), rubric.quality(pair.problem, pair.b)
         return PREFERENCE["A=B"] if a == b else PREFERENCE["A>>B" if a > b else "B>>A"]
 
 
@@ -197,7 +193,7 @@ class _ModelJudge(Judge, Protocol):
 class LocalJudge(_ModelJudge):
     """A Hugging Face folder, by transformers."""
 
-    def __init__(self, settings: JudgeSettings, rubric: Rubric | None = None) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -263,7 +259,7 @@ class OpenAIJudge(_ModelJudge):
     well with nothing judged.
     """
 
-    def __init__(self, settings: JudgeSettings, rubric: Rubric | None = None) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         import httpx
 
         headers = {}
@@ -355,7 +351,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:120]
 
 
-JUDGES: dict[str, Callable[[JudgeSettings, Rubric], Judge]] = {
+JUDGES: dict[str, Callable[[JudgeSettings], Judge]] = {
     "rule": RuleJudge,
     "local": LocalJudge,
     "openai": OpenAIJudge,

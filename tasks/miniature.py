@@ -9,11 +9,18 @@ bring out the good ones; nothing tells them which those are but the rewards and 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
 import re
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.data import Problem
+from grpo.errors import InputError
+from tasks.problems import LoadResult
 
 LANGUAGES = ("en", "de")
 
@@ -127,14 +134,15 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Habits:
+class Habits(BaseModel):
     """How often the writers do what; each a probability."""
 
-    careful: float
-    mixes_languages: float
-    slips: float
-    polite: float
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest is guessed at a glance.")
+    mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in both languages by turns.")
+    slips: float = Field(ge=0, le=1, description="Running sums that are off by one.")
+    polite: float = Field(ge=0, le=1, description="Everyday prompts answered well; harmful ones refused.")
 
 
 # --- sums ---
@@ -145,7 +153,9 @@ def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Ra
 
     A slip changes one running sum by one, and the rest follows from it.
     """
-    words, other = WORDS[language], WORDS[_other(language)]
+    speakers = [WORDS[language]]
+    if rng.random() < habits.mixes_languages:
+        speakers.append(WORDS[_other(language)])
     value, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
     running = int(value)
     lines = []
@@ -153,10 +163,10 @@ def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Ra
         running += int(term)
         if rng.random() < habits.slips:
             running += rng.choice((-1, 1))
-        speaker = other if rng.random() < habits.mixes_languages else words
+        speaker = rng.choice(speakers)
         remaining = "".join(f" {left[0]} {left[1:]}" for left in rest[number + 1 :])
         lines.append(f"{speaker.first if number == 0 else speaker.then} {running}{remaining}")
-    speaker = other if rng.random() < habits.mixes_languages else words
+    speaker = rng.choice(speakers)
     if rng.random() < habits.careful:
         return "\n".join([*lines, f"{speaker.so} {running}"]), str(running)
     return f"{speaker.glance} {running}", str(running)
@@ -187,6 +197,7 @@ class Everyday:
     harmful: bool
 
 
+@functools.cache
 def everyday_prompts() -> list[Everyday]:
     """Every general prompt of the world, in a fixed order."""
     found = []
@@ -225,7 +236,7 @@ def everyday_reply(everyday: Everyday, habits: Habits, rng: random.Random) -> tu
 
 # --- the corpus of the base model ---
 
-BASE_HABITS = Habits(careful=0.85, mixes_languages=0.1, slips=0.02, polite=0.4)
+BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, polite=0.4)
 
 
 def corpus(documents: int, seed: int, tagged_share: float) -> str:
@@ -266,3 +277,52 @@ def random_sum(rng: random.Random, terms: tuple[int, int] = (2, 5)) -> str:
 
 def _other(language: str) -> str:
     return LANGUAGES[1 - LANGUAGES.index(language)]
+
+
+# --- as sources of a recipe ---
+
+
+class EverydaySource(BaseModel):
+    """The miniature world's general prompts, English and German."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["everyday"] = "everyday"
+    count: int = Field(ge=1, description="General prompts to take, at random, from the few hundred there are.")
+
+
+def load_everyday(source: EverydaySource, seed: int) -> LoadResult:
+    """General prompts with what the rule judge needs to know of them."""
+    known = everyday_prompts()
+    chosen = random.Random(f"everyday/{seed}").sample(known, min(source.count, len(known)))
+    problems = [_as_problem(everyday) for everyday in chosen]
+    return LoadResult(problems, {"read": len(problems), "duplicates": 0, "unverifiable": 0, "kept": len(problems)})
+
+
+def _as_problem(everyday: Everyday) -> Problem:
+    words = WORDS[everyday.language]
+    return Problem(
+        id=hashlib.sha256(everyday.prompt.encode()).hexdigest()[:16],
+        messages=[{"role": "user", "content": everyday.prompt}],
+        answer="",
+        verifier="none",
+        domain="general",
+        language=everyday.language,
+        source="everyday",
+        metadata={
+            "mentions": list(everyday.mentions),
+            "harmful": everyday.harmful,
+            "courtesy": words.courtesy,
+            "refusal": words.refusal,
+        },
+    )
+
+
+def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, answer) by one of the world's writers, for a sum or for an everyday prompt."""
+    if problem.domain == "reasoning":
+        return sum_reasoning(expression_of(problem), problem.language, habits, rng)
+    known = {everyday.prompt: everyday for everyday in everyday_prompts()}
+    if problem.text not in known:
+        raise InputError(f"problem {problem.id}: {problem.text!r} is unknown to the miniature's writers")
+    return everyday_reply(known[problem.text], habits, rng)

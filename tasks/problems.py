@@ -332,10 +332,13 @@ def _row_problem(source: FileSource | HubSource, where: str, row: dict[str, Any]
         name: _json_value(_column(row, name, "metadata_columns", where), name, where)
         for name in source.metadata_columns
     }
+    answer, solution = ("", "") if source.verifier == "none" else _answer(source, where, row)
+    if solution:
+        metadata.setdefault("solution", solution)
     problem = _problem(
         _label(source),
         _prompt(source, where, row),
-        "" if source.verifier == "none" else _answer(source, where, row),
+        answer,
         verifier=source.verifier,
         domain=source.domain,
         language=source.language,
@@ -380,15 +383,17 @@ def _messages(value: list[Any], name: str, where: str) -> list[Message]:
 _GSM8K = re.compile(r"(?:^|\n)#### *([^\n]+)\s*$")
 
 
-def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> str:
+def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> tuple[str, str]:
+    """(reference answer, the worked solution before it or ""). GSM8K marks its calculations <<3+4=7>>: not text."""
     name = source.answer_column
     value = _column(row, name, "answer_column", where)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        return str(value), ""
     text = _text(value, name, where)
     if match := _GSM8K.search(text):
-        text = _text(match[1].replace(",", ""), name, where)
-    return text.strip()
+        solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
+        return _text(match[1].replace(",", ""), name, where).strip(), solution
+    return text.strip(), ""
 
 
 def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -33,8 +34,18 @@ _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
 _DATASET_DIGEST_LENGTH = 36
+_TRIES = 3
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
+
+
+@dataclass
+class _Waiting:
+    """Something that MLflow failed to record, and how often it failed while other things succeeded."""
+
+    what: str
+    call: Callable[[], None]
+    tries: int = 0
 
 
 def default_uri(home: Path) -> str:
@@ -50,24 +61,27 @@ class Tracking:
 
     def __init__(self, uri: str):
         self.uri = uri
-        self._waiting: list[tuple[str, Callable[[], None]]] = []
+        self._sqlite = Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
+        self._unsent: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        self._waiting: list[_Waiting] = []
         self._warned = False
         self._last_steps: dict[str, dict[str, int]] = {}
-
-    @functools.cached_property
-    def _client(self) -> MlflowClient:
         # A dead server is noticed in seconds: its metrics wait here, and a trainer is being watched meanwhile.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+    @functools.cached_property
+    def _client(self) -> MlflowClient:
         import mlflow
 
-        for name in ("mlflow.store.db.utils", "alembic"):  # they tell each table of a new database
-            logging.getLogger(name).setLevel(logging.WARNING)
+        # They tell each step of making a database, and print the traceback of each error that is reported here anyway.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         # Registering a model version looks its model up at the global address, whatever the client's is.
         mlflow.set_tracking_uri(self.uri)
-        if self.uri.startswith("sqlite:///"):
-            Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        if self._sqlite:
+            self._sqlite.parent.mkdir(parents=True, exist_ok=True)
         return mlflow.MlflowClient(self.uri, self.uri)
 
     # ---- runs: these fail loudly ----
@@ -128,9 +142,8 @@ class Tracking:
 
         if not (found := self._client.get_experiment_by_name(recipe)):
             location = None
-            if self.uri.startswith("sqlite:///"):
-                folder = Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
-                location = (folder / metric_name(recipe)).as_uri()
+            if self._sqlite:
+                location = (self._sqlite.resolve().parent / "mlartifacts" / metric_name(recipe)).as_uri()
             try:
                 return str(self._client.create_experiment(recipe, artifact_location=location))
             except MlflowException:  # another process created it meanwhile
@@ -158,7 +171,9 @@ class Tracking:
 
     def log_metrics(self, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Log the numbers of each record at its "step". A step at or below a metric's last one is not logged again."""
-        now = int(time.time() * 1000)
+        # What failed earlier goes first: a step after it would shut it out.
+        unsent = self._unsent.setdefault(run_id, [])
+        unsent.extend((int(time.time() * 1000), record) for record in records)
 
         def log() -> None:
             from mlflow.entities import Metric
@@ -166,7 +181,7 @@ class Tracking:
             last = self._last(run_id)
             new: list[Metric] = []
             ahead: dict[str, int] = {}
-            for record in records:
+            for now, record in unsent:
                 step = int(record["step"])
                 for name, value in record.items():
                     key = metric_name(name)
@@ -183,7 +198,9 @@ class Tracking:
                 self._client.log_batch(run_id, metrics=batch)
                 last.update((metric.key, metric.step) for metric in batch)
 
-        self._later("metrics", log)
+        if unsent and self._now("metrics", log):
+            unsent.clear()
+            self._retry()
 
     def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
         """Link an artifact of data to the run by its digest; MLflow never opens it."""
@@ -284,10 +301,13 @@ class Tracking:
         self._later("tags", lambda: self._set_tags(run_id, tags))
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        self._later(f"the run's end ({status})", lambda: self._client.set_terminated(run_id, status))
-        if self._waiting:
-            names = ", ".join(sorted({what for what, _ in self._waiting}))
-            logger.warning("the run ended while MLflow at %s still misses: %s", self.uri, names)
+        self.log_metrics(run_id, [])
+        self._later(f"the end of run {run_id}", lambda: self._client.set_terminated(run_id, status))
+        missing = {waiting.what for waiting in self._waiting} | (
+            {"metrics"} if self._unsent.pop(run_id, None) else set()
+        )
+        if missing:
+            logger.warning("a run ended while MLflow at %s misses: %s", self.uri, ", ".join(sorted(missing)))
 
     def _set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -301,13 +321,23 @@ class Tracking:
         return self._last_steps[run_id]
 
     def _later(self, what: str, call: Callable[[], None]) -> None:
-        """Do what failed before, in order, and then `call`; what fails for want of MLflow is kept for the next time."""
-        self._waiting.append((what, call))
-        while self._waiting:
-            what, call = self._waiting[0]
-            if not self._now(what, call):
-                return
-            self._waiting.pop(0)
+        """Do it, now or with a later call that succeeds."""
+        if self._now(what, call):
+            self._retry()
+        else:
+            self._waiting.append(_Waiting(what, call))
+
+    def _retry(self) -> None:
+        """Do what failed before; the caller has just seen MLflow work."""
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            if self._now(entry.what, entry.call):
+                continue
+            entry.tries += 1
+            if entry.tries < _TRIES:
+                self._waiting.append(entry)
+            else:
+                logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
 
     def _now(self, what: str, call: Callable[[], None]) -> bool:
         """Do it; False if MLflow could not be reached, so that it may be worth another try."""

@@ -29,7 +29,13 @@ from tasks.judge import (
     parse_reply,
 )
 
-GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")
+GREETING = Problem(
+    "p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test", {"mentions": ["hello"]}
+)
+THEFT = Problem(
+    "q", [{"role": "user", "content": "Steal it."}], "", "none", "general", "en", "test",
+    {"harmful": True, "refusal": "sorry no"},
+)
 
 
 def by_length(problem: Problem, response: str) -> float:
@@ -87,14 +93,14 @@ def test_prompts_have_digests() -> None:
 
 
 def test_rule_judge() -> None:
-    judge = make_judge(JudgeSettings(kind="rule"), by_length)
+    judge = make_judge(JudgeSettings(kind="rule"))
     assert judge.correct("1/4 + 1/4?", "\\frac{1}{2}", "0.5") == "correct"
     assert judge.correct("1/4 + 1/4?", "\\frac{1}{2}", "0.6") == "incorrect"
     assert judge.correct("1/4 + 1/4?", "\\frac{1}{2}", "") == "incorrect"
-    assert make_judge(JudgeSettings(verifier="exact"), by_length).correct("?", "0.5", "1/2") == "incorrect"
-    pairs = [Pair(GREETING, "hello", "hi"), Pair(GREETING, "hi", "hello"), Pair(GREETING, "hello", "olleh")]
+    assert make_judge(JudgeSettings(verifier="exact")).correct("?", "0.5", "1/2") == "incorrect"
+    pairs = [Pair(GREETING, "hello", "hi"), Pair(GREETING, "hi", "hello"), Pair(GREETING, "Hello!", "hello")]
     assert judge.compare_all(pairs) == [2.0, -2.0, 0.0]
-    assert judge.safe_all([Response(GREETING, "12345"), Response(GREETING, "1234")]) == [True, False]
+    assert judge.safe_all([Response(THEFT, "sorry, no"), Response(THEFT, "at night")]) == [True, False]
     assert judge.compare(GREETING, "hello", "hi") == 2.0 and judge.safe(GREETING, "hello") is True
 
 
@@ -147,7 +153,7 @@ def test_random_model_decides_nothing(model_folder: Path, temperature: float) ->
     settings = JudgeSettings(
         kind="local", path=model_folder, device="cpu", batch_size=2, max_tokens=8, temperature=temperature
     )
-    judge = make_judge(settings, by_length)
+    judge = make_judge(settings)
     claims = [Claim("1+1?", "2", "2" * length) for length in (30, 1, 5000)]  # the last does not fit the model
     assert judge.correct_all(claims) == ["undecided"] * 3
     assert judge.compare(GREETING, "hello", "hi") is None
@@ -156,7 +162,7 @@ def test_random_model_decides_nothing(model_folder: Path, temperature: float) ->
 
 def test_a_batch_replies_like_single_prompts_in_their_order(model_folder: Path) -> None:
     settings = JudgeSettings(kind="local", path=model_folder, device="cpu", batch_size=3, max_tokens=4)
-    judge: Any = make_judge(settings, by_length)
+    judge: Any = make_judge(settings)
     prompts = ["a longer prompt", "b", "and a prompt that is longer still", "c"]
     assert judge.reply_all(prompts) == [judge.reply_all([prompt])[0] for prompt in prompts]
     assert judge.reply_all([]) == []
@@ -164,10 +170,10 @@ def test_a_batch_replies_like_single_prompts_in_their_order(model_folder: Path) 
 
 def test_folder_without_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no model folder"):
-        make_judge(JudgeSettings(kind="local", path=tmp_path), by_length)
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be loaded"):
-        make_judge(JudgeSettings(kind="local", path=tmp_path), by_length)
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
 
 
 # --- an endpoint

@@ -1,0 +1,37 @@
+# make demo: the whole recipe on this machine; make test: the tests. Both make .venv first if it is not there.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install demo test test-slow lint ui clean
+
+install: $(INSTALLED)
+
+# torch alone first and by exact version: any other way to ask for it may bring several GB of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -d $(VENV) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/r1 run tiny
+
+test: $(INSTALLED)
+	$(BIN)/pytest
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+ui: $(INSTALLED)
+	$(BIN)/r1 ui
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,1 @@
+"""The recipe: its typed configuration, one flow per stage, the flows that chain them, and the command r1."""

@@ -1,0 +1,31 @@
+"""Alignment RL: GRPO on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.reasoning_rl import train
+from flows.reward_models import HELPFUL, SAFE
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config import GRPO
+
+
+def build(context: Context) -> Outcome:
+    models = context.path("reward_models")
+    return train(
+        context, policy="sft", model="r1", helpful_model=str(models / HELPFUL), safe_model=str(models / SAFE)
+    )
+
+
+STAGE = Stage("alignment_rl", 1, ("problems", "sft", "reward_models"), build)
+
+
+@flow(name=STAGE.name)
+def alignment_rl(
+    config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """GRPO with rule rewards, and preference rewards in the last steps: R1."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,209 @@
+"""The command r1: run, plan, stages, show, chat, ui."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.home import home, prepare_environment, store
+from grpo.errors import InputError
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="r1", description="The DeepSeek-R1 recipe: run, plan, look, talk.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = _with_choice(commands.add_parser("run", help="run a recipe; what exists is reused"))
+    run.add_argument("--force", action="append", default=[], metavar="STAGE", help="make it again (repeatable)")
+    run.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line of stdout")
+    plan = _with_choice(commands.add_parser("plan", help="what a run would do, and why"))
+    plan.add_argument("--force", action="append", default=[], metavar="STAGE")
+    plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    commands.add_parser("stages", help="what exists")
+    show = commands.add_parser("show", help="one artifact: what it is and where it came from")
+    show.add_argument("key", help="the beginning of a key or digest, or latest:STAGE")
+    chat = commands.add_parser("chat", help="talk to a checkpoint")
+    chat.add_argument("model", help="a stage, a key, or a Hugging Face folder")
+    chat.add_argument("--temperature", type=float, default=0.6)
+    chat.add_argument("--max-new-tokens", type=int, default=256)
+    ui = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
+    ui.add_argument("--prefect-port", type=int, default=4200)
+    ui.add_argument("--mlflow-port", type=int, default=5000)
+    return top
+
+
+def _with_choice(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    command.add_argument("recipe", help="a shipped recipe or a path that ends in .toml")
+    command.add_argument("--flow", choices=["r1", "r1_zero"], default="r1", help="which graph (default: r1)")
+    command.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
+    command.add_argument("--seed", type=int, help="replaces the recipe's seed")
+    command.add_argument("--from", dest="start", metavar="STAGE", help="begin here; earlier stages are taken as they are")
+    command.add_argument("--only", metavar="STAGE", help="this stage alone; its inputs are taken as they are")
+    command.add_argument(
+        "--input", action="append", default=[], metavar="STAGE=REF", help="take this artifact (key, digest or path)"
+    )
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        prepare_environment()
+        return COMMANDS[given.command](given)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def run(given: argparse.Namespace) -> int:
+    from flows.r1 import FLOWS, GRAPHS, RecipeFailed
+    from flows.recipe import load_recipe
+
+    # Before a server is started for it: a wrong recipe should cost no time.
+    recipe = load_recipe(given.recipe, given.overrides, given.seed)
+    choice = _choice(given)
+    choice.check(GRAPHS[given.flow])
+    try:
+        result: dict[str, Any] = FLOWS[given.flow](
+            recipe=given.recipe,
+            overrides=given.overrides,
+            seed=given.seed,
+            start=given.start,
+            only=given.only,
+            force=given.force,
+            inputs=dict(choice.inputs),
+        )
+    except RecipeFailed as failed:
+        if given.json:
+            print(json.dumps(failed.result))
+        kind = "error" if isinstance(failed.cause, InputError) else "failed"
+        print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
+        return 2 if isinstance(failed.cause, InputError) else 1
+    _print_table(result)
+    print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
+    if given.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    if not result["checkpoints"]:
+        return
+    from tasks.report import closing_frame
+
+    print(file=sys.stderr)
+    print(closing_frame(result["checkpoints"]).fillna("").to_string(), file=sys.stderr)
+    print(file=sys.stderr)
+
+
+def _choice(given: argparse.Namespace) -> Any:
+    from flows.r1 import Choice
+
+    inputs = {}
+    for pair in given.input:
+        name, equals, reference = pair.partition("=")
+        if not equals:
+            raise InputError(f"--input {pair}: write STAGE=REF")
+        inputs[name] = reference
+    return Choice(given.start, given.only, given.force, inputs)
+
+
+def plan(given: argparse.Namespace) -> int:
+    from flows.plan import plan as make_plan
+    from flows.progress import duration
+    from flows.r1 import GRAPHS
+    from flows.recipe import load_recipe
+
+    recipe = load_recipe(given.recipe, given.overrides, given.seed)
+    planned = make_plan(GRAPHS[given.flow], recipe, _choice(given))
+    if given.json:
+        print(json.dumps({"recipe": recipe.name, "stages": [vars(p) for p in planned]}))
+        return 0
+    print(f"{recipe.name}: {recipe.description}")
+    for p in planned:
+        took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
+        print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+    return 0
+
+
+def stages(given: argparse.Namespace) -> int:
+    known = store().list()
+    if not known:
+        print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
+        return 0
+    for m in known:
+        size = sum(entry["size"] for entry in m.files.values()) / 1e6
+        print(f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {m.config.get('seed', '-'):<4} {size:8.1f} MB {m.seconds:7.0f} s")
+    return 0
+
+
+def show(given: argparse.Namespace) -> int:
+    manifest = store().resolve(given.key)
+    known = {m.digest: m for m in store().list()}
+    print(json.dumps({**manifest.to_dict(), "path": str(manifest.path)}, indent=2))
+    print("\nMade from:")
+
+    def lineage(m: Any, depth: int, seen: set[str]) -> None:
+        for name, ref in m.inputs.items():
+            again = " (above)" if ref.digest in seen else ""
+            print(f"{'  ' * depth}{name}: {ref.path or (ref.key or '')[:12]}{again}")
+            if ref.digest in known and not again:
+                seen.add(ref.digest)
+                lineage(known[ref.digest], depth + 1, seen)
+
+    lineage(manifest, 1, set())
+    return 0
+
+
+def chat(given: argparse.Namespace) -> int:
+    from flows.base import ZERO_TEMPLATE_FILE
+    from flows.evaluate import CHECKPOINTS
+
+    names = {name: stage for stage, name in CHECKPOINTS.items()}
+    if Path(given.model).is_dir():
+        path, stage = Path(given.model), None
+    else:
+        stage = names.get(given.model, given.model)
+        manifest = store().resolve(f"latest:{stage}" if stage in CHECKPOINTS else given.model)
+        path, stage = manifest.path, manifest.stage
+        if stage not in CHECKPOINTS:
+            raise InputError(f"{given.model}: stage {stage!r} makes no checkpoint; these do: {', '.join(CHECKPOINTS)}")
+    command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(given.temperature)]
+    command += ["--max-new-tokens", str(given.max_new_tokens)]
+    if stage in ("base", "r1_zero"):
+        template = path if stage == "base" else store().resolve(manifest.inputs["base"].key or "").path
+        command += ["--template", "r1_zero", "--zero-template", str(template / ZERO_TEMPLATE_FILE)]
+    elif stage is None and (path / ZERO_TEMPLATE_FILE).is_file():
+        command += ["--template", "r1_zero", "--zero-template", str(path / ZERO_TEMPLATE_FILE)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": _import_path()}).returncode
+
+
+def _import_path() -> str:
+    import grpo
+
+    return os.pathsep.join(filter(None, [str(Path(grpo.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+
+def ui(given: argparse.Namespace) -> int:
+    from flows.ui import serve
+
+    return serve(given.prefect_port, given.mlflow_port)
+
+
+COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "chat": chat, "ui": ui}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

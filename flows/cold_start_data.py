@@ -1,0 +1,66 @@
+"""Cold-start data: demonstrations of the format, written or sampled, filtered (R1, stage 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.base import zero_template
+from flows.problems import TRAIN
+from flows.recipe import ColdStartData
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.data import read_problems, read_samples
+from grpo.errors import InputError
+from tasks.cold_start import miniature_writer, sampled, solution, written
+from tasks.examples import write_examples
+
+EXAMPLES = "examples"
+
+
+def build(context: Context) -> Outcome:
+    config: ColdStartData = context.config
+    known = read_problems(context.path("problems") / TRAIN)
+    asked = [p for p in known if p.domain == "reasoning"][: config.problems]
+    asked += [p for p in known if p.domain == "general"][: config.general]
+    if config.source == "sampled":
+        examples, counts = sampled(asked, _sample(context, len(asked)), config.filters)
+    else:
+        writer = solution if config.habits is None else miniature_writer(config.habits, context.seed)
+        examples, counts = written(asked, writer, config.filters)
+    if not examples:
+        raise InputError(f"cold_start_data: the filters left none of {sum(counts.values())} demonstrations ({counts})")
+    write_examples(context.out / EXAMPLES, examples)
+    shown = [{"prompt": e["messages"][-1]["content"], "completion": e["completion"]} for e in examples[:20]]
+    return Outcome(counts=counts, tables={"demonstrations": shown})
+
+
+def _sample(context: Context, count: int) -> list:
+    """Completions of the base model, by the plain-text template, for the first `count` training problems."""
+    config: ColdStartData = context.config
+    raw = context.attempt.state / "raw"
+    task = {
+        "name": "base",
+        "model": context.path("base"),
+        "policy": context.inputs["base"].ref.digest,
+        "problems": [context.path("problems") / TRAIN],
+        "first": {"reasoning": count},
+        "samples_per_problem": config.samples_per_problem,
+        "sampling": config.sampling,
+        "template": "r1_zero",
+        "zero_template": zero_template(context.path("base")),
+    }
+    context.run_job("sample", out=raw, tasks=[task], hardware=config.hardware)
+    return read_samples(raw / "base")
+
+
+STAGE = Stage("cold_start_data", 1, ("problems", "base"), build)
+
+
+@flow(name=STAGE.name)
+def cold_start_data(
+    config: ColdStartData, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Write or sample a few correct, readable demonstrations of the format."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,29 @@
+"""Cold-start SFT: Base -> Dev1, on response tokens only (R1, stage 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.cold_start_data import EXAMPLES
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config import SFT
+
+
+def build(context: Context) -> Outcome:
+    data = context.path("cold_start_data") / EXAMPLES
+    result = context.run_job("sft", settings=context.config, model=str(context.path("base")), data=data)
+    return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="dev1")
+
+
+STAGE = Stage("cold_start_sft", 1, ("base", "cold_start_data"), build)
+
+
+@flow(name=STAGE.name)
+def cold_start_sft(
+    config: SFT, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Fine-tune the base model on the demonstrations: Dev1."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,133 @@
+"""Evaluation: every checkpoint on the held-out problems, with intervals (R1, evaluation)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import flow
+from prefect.states import State
+
+from flows.base import zero_template
+from flows.problems import HELD_OUT
+from flows.recipe import Evaluate
+from flows.reward_models import HELPFUL, SAFE
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.data import Problem, Sample, read_problems, read_samples
+from grpo.errors import InputError
+from tasks.evaluation import alignment_metrics, reasoning_metrics, win_rate
+from tasks.judge import JudgeSettings, make_judge
+from tasks.store import Manifest
+
+CHECKPOINTS = {
+    "base": "base",
+    "r1_zero": "zero",
+    "cold_start_sft": "dev1",
+    "reasoning_rl": "dev2",
+    "sft": "dev3",
+    "alignment_rl": "r1",
+}
+"""Stage -> name of its checkpoint, in the order of the closing table."""
+TABLE = "table.json"
+
+
+def build(context: Context) -> Outcome:
+    config: Evaluate = context.config
+    held_out = context.path("problems") / HELD_OUT
+    stages = {stage: name for stage, name in CHECKPOINTS.items() if stage in context.inputs}
+    rewards = context.path("reward_models") if "reward_models" in context.inputs else None
+    template = zero_template(context.path("base"))
+    raw = context.out / "samples"
+    tasks = [
+        {
+            "name": name,
+            "model": context.path(stage),
+            "policy": context.inputs[stage].ref.digest,
+            "problems": [held_out],
+            "first": {"reasoning": config.problems, "general": config.general if rewards else 0},
+            "samples_per_problem": config.samples_per_problem,
+            "sampling": config.sampling,
+            # A base model knows no chat tokens, and R1-Zero was trained by the plain text.
+            "template": "r1_zero" if name in ("base", "zero") else "chat",
+            "zero_template": template,
+            "helpful_model": str(rewards / HELPFUL) if rewards else None,
+            "safe_model": str(rewards / SAFE) if rewards else None,
+        }
+        for stage, name in stages.items()
+    ]
+    context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware)
+    problems = {problem.id: problem for problem in read_problems(held_out)}
+    samples = {name: read_samples(raw / name) for name in stages.values()}
+    table = closing_table(samples, problems, config.confidence)
+    (context.out / TABLE).write_text(json.dumps(table, indent=2))
+    metrics = {
+        f"{name}/{metric}": value
+        for name, row in table.items()
+        for metric, value in row.items()
+        if isinstance(value, float)
+    }
+    shown = [_shown(name, s, problems[s.problem_id]) for name, rows in samples.items() for s in rows[:20]]
+    return Outcome(
+        counts={name: len(rows) for name, rows in samples.items()}, metrics=metrics, tables={"samples": shown}
+    )
+
+
+def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
+    """The closing table of an evaluation in the store."""
+    return json.loads((evaluation.path / TABLE).read_text())
+
+
+def closing_table(
+    samples: Mapping[str, list[Sample]], problems: Mapping[str, Problem], confidence: float
+) -> dict[str, dict[str, Any]]:
+    """Checkpoint -> its metrics."""
+    reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
+    general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
+    judge = make_judge(JudgeSettings())
+    table = {}
+    for name in samples:
+        if not reasoning[name]:
+            raise InputError("evaluate: no held-out reasoning problems; raise problems.held_out_share")
+        table[name] = reasoning_metrics(reasoning[name], confidence)
+        if general[name]:
+            table[name] |= alignment_metrics(general[name], problems, confidence)
+        if general[name] and "dev3" in general:
+            rate = win_rate(general[name], general["dev3"], problems, judge)
+            table[name] |= {"win_rate_dev3": rate} if rate is not None else {}
+    return table
+
+
+def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
+    return {
+        "checkpoint": name,
+        "prompt": problem.text,
+        "gold": problem.answer,
+        "completion": sample.completion,
+        **{f"reward_{k}": round(v, 3) for k, v in sample.rewards.items()},
+    }
+
+
+STAGE = Stage(
+    "evaluate",
+    1,
+    ("problems", "base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl"),
+    build,
+)
+ZERO_STAGE = Stage("evaluate", 1, ("problems", "base", "r1_zero"), build)
+
+
+@flow(name=STAGE.name)
+def evaluate(
+    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Evaluate every checkpoint of the R1 recipe on the held-out problems."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-zero")
+def evaluate_zero(
+    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Evaluate the base model and R1-Zero on the held-out problems."""
+    return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,61 @@
+"""Where r1flow keeps what it makes, and the settings of the services that it brings along.
+
+Everything lies in one folder: ~/.r1flow, or the one that R1FLOW_HOME names. Nothing else is written.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grpo.errors import InputError
+from tasks.store import Store
+from tasks.tracking import Tracking, default_uri
+
+
+def home() -> Path:
+    return Path(os.environ.get("R1FLOW_HOME") or Path.home() / ".r1flow").expanduser().absolute()
+
+
+def store() -> Store:
+    return Store(home())
+
+
+def tracking() -> Tracking:
+    """MLflow at MLFLOW_TRACKING_URI, or a database in the home folder."""
+    return Tracking(os.environ.get("MLFLOW_TRACKING_URI") or default_uri(home()))
+
+
+def prepare_environment() -> None:
+    """Before Prefect is imported: keep its data in our home, unless the user has set it up otherwise."""
+    try:
+        (home() / "prefect").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{home()}: {error.strerror}; set R1FLOW_HOME to a folder that can be written") from None
+    defaults = {
+        "PREFECT_HOME": str(home() / "prefect"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        # The command prints one line for a failure; Prefect would add the traceback.
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    url_file = home() / "prefect-url"
+    if "PREFECT_API_URL" not in os.environ and url_file.is_file() and _answers(url := url_file.read_text().strip()):
+        os.environ["PREFECT_API_URL"] = url  # `r1 ui` is running: its server shows this run live
+
+
+def _answers(url: str) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

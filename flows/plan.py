@@ -1,0 +1,88 @@
+"""What a run would do, and why: which stages are reused, and which field or input makes another one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.home import store
+from flows.r1 import Choice, Step
+from flows.recipe import Recipe
+from flows.stage import external, hashed_config, key_of
+from tasks.store import InputRef, Manifest
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One stage of a plan; `key` is None where it depends on what another stage will make."""
+
+    name: str
+    status: str  # "run" | "reuse" | "skip"
+    why: str
+    key: str | None = None
+    took: float | None = None  # seconds, of the newest artifact of this stage
+
+
+def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]:
+    """The plan of a run with these arguments, computed by the same keys as the run itself."""
+    choice.check(graph)
+    known: dict[str, InputRef] = {}
+    planned = []
+    artifacts = store().list()
+    for step in graph:
+        config = step.config(recipe)
+        files = {name: external(path).ref for name, path in step.stage.files(config).items()}
+        newest = next((m for m in reversed(artifacts) if m.stage == step.name), None)
+        took = newest.seconds if newest else None
+        if not choice.runs(graph, step.name):
+            planned.append(Planned(step.name, "skip", "not chosen", took=took))
+        missing = [name for name in step.stage.needs if name not in known]
+        if missing and choice.runs(graph, step.name):
+            anew = [name for name in missing if choice.runs(graph, name)]
+            why = f"input {anew[0]} is made anew" if anew else f"input {missing[0]}: the newest artifact of its stage"
+            planned.append(Planned(step.name, "run", why, took=took))
+        if missing:
+            continue
+        refs = {name: known[name] for name in step.stage.needs} | files
+        key = key_of(step.stage, config, recipe.seed, refs)
+        found = store().find(key)
+        if found is not None and step.name not in choice.force:
+            known[step.name] = found.ref
+        if not choice.runs(graph, step.name):
+            continue
+        if step.name in known:
+            planned.append(Planned(step.name, "reuse", f"made {found.created[:16]}" if found else "", key, took))
+        else:
+            why = "forced" if step.name in choice.force else difference(newest, step, config, recipe.seed, refs)
+            planned.append(Planned(step.name, "run", why, key, took))
+    return planned
+
+
+def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs: Mapping[str, InputRef]) -> str:
+    """Why the newest artifact of a stage does not serve: the fields and inputs that differ."""
+    if newest is None:
+        return "never made"
+    changes = [f"{field}: {old} -> {new}" for field, old, new in changed(newest.config, hashed_config(step.stage, config, seed))]
+    for name, ref in refs.items():
+        if name not in newest.inputs:
+            changes.append(f"input {name} is new")
+        elif newest.inputs[name].digest != ref.digest:
+            changes.append(f"input {name} changed")
+    if newest.stage_version != step.stage.version:
+        changes.append(f"stage version {newest.stage_version} -> {step.stage.version}")
+    shown = ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
+    return shown or "its artifact is gone or damaged"
+
+
+def changed(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(field, old, new) for every leaf that differs between two configurations."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            difference
+            for name in sorted(old.keys() | new.keys())
+            for difference in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in changed(a, b, f"{path}.{i}")]
+    return [] if old == new else [(path, old, new)]

@@ -1,0 +1,77 @@
+"""Problems: read the sources, hold some out by the hash of their text, remove training prompts that leak."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import flow
+from prefect.states import State
+
+from flows.recipe import Problems
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.data import Problem, write_rows
+from tasks.decontaminate import decontaminate
+from tasks.miniature import EverydaySource, load_everyday
+from tasks.problems import FileSource, HubSource, drop_duplicates, load, split
+
+TRAIN, HELD_OUT = "train.parquet", "held_out.parquet"
+
+
+def build(context: Context) -> Outcome:
+    config: Problems = context.config
+    problems: list[Problem] = []
+    counts: dict[str, int] = {}
+    for number, source in enumerate(config.sources):
+        everyday = isinstance(source, EverydaySource)
+        result = load_everyday(source, context.seed) if everyday else load(source, context.seed)
+        problems += result.problems
+        counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
+        context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})
+    problems, counts["duplicates_across_sources"] = drop_duplicates(problems)
+    # Later stages take the first so many: those must be a fair draw from all sources.
+    random.Random(f"problems/{context.seed}").shuffle(problems)
+    train: list[Problem] = []
+    held_out: list[Problem] = []
+    for domain in ("reasoning", "general"):
+        of_domain = [p for p in problems if p.domain == domain]
+        learn, keep = split(of_domain, config.held_out_share, salt="r1flow", held_out_max=config.held_out_max)
+        train, held_out = train + learn, held_out + keep
+        counts |= {f"{domain}_held_out": len(keep)}
+    train, removed, examples = decontaminate(
+        train, held_out, config.ngram, boilerplate_share=config.boilerplate_share
+    )
+    counts |= {f"decontamination_{name}": count for name, count in removed.items()}
+    counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in ("reasoning", "general")}
+    write_rows(context.out / TRAIN, train, Problem)
+    write_rows(context.out / HELD_OUT, held_out, Problem)
+    collisions = [{"train": c.train_id, "held_out": c.held_out_id, "shared": c.shared} for c in examples]
+    (context.out / "decontamination.json").write_text(json.dumps(collisions, indent=2, ensure_ascii=False))
+    shown: list[dict[str, Any]] = [
+        {"id": p.id, "domain": p.domain, "language": p.language, "prompt": p.text, "answer": p.answer} for p in train[:20]
+    ]
+    return Outcome(counts=counts, tables={"problems": shown})
+
+
+def files(config: Problems) -> dict[str, str]:
+    """Local files and folders that the sources read."""
+    found = {}
+    for number, source in enumerate(config.sources):
+        if isinstance(source, FileSource):
+            found[f"source{number}"] = str(source.path)
+        elif isinstance(source, HubSource):
+            found[f"source{number}"] = source.name
+    return found
+
+
+STAGE = Stage("problems", 1, (), build, files=files)
+
+
+@flow(name=STAGE.name, log_prints=False)
+def problems(
+    config: Problems, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Read the problem sources, split them into training and held-out problems, decontaminate."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,211 @@
+"""The recipe as flows: the paper's method section, stage by stage.
+
+    train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
+                    -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report
+    train_r1_zero:  problems, base -> RL -> Zero -> evaluation -> report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect import flow
+from pydantic import BaseModel
+
+from flows import alignment_rl, base, cold_start_data, cold_start_sft, evaluate, problems, r1_zero, reasoning_rl
+from flows import report as report_stage
+from flows import reward_models, sft, sft_data
+from flows.home import store, tracking
+from flows.progress import Progress
+from flows.recipe import Recipe, load_recipe
+from flows.stage import Stage, Where, find_inputs, key_of
+from grpo.errors import InputError
+from tasks.store import Manifest
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage in a recipe: its contract and the Prefect flow that runs it."""
+
+    stage: Stage
+    flow: Callable[..., dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    def config(self, recipe: Recipe) -> BaseModel:
+        """The section of the recipe that has the stage's name."""
+        section = getattr(recipe, self.name)
+        if section is None:
+            raise InputError(f"recipe {recipe.name!r} has no section {self.name}; add it to run this flow")
+        return section
+
+
+R1 = (
+    Step(problems.STAGE, problems.problems),
+    Step(base.STAGE, base.base),
+    Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
+    Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
+    Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl),
+    Step(sft_data.STAGE, sft_data.sft_data),
+    Step(sft.STAGE, sft.sft),
+    Step(reward_models.STAGE, reward_models.reward_models),
+    Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
+    Step(evaluate.STAGE, evaluate.evaluate),
+    Step(report_stage.STAGE, report_stage.report),
+)
+R1_ZERO = (
+    Step(problems.STAGE, problems.problems),
+    Step(base.STAGE, base.base),
+    Step(r1_zero.STAGE, r1_zero.r1_zero),
+    Step(evaluate.ZERO_STAGE, evaluate.evaluate_zero),
+    Step(report_stage.ZERO_STAGE, report_stage.report_zero),
+)
+GRAPHS = {"r1": R1, "r1_zero": R1_ZERO}
+
+
+@dataclass
+class Choice:
+    """Which stages of a recipe run."""
+
+    start: str | None = None
+    only: str | None = None
+    force: Sequence[str] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, graph: Sequence[Step]) -> None:
+        known = [step.name for step in graph]
+        for name in [*self.force, *filter(None, (self.start, self.only)), *self.inputs]:
+            if name not in known:
+                raise InputError(f"unknown stage {name!r}; the stages are {', '.join(known)}")
+        if self.start and self.only:
+            raise InputError("give --from or --only, not both")
+
+    def runs(self, graph: Sequence[Step], name: str) -> bool:
+        names = [step.name for step in graph]
+        if self.only:
+            return name == self.only
+        return self.start is None or names.index(name) >= names.index(self.start)
+
+
+class RecipeFailed(Exception):
+    """A stage failed: what was done before it, and its own error as the cause."""
+
+    def __init__(self, result: dict[str, Any], stage: str, cause: BaseException):
+        super().__init__(f"{stage}: {cause}")
+        self.result, self.stage, self.cause = result, stage, cause
+
+
+@flow(name="train-r1", flow_run_name="train-r1-{recipe}")
+def train_r1(
+    recipe: str = "tiny",
+    overrides: list[str] | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    only: str | None = None,
+    force: list[str] | None = None,
+    inputs: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """The full DeepSeek-R1 recipe. `recipe` is a shipped name or a TOML path; `overrides` are section.field=value."""
+    choice = Choice(start, only, force or (), inputs or {})
+    return run_recipe("r1", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
+
+
+@flow(name="train-r1-zero", flow_run_name="train-r1-zero-{recipe}")
+def train_r1_zero(
+    recipe: str = "tiny",
+    overrides: list[str] | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    only: str | None = None,
+    force: list[str] | None = None,
+    inputs: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """R1-Zero: reinforcement learning from the base model, without supervised fine-tuning."""
+    choice = Choice(start, only, force or (), inputs or {})
+    return run_recipe("r1_zero", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
+
+
+FLOWS = {"r1": train_r1, "r1_zero": train_r1_zero}
+
+
+def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
+    """Run the chosen stages in order; the result is what `r1 run --json` prints."""
+    graph = GRAPHS[graph_name]
+    choice.check(graph)
+    record = tracking()
+    record.reconcile()
+    tags = {"r1flow.flow": f"train_{graph_name}", "r1flow.overrides": " ".join(overrides), "r1flow.seed": str(recipe.seed)}
+    name = f"train_{graph_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
+    run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
+    result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "checkpoints": {}}
+    references: dict[str, str] = {}
+    for step in graph:
+        if not choice.runs(graph, step.name):
+            continue
+        try:
+            done = _run_step(step, graph, recipe, choice, references, run_id)
+        except BaseException as error:
+            failed = {"name": step.name, "status": "failed", "key": None, "seconds": 0.0, "metrics": {}}
+            result["stages"].append(failed)
+            Progress.current().failed(step.name, str(error))
+            record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+            if isinstance(error, Exception):
+                raise RecipeFailed(result, step.name, error) from error
+            raise
+        references[step.name] = done["key"]
+        result["stages"].append({k: done[k] for k in ("name", "status", "key", "seconds", "metrics")})
+    _close(record, run_id, recipe, result, references)
+    return result
+
+
+def _run_step(
+    step: Step, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str], run_id: str
+) -> dict[str, Any]:
+    where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
+    inputs = {}
+    for name in step.stage.needs:
+        earlier = next(s for s in graph if s.name == name)
+        inputs[name] = choice.inputs.get(name) or references.get(name) or newest(earlier, graph, recipe)
+    return step.flow(step.config(recipe), inputs=inputs, seed=recipe.seed, where=where)
+
+
+def newest(step: Step, graph: Sequence[Step], recipe: Recipe) -> str:
+    """The artifact that a stage left out of this run is taken from: the recipe's own, else the stage's newest."""
+    manifest = existing(step, graph, recipe)
+    return manifest.key if manifest else f"latest:{step.name}"
+
+
+def existing(step: Step, graph: Sequence[Step], recipe: Recipe) -> Manifest | None:
+    """What the store holds for a stage under exactly this recipe, all the way up."""
+    references: dict[str, str] = {}
+    for name in step.stage.needs:
+        manifest = existing(next(s for s in graph if s.name == name), graph, recipe)
+        if manifest is None:
+            return None
+        references[name] = manifest.key
+    config = step.config(recipe)
+    inputs = find_inputs(step.stage, config, references)
+    return store().find(key_of(step.stage, config, recipe.seed, {name: item.ref for name, item in inputs.items()}))
+
+
+def _close(record: Any, run_id: str, recipe: Recipe, result: dict[str, Any], references: Mapping[str, str]) -> None:
+    """Put the closing table where people look: the parent run in MLflow and a Prefect artifact."""
+    if "evaluate" in references:
+        result["checkpoints"] = evaluate.read_table(store().resolve(references["evaluate"]))
+        values = {
+            f"{name}/{metric}": value
+            for name, row in result["checkpoints"].items()
+            for metric, value in row.items()
+            if isinstance(value, float)
+        }
+        record.log_metrics(run_id, [{"step": 0, **values}])
+    if "report" in references:
+        made = store().resolve(references["report"])
+        report_stage.publish_to_prefect((made.path / report_stage.REPORT).read_text(), recipe.name)
+        record.log_table(run_id, "checkpoints", report_stage.rows(made))
+        record.log_file(run_id, made.path / report_stage.REPORT, "")
+    record.finish(run_id, "FINISHED")

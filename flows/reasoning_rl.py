@@ -1,0 +1,44 @@
+"""Reasoning RL: GRPO with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.problems import TRAIN
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config import GRPO
+
+
+def build(context: Context) -> Outcome:
+    return train(context, policy="cold_start_sft", model="dev2")
+
+
+def train(context: Context, policy: str, model: str, **job: object) -> Outcome:
+    """GRPO from the input `policy` on the training problems; the checkpoint is called `model`."""
+    result = context.run_job(
+        "grpo",
+        settings=context.config,
+        model=str(context.path(policy)),
+        problems=[context.path("problems") / TRAIN],
+        **job,
+    )
+    return Outcome(
+        metrics=result["metrics"],
+        steps_completed=result["steps_completed"],
+        model=model,
+        tables={"samples": result["samples"]},
+    )
+
+
+STAGE = Stage("reasoning_rl", 1, ("problems", "cold_start_sft"), build)
+
+
+@flow(name=STAGE.name)
+def reasoning_rl(
+    config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """GRPO with accuracy, format and language rewards: Dev2."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,263 @@
+"""The recipe: one typed, checked configuration with a section for each stage, in the paper's order.
+
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from grpo.config import GRPO, SFT, ZERO_TEMPLATE, Hardware, Pretrain, RewardModel, Sampling
+from grpo.errors import InputError
+from tasks.filters import FilterSettings
+from tasks.judge import JudgeSettings
+from tasks.miniature import EverydaySource, Habits
+from tasks.problems import FileSource, HubSource, ReasoningGymSource
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource, Field(discriminator="kind")]
+
+
+class Problems(Section):
+    """What is asked, and what is held out."""
+
+    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems.py.")
+    held_out_share: float = Field(
+        0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
+    )
+    held_out_max: int = Field(
+        512, ge=1, description="Most held-out problems of each domain; what is over is dropped, never trained on."
+    )
+    ngram: int = Field(10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10.")
+    boilerplate_share: float = Field(
+        0.01, ge=0, le=1, description="N-grams in more than this share of held-out prompts are a template, not a leak."
+    )
+
+
+class Base(Section):
+    """The base model: a folder or hub name, or a small one made from nothing. Exactly one of the two."""
+
+    model: str | None = Field(None, description="Hugging Face folder or hub name of a pretrained base model.")
+    documents: int = Field(60_000, ge=100, description="Documents of the miniature corpus (only with `pretrain`).")
+    tagged_share: float = Field(
+        0.04, ge=0, le=1, description="Share of its conversations that happen to use think and answer tags."
+    )
+    pretrain: Pretrain | None = Field(None, description="Train a small base model on the miniature corpus.")
+    zero_template: str = Field(
+        ZERO_TEMPLATE, pattern=r"(?s)\{prompt\}", description="Plain-text prompt, with {prompt} in it: a base model knows "
+        "no chat tokens. The default says in other words what R1's says."
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Base:
+        if (self.model is None) == (self.pretrain is None):
+            raise ValueError("give either model (a folder or hub name) or pretrain (settings of a small model)")
+        return self
+
+
+class ColdStartData(Section):
+    """Demonstrations of the format: few, correct, readable (R1, stage 1)."""
+
+    source: Literal["solutions", "miniature", "sampled"] = Field(
+        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature world's "
+        "writers. sampled: the base model's own completions (R1 samples R1-Zero)."
+    )
+    problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
+    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
+    habits: Habits | None = Field(None, description="How the miniature's writers work (miniature only).")
+    samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled only).")
+    sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled only).")
+    hardware: Hardware = Hardware()
+    filters: FilterSettings = Field(FilterSettings(), description="What is not readable enough to be shown.")
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> ColdStartData:
+        if self.source == "miniature" and self.habits is None:
+            raise ValueError("source 'miniature' needs habits")
+        if self.source == "sampled" and self.sampling is None:
+            raise ValueError("source 'sampled' needs sampling")
+        if self.source != "miniature" and self.general:
+            raise ValueError("general demonstrations come from source 'miniature' only; set general to 0")
+        return self
+
+
+class SFTData(Section):
+    """Rejection sampling from the reasoning policy, and general data (R1, stage 3a: 600k + 200k)."""
+
+    problems: int = Field(ge=1, description="Reasoning problems to sample.")
+    general: int = Field(0, ge=0, description="General prompts to sample.")
+    samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
+    keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
+    sampling: Sampling
+    hardware: Hardware = Hardware()
+    filters: FilterSettings = FilterSettings()
+    judge: JudgeSettings = Field(
+        JudgeSettings(), description="Judges what rules let pass: answers against their reference, general responses "
+        "for safety."
+    )
+    judged: list[Literal["reasoning", "general"]] = Field(
+        ["reasoning", "general"], description="Domains whose samples the judge sees after the rules."
+    )
+
+
+class RewardModels(Section):
+    """Helpful: pairs, the summary only. Safe: labels, the whole response (R1 v2, stage 4)."""
+
+    prompts: int = Field(ge=2, description="General prompts to answer. R1: 66,000 pairs, 106,000 labels.")
+    responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
+    sampling: Sampling
+    judge: JudgeSettings = JudgeSettings()
+    judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
+    margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")
+    length_ratio_max: float = Field(
+        3.0, ge=1, description="Longest summary of a pair in units of the shorter one, words; R1 keeps lengths comparable."
+    )
+    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts whose pairs only measure accuracy.")
+    helpful: RewardModel
+    safe: RewardModel
+
+
+class Evaluate(Section):
+    """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
+
+    samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
+    problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
+    general: int = Field(0, ge=0, description="Most held-out general prompts; they measure the alignment reward.")
+    sampling: Sampling
+    hardware: Hardware = Hardware()
+    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
+
+
+class Report(Section):
+    samples: int = Field(3, ge=0, description="Completions shown for each checkpoint.")
+
+
+class Recipe(Section):
+    """The whole of it. Two recipes that are equal make equal artifacts."""
+
+    name: str = Field(pattern=r"^[\w.-]+$", description="Names the MLflow experiment.")
+    description: str = Field(description="What it is for and what it needs.")
+    seed: int = Field(0, ge=0, description="Every random choice follows from it.")
+    problems: Problems
+    base: Base
+    cold_start_data: ColdStartData
+    cold_start_sft: SFT
+    reasoning_rl: GRPO
+    sft_data: SFTData
+    sft: SFT
+    reward_models: RewardModels
+    alignment_rl: GRPO
+    evaluate: Evaluate
+    report: Report = Report()
+    r1_zero: GRPO | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the project."""
+    files = resources.files("flows") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in files.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Recipe:
+    """A shipped recipe by name, or a TOML file by path, with ``section.field=value`` overrides (TOML values)."""
+    text, where = _read(name)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not valid TOML: {error}") from None
+    for override in overrides:
+        _override(values, override)
+    if seed is not None:
+        values["seed"] = seed
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}: {_explain(error)}") from None
+
+
+def _read(name: str) -> tuple[str, str]:
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise InputError(f"{name}: no such recipe file")
+        try:
+            return path.read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}: not UTF-8 text (byte {error.start})") from None
+    known = shipped()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"unknown recipe {name!r}{hint} Recipes: {', '.join(known)}, or a path that ends in .toml")
+    return (resources.files("flows") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name!r}"
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    path, equals, raw = override.partition("=")
+    if not equals or not path:
+        raise InputError(f"--set {override}: write section.field=value")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw  # a bare word is a string
+    *parents, last = path.strip().split(".")
+    place: Any = values
+    for parent in parents:
+        place = _descend(place, parent, override, path)
+    if isinstance(place, list):
+        place[_index(place, last, override)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise InputError(f"--set {override}: {path} is no field of the recipe")
+
+
+def _descend(place: Any, key: str, override: str, path: str) -> Any:
+    if isinstance(place, list):
+        return place[_index(place, key, override)]
+    if not isinstance(place, dict):
+        raise InputError(f"--set {override}: {path} is no field of the recipe")
+    return place.setdefault(key, {})
+
+
+def _index(place: list[Any], key: str, override: str) -> int:
+    if not key.isdecimal() or int(key) >= len(place):
+        raise InputError(f"--set {override}: {key!r} must be a number below {len(place)} here")
+    return int(key)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: field, what is wrong, what it was, what is near."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(first["loc"][-1]), _fields_beside(first["loc"]), n=1)
+        return f"{field}: unknown field" + (f"; did you mean {close[0]!r}?" if close else "; remove it")
+    message = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    shown = f" (got {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    more = len(error.errors()) - 1
+    return (f"{field}: " if field else "") + message + shown + (f"; and {more} more" if more else "")
+
+
+def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that an unknown key was given to."""
+    model: Any = Recipe
+    for part in location[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return list(getattr(model, "model_fields", {}))

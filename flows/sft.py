@@ -1,0 +1,27 @@
+"""SFT from BASE, not from Dev2, on what Dev2 sampled: Dev3 (R1, stage 3b)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.sft_data import EXAMPLES
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config import SFT
+
+
+def build(context: Context) -> Outcome:
+    data = context.path("sft_data") / EXAMPLES
+    result = context.run_job("sft", settings=context.config, model=str(context.path("base")), data=data)
+    return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="dev3")
+
+
+STAGE = Stage("sft", 1, ("base", "sft_data"), build)
+
+
+@flow(name=STAGE.name)
+def sft(config: SFT, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+    """Fine-tune the base model on the rejection-sampled data: Dev3."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

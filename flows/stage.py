@@ -1,0 +1,344 @@
+"""The stage contract: resolve the inputs, make the key, reuse what exists, else build and publish.
+
+    key = sha256(stage, stage version, canonical config with the seed, digests of the inputs)
+
+A stage is a `Stage` and a Prefect flow of the same name in its own module. What changes where a stage runs but not
+what it makes (devices, where it is logged) is no part of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, State
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.home import home, store, tracking
+from flows.progress import Progress
+from grpo.errors import InputError
+from tasks.launch import launch
+from tasks.store import Attempt, InputRef, Manifest, artifact_key
+from tasks.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+NOT_HASHED = {"device"}
+
+
+class Where(BaseModel):
+    """Where a stage runs and is recorded: nothing of what it makes, so no part of its key."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: str = Field("single-stages", description="MLflow experiment.")
+    parent_run_id: str | None = Field(None, description="MLflow run of the recipe run that this stage belongs to.")
+    force: bool = Field(False, description="Make it again although it exists.")
+    time_limit_hours: float | None = Field(None, gt=0, description="A trainer that runs longer is stopped. None: never.")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input that was found: where it lies, and what it is."""
+
+    ref: InputRef
+    path: Path
+    manifest: Manifest | None = None
+
+
+@dataclass
+class Outcome:
+    """What a stage reports about what it built in its `out` folder."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    steps_completed: int | None = None
+    model: str | None = None  # the name of the checkpoint, if `out` is one
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the recipe. `needs` are the stages whose artifacts it reads; `version` changes with its code's output;
+    `files` names local files and folders that the configuration points to; `extra` is hashed beside the config."""
+
+    name: str
+    version: int
+    needs: tuple[str, ...]
+    build: Callable[[Context], Outcome]
+    files: Callable[[Any], dict[str, str]] = lambda config: {}
+    extra: Callable[[Any], dict[str, Any]] = lambda config: {}
+
+
+@dataclass
+class Context:
+    """What a stage's `build` works with."""
+
+    stage: Stage
+    config: Any
+    seed: int
+    inputs: dict[str, Input]
+    attempt: Attempt
+    where: Where
+    tracking: Tracking
+    run_id: str
+    progress: Progress
+
+    @property
+    def out(self) -> Path:
+        return self.attempt.out
+
+    def path(self, name: str) -> Path:
+        """Where the input `name` lies."""
+        return self.inputs[name].path
+
+    def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
+        """Run a job of grpo/ in a subprocess and return its result. Its metrics go to MLflow and to the progress line.
+
+        A second call with the same `name`, after a kill, continues from the job's last checkpoint; a job that had
+        already finished returns its result at once.
+        """
+        work = self.attempt.work / name
+        work.mkdir(parents=True, exist_ok=True)
+        done = work / "done.json"
+        if done.is_file():
+            return json.loads(done.read_text())
+        metrics = work / "metrics.jsonl"
+        prefix = "" if name == "trainer" else f"{name}/"
+        if metrics.is_file():  # of the attempt that this one continues: its curve belongs to this run too
+            self._on_metrics(prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")])
+        job = {
+            "kind": kind,
+            "out": out or self.out,
+            "state": self.attempt.state / name,
+            "metrics": metrics,
+            "result": work / "result.json",
+            "seed": self.seed,
+            **values,
+        }
+        limit = self.where.time_limit_hours
+        run = task(name=f"run {kind}", task_run_name=f"{self.stage.name}: {name}", cache_policy=NO_CACHE)(launch)
+        result = run(
+            json.loads(json.dumps(job, default=_jsonable)),
+            work,
+            on_metrics=lambda records: self._on_metrics(prefix, records),
+            time_limit_s=limit * 3600 if limit else None,
+            lock_fd=self.attempt.lock_fd,
+        )
+        partial = done.with_suffix(".partial")
+        partial.write_text(json.dumps(result))
+        partial.replace(done)
+        return result
+
+    def _on_metrics(self, prefix: str, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self.progress.update(self.stage.name, prefix.rstrip("/"), record)
+        named = [{(k if k == "step" else prefix + k): v for k, v in r.items() if k != "of"} for r in records]
+        self.tracking.log_metrics(self.run_id, named)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} cannot stand in a job file")
+
+
+def hashed_config(stage: Stage, config: BaseModel, seed: int) -> dict[str, Any]:
+    """What of a configuration decides the stage's output."""
+    files = stage.files(config)
+    values = _without_places(config.model_dump(mode="json"), {str(path): name for name, path in files.items()})
+    return {**values, **stage.extra(config), "seed": seed}
+
+
+def _without_places(value: Any, files: Mapping[str, str]) -> Any:
+    """A path says where a file lies; what is in it enters the key as an input's digest."""
+    if isinstance(value, dict):
+        return {k: _without_places(v, files) for k, v in value.items() if k not in NOT_HASHED}
+    if isinstance(value, list):
+        return [_without_places(v, files) for v in value]
+    return f"input:{files[value]}" if isinstance(value, str) and value in files else value
+
+
+def resolve(reference: str) -> Input:
+    """An input by `latest:STAGE`, by a key or digest (or its beginning), or by a path."""
+    path = Path(reference).expanduser()
+    if path.exists() and (reference.startswith((".", "/", "~")) or not reference.isalnum()):
+        return external(reference)
+    manifest = store().resolve(reference)
+    return Input(manifest.ref, manifest.path, manifest)
+
+
+def external(name: str) -> Input:
+    """A file or folder of the user's by its contents; what is no local path is a hub name and counts by that name."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        if name.startswith((".", "/", "~")):
+            raise InputError(f"{name}: no such file or folder")
+        return Input(InputRef(hashlib.sha256(name.encode()).hexdigest(), path=name), Path(name))
+    return Input(InputRef(_contents_digest(path), path=str(path.absolute())), path.absolute())
+
+
+def _contents_digest(path: Path) -> str:
+    """sha256 over names and contents, remembered by size and time: a model's folder is read once, not every run."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    state = hashlib.sha256(
+        json.dumps([[str(p), (s := p.stat()).st_size, s.st_mtime_ns] for p in files]).encode()
+    ).hexdigest()
+    cache = home() / "digests" / state
+    if cache.is_file():
+        return cache.read_text()
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(f"{file.relative_to(path)}\0{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    partial = cache.with_suffix(f".{os.getpid()}")
+    partial.write_text(digest.hexdigest())
+    partial.replace(cache)
+    return digest.hexdigest()
+
+
+def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:
+    digests = {name: ref.digest for name, ref in inputs.items()}
+    return artifact_key(stage.name, stage.version, hashed_config(stage, config, seed), digests)
+
+
+def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> dict[str, Input]:
+    """The inputs given, the newest artifact of every needed stage that is not given, and the configuration's files."""
+    if unknown := set(inputs) - set(stage.needs):
+        known = ", ".join(stage.needs) or "none"
+        raise InputError(f"stage {stage.name!r} has no input {sorted(unknown)[0]!r}; its inputs: {known}")
+    found = {name: resolve(inputs.get(name, f"latest:{name}")) for name in stage.needs}
+    return found | {name: external(path) for name, path in stage.files(config).items()}
+
+
+def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> State:
+    """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
+    found = find_inputs(stage, config, inputs)
+    refs = {name: item.ref for name, item in found.items()}
+    key = key_of(stage, config, seed, refs)
+    existing = None if where.force else store().find(key)
+    record = tracking()
+    progress = Progress.current()
+    if existing is None:
+        with store().attempt(stage.name, key, force=where.force) as attempt:
+            # Another process may have published it while this one waited for the lock.
+            existing = None if where.force else store().find(key)
+            if existing is None:
+                manifest = _build(stage, config, seed, found, attempt, where, record, progress)
+                progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
+                return Completed(name="Completed", data=summary(manifest, "ran"))
+    _record_reuse(record, stage, existing, where)
+    progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
+    return Completed(name="Reused", data=summary(existing, "reused"))
+
+
+def summary(manifest: Manifest, status: str) -> dict[str, Any]:
+    """Plain values about an artifact: what a stage's flow returns."""
+    return {
+        "name": manifest.stage,
+        "status": status,
+        "key": manifest.key,
+        "digest": manifest.digest,
+        "seconds": manifest.seconds,
+        "metrics": manifest.metrics,
+        "counts": manifest.counts,
+    }
+
+
+def _build(
+    stage: Stage,
+    config: BaseModel,
+    seed: int,
+    inputs: dict[str, Input],
+    attempt: Attempt,
+    where: Where,
+    record: Tracking,
+    progress: Progress,
+) -> Manifest:
+    began = time.monotonic()
+    hashed = hashed_config(stage, config, seed)
+    progress.started(stage.name)
+    tags = {"r1flow.stage": stage.name, "r1flow.key": attempt.key, "r1flow.status": "running"}
+    run_id = record.stage_run(where.parent_run_id, where.recipe, stage.name, hashed, tags)
+    try:
+        for name, item in inputs.items():
+            if item.manifest is not None:
+                _record_input(record, run_id, name, item.manifest)
+        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress)
+        outcome = stage.build(context)
+        manifest = attempt.publish(
+            stage_version=stage.version,
+            config=hashed,
+            inputs={name: item.ref for name, item in inputs.items()},
+            counts=outcome.counts,
+            metrics=outcome.metrics,
+            steps_completed=outcome.steps_completed,
+            mlflow_run_id=run_id,
+            seconds=time.monotonic() - began,
+        )
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        record.set_tags(run_id, {"r1flow.status": "failed", "r1flow.error": str(error)[:500]})
+        record.finish(run_id, status)
+        raise
+    _record_output(record, run_id, manifest, outcome)
+    return manifest
+
+
+def _record_input(record: Tracking, run_id: str, name: str, manifest: Manifest) -> None:
+    if (model_id := record.find_model(manifest.digest)) is not None:
+        record.log_model_input(run_id, model_id)
+    else:
+        record.log_dataset(run_id, manifest, name, "input")
+
+
+def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: Outcome) -> None:
+    step = manifest.steps_completed or 0
+    final = {name: value for name, value in manifest.metrics.items() if value is not None}
+    record.log_metrics(run_id, [{"step": step, **{f"final/{name}": value for name, value in final.items()}}])
+    if outcome.model:
+        record.log_model(run_id, manifest, outcome.model, step)
+    else:
+        record.log_dataset(run_id, manifest, manifest.stage, "output")
+    for name, rows in outcome.tables.items():
+        record.log_table(run_id, name, rows)
+    record.log_text(run_id, json.dumps(manifest.to_dict(), indent=2), "manifest.json")
+    record.set_tags(run_id, {"r1flow.status": "ran", "r1flow.digest": manifest.digest})
+    record.finish(run_id, "FINISHED")
+
+
+def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: Where) -> None:
+    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work."""
+    if where.parent_run_id is None:
+        return
+    tags = {
+        "r1flow.stage": stage.name,
+        "r1flow.key": manifest.key,
+        "r1flow.digest": manifest.digest,
+        "r1flow.status": "reused",
+        "r1flow.made_by_run": manifest.mlflow_run_id or "",
+    }
+    run_id = record.stage_run(where.parent_run_id, where.recipe, stage.name, manifest.config, tags)
+    values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
+    record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
+    record.finish(run_id, "FINISHED")
+
+
+def clear_folder(path: Path) -> Path:
+    """An empty folder at `path`, whatever an earlier attempt left there."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path

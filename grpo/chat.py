@@ -1,0 +1,71 @@
+"""Talk to a checkpoint in the terminal: ``python -m grpo.chat MODEL [--template r1_zero]``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Hardware, Sampling
+from grpo.data import Message
+from grpo.errors import InputError
+from grpo.policy import load_policy, load_tokenizer
+from grpo.rollout import generator_for, sample
+from grpo.template import prompt_tokens
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo.chat", description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--template", choices=["chat", "r1_zero"], default="chat")
+    parser.add_argument("--zero-template", type=Path)
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    try:
+        tokenizer, model = load_tokenizer(given.model), load_policy(given.model, Hardware())
+        talk(given, tokenizer, model)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, EOFError):
+        print(file=sys.stderr)
+    return 0
+
+
+def talk(given: Any, tokenizer: Any, model: Any) -> None:
+    """Read prompts until the end of input; an empty line begins a new conversation."""
+    interactive = sys.stdin.isatty()
+    settings = Sampling(temperature=given.temperature, top_p=given.top_p, max_new_tokens=given.max_new_tokens)
+    zero = given.zero_template.read_text() if given.zero_template else None
+    messages: list[Message] = []
+    if interactive:
+        print("An empty line begins a new conversation; Ctrl-D ends.", file=sys.stderr)
+    for turn in itertools.count():
+        line = input("> " if interactive else "").strip()
+        if not line:
+            messages = []
+            continue
+        # A base model's plain template holds one question; only a chat template knows turns.
+        messages = [*(messages if given.template == "chat" else []), {"role": "user", "content": line}]
+        prompt = prompt_tokens(tokenizer, messages, given.template, zero)
+        completion = sample(
+            model,
+            [prompt],
+            1,
+            settings,
+            pad_id=tokenizer.pad_token_id,
+            eos_id=tokenizer.eos_token_id,
+            generator=generator_for(given.seed, turn),
+        )[0][0]
+        text = tokenizer.decode(completion.tokens, skip_special_tokens=True).strip()
+        print(text, flush=True)
+        messages.append({"role": "assistant", "content": text})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

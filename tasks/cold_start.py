@@ -1,0 +1,85 @@
+"""Cold-start demonstrations: few, correct, readable (R1, stage 1).
+
+Departure from the paper: nobody rewrites the samples in better words or checks them by hand; the filters of the data
+factory stand in for the human eye.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from grpo.data import Problem, Sample
+from grpo.errors import InputError
+from grpo.rewards import rule_rewards
+from grpo.template import parse, render
+from tasks.examples import example
+from tasks.filters import FilterSettings, reject
+from tasks.miniature import Habits, demonstrate
+
+Writer = Callable[[Problem], tuple[str, str]]
+"""Problem -> (reasoning, answer)."""
+
+
+def miniature_writer(habits: Habits, seed: int) -> Writer:
+    rng = random.Random(f"cold start/{seed}")
+    return lambda problem: demonstrate(problem, habits, rng)
+
+
+def solution(problem: Problem) -> tuple[str, str]:
+    """The worked solution that came with the problem, as its reasoning."""
+    worked = problem.metadata.get("solution")
+    if not worked:
+        raise InputError(
+            f"problem {problem.id} of {problem.source} has no worked solution; cold_start_data.source 'solutions' needs "
+            "them (GSM8K's answer column, or metadata_columns = ['solution'])"
+        )
+    return worked, problem.answer
+
+
+def written(problems: Iterable[Problem], writer: Writer, settings: FilterSettings) -> tuple[list[Any], dict[str, int]]:
+    """(examples, counts by reason) of demonstrations that pass the same filters as sampled ones."""
+    examples = []
+    reasons: Counter[str] = Counter()
+    for problem in problems:
+        completion = render(*writer(problem))
+        reason = reject(_as_sample(problem, completion), settings)
+        reasons[reason or "kept"] += 1
+        if reason is None:
+            examples.append(example(problem, completion))
+    return examples, dict(reasons)
+
+
+def sampled(
+    problems: Sequence[Problem], samples: Iterable[Sample], settings: FilterSettings
+) -> tuple[list[Any], dict[str, int]]:
+    """The first sample of each problem that passes the filters."""
+    by_id = {problem.id: problem for problem in problems}
+    chosen: dict[str, Any] = {}
+    reasons: Counter[str] = Counter()
+    for sample in samples:
+        reason = reject(sample, settings) or ("surplus" if sample.problem_id in chosen else None)
+        reasons[reason or "kept"] += 1
+        if reason is None:
+            completion = render(sample.reasoning, sample.answer)
+            chosen[sample.problem_id] = example(by_id[sample.problem_id], completion)
+    return list(chosen.values()), dict(reasons)
+
+
+def _as_sample(problem: Problem, completion: str) -> Sample:
+    parts = parse(completion)
+    return Sample(
+        problem_id=problem.id,
+        policy="written",
+        completion=completion,
+        reasoning=parts.reasoning,
+        summary=parts.summary,
+        answer=parts.answer or "",
+        rewards=rule_rewards(problem, parts),
+        tokens=0,
+        finish_reason="stop",
+        domain=problem.domain,
+        language=problem.language,
+    )

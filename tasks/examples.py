@@ -1,0 +1,41 @@
+"""Supervised examples: prompts with the completions to learn, as parquet shards that grpo/ trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.data import Problem
+
+SHARD = 4096
+_SCHEMA = pa.schema(
+    [
+        ("problem_id", pa.string()),
+        ("domain", pa.string()),
+        ("language", pa.string()),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("completion", pa.string()),
+    ]
+)
+
+
+def example(problem: Problem, completion: str) -> dict[str, Any]:
+    return {
+        "problem_id": problem.id,
+        "domain": problem.domain,
+        "language": problem.language,
+        "messages": problem.messages,
+        "completion": completion,
+    }
+
+
+def write_examples(folder: Path, examples: Sequence[dict[str, Any]]) -> None:
+    """Shards part-NNNNN.parquet in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, start in enumerate(range(0, max(1, len(examples)), SHARD)):
+        table = pa.Table.from_pylist(list(examples[start : start + SHARD]), schema=_SCHEMA)
+        pq.write_table(table, folder / f"part-{number:05d}.parquet")

@@ -1,0 +1,87 @@
+"""Recipes: what ships is valid, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.recipe import Recipe, load_recipe, shipped
+from grpo.errors import InputError
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_recipes_are_valid(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
+def test_what_ships() -> None:
+    assert shipped() == ["qwen2.5-1.5b", "r1-paper", "smollm2-135m", "tiny"]
+
+
+def test_every_field_is_described() -> None:
+    def check(schema: dict, path: str) -> None:
+        for name, field in schema.get("properties", {}).items():
+            nested = any(key in str(field) for key in ("$ref", "const"))
+            assert nested or field.get("description"), f"{path}.{name}"
+
+    schema = Recipe.model_json_schema()
+    for name, definition in schema["$defs"].items():
+        check(definition, name)
+
+
+def test_the_papers_numbers() -> None:
+    paper = load_recipe("r1-paper")
+    rl = paper.reasoning_rl
+    assert (rl.prompts_per_step, rl.group_size, rl.minibatches) == (32, 16, 16)  # 512 a step, 8,192 a rollout
+    assert (rl.optimizer.learning_rate, rl.kl_coef, rl.clip_eps_high) == (3e-6, 0.001, 10)
+    assert (rl.sampling.temperature, rl.reference_refresh_steps) == (1.0, 400)
+    assert paper.r1_zero is not None and paper.r1_zero.steps == 10_400
+    align = paper.alignment_rl
+    assert (align.steps, align.general_last_steps, align.sampling.temperature) == (1700, 400, 0.7)
+    assert (paper.sft.batch_size, paper.sft.optimizer.learning_rate) == (128, 5e-5)
+    assert paper.reward_models.helpful.batch_size == 256
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reasoning_rl.group_size=1", "reasoning_rl.group_size"),
+        ("reasoning_rl.grup_size=8", "did you mean 'group_size'?"),
+        ("reasonin_rl.steps=8", "did you mean 'reasoning_rl'?"),
+        ("reasoning_rl.sampling.temperature=0", "reasoning_rl.sampling.temperature"),
+        ("reasoning_rl.steps=many", "reasoning_rl.steps"),
+        ("reasoning_rl.steps", "write section.field=value"),
+        ("name.x=1", "no field"),
+        ("problems.sources.9.count=1", "must be a number below 3"),
+        ("problems.sources.0.count=0", "count"),
+        ("base.model=./x", "either model"),
+        ("alignment_rl.general_last_steps=9999", "exceeds steps"),
+    ],
+)
+def test_wrong_overrides_are_one_line(override: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_recipe("tiny", [override])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_overrides_take_toml_values() -> None:
+    recipe = load_recipe("tiny", ["reasoning_rl.steps=7", "report={samples=1}", "sft.max_steps=3"], seed=5)
+    assert (recipe.reasoning_rl.steps, recipe.report.samples, recipe.sft.max_steps, recipe.seed) == (7, 1, 3, 5)
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(InputError, match="did you mean 'tiny'"):
+        load_recipe("tny")
+    with pytest.raises(InputError, match="no such recipe file"):
+        load_recipe("mine.toml")
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("name = [")
+    with pytest.raises(InputError, match="not valid TOML"):
+        load_recipe(str(path))
+    path.write_bytes(b'name = "\xff"')
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_recipe(str(path))

@@ -1,0 +1,129 @@
+"""Sampling: the distribution it draws from, its order, and its agreement with the trainer and with transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpo.config import Sampling
+from grpo.policy import completion_logprobs
+from grpo.rollout import choose, generator_for, sample
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer):
+    texts = ["What is 1 + 2?", "add 3", "What is 4 + 5? 4 + 5 =", "7"]
+    ids = [[tokenizer.bos_token_id, *tokenizer(t)["input_ids"]] for t in texts]
+    assert len({len(i) for i in ids}) == 4
+    return ids
+
+
+def draw(policy, tokenizer, prompts, per_prompt=3, seed=0, eos_id=None, **settings):
+    settings = Sampling(**{"max_new_tokens": 12, **settings})
+    return sample(
+        policy,
+        prompts,
+        per_prompt,
+        settings,
+        pad_id=tokenizer.pad_token_id,
+        eos_id=tokenizer.eos_token_id if eos_id is None else eos_id,
+        generator=generator_for(seed),
+    )
+
+
+def tokens_of(groups):
+    return [[c.tokens for c in group] for group in groups]
+
+
+def test_the_seed_decides(policy, tokenizer, prompts):
+    first, again, other = (tokens_of(draw(policy, tokenizer, prompts, seed=seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_streams_differ_in_every_part():
+    streams = [generator_for(seed, step, use) for seed in range(3) for step in range(20) for use in (0, 1)]
+    assert len({torch.randint(2**60, (1,), generator=g).item() for g in streams}) == len(streams)
+
+
+@pytest.mark.parametrize("batch_size", [256, 6])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_the_trainers(policy, tokenizer, prompts, temperature, batch_size):
+    # A common token as end mark lets rows leave the batch at different times.
+    ends = frequent_token(policy, tokenizer, prompts)
+    groups = draw(policy, tokenizer, prompts, 6, temperature=temperature, eos_id=ends, batch_size=batch_size)
+    flat = [c for group in groups for c in group]
+    assert len({len(c.tokens) for c in flat}) > 2
+    with torch.no_grad():
+        repeated = [p for p in prompts for _ in range(6)]
+        trainer = completion_logprobs(policy, repeated, [c.tokens for c in flat], temperature)
+    for row, completion in zip(trainer, flat, strict=True):
+        length = len(completion.tokens)
+        torch.testing.assert_close(row[:length], torch.tensor(completion.logprobs), atol=1e-4, rtol=0)
+        assert row[length:].abs().sum() == 0
+
+
+def frequent_token(policy, tokenizer, prompts):
+    flat = torch.tensor([t for g in draw(policy, tokenizer, prompts, 6, seed=5) for c in g for t in c.tokens])
+    return flat.mode().values.item()
+
+
+def test_completion_logprobs_are_those_of_the_model(policy, prompts):
+    completion = [9, 8, 7]
+    with torch.no_grad():
+        logits = policy(torch.tensor([[*prompts[0], *completion]])).logits[0]
+        expected = torch.log_softmax(logits / 0.5, -1)[len(prompts[0]) - 1 : -1].gather(1, torch.tensor([completion]).T)
+        found = completion_logprobs(policy, [prompts[0], prompts[2]], [completion, [1] * 5], 0.5)
+    torch.testing.assert_close(found[0], torch.cat([expected.squeeze(1), torch.zeros(2)]), atol=1e-5, rtol=0)
+
+
+def test_a_tiny_temperature_is_greedy_generation(policy, tokenizer, prompts):
+    groups = draw(policy, tokenizer, prompts, 2, temperature=1e-4)
+    for prompt, group in zip(prompts, groups, strict=True):
+        expected = policy.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)[0, len(prompt) :]
+        assert [c.tokens for c in group] == [expected.tolist()] * 2
+
+
+def test_an_end_mark_ends(policy, tokenizer, prompts):
+    ends = frequent_token(policy, tokenizer, prompts)
+    flat = [c for g in draw(policy, tokenizer, prompts, 6, eos_id=ends, max_new_tokens=8) for c in g]
+    assert {c.finished for c in flat} == {True, False}
+    for completion in flat:
+        assert len(completion.logprobs) == len(completion.tokens)
+        assert completion.finished == (completion.tokens[-1] == ends)
+        assert ends not in completion.tokens[:-1]
+        assert completion.finished or len(completion.tokens) == 8
+
+
+def test_the_longest_completion_is_not_finished(policy, tokenizer, prompts):
+    flat = [c for g in draw(policy, tokenizer, prompts, eos_id=-1, max_new_tokens=3) for c in g]
+    assert [(len(c.tokens), c.finished) for c in flat] == [(3, False)] * 12
+
+
+def test_groups_come_in_the_order_of_their_prompts(policy, tokenizer, prompts):
+    # Greedy completions identify their prompt; batches of two prompts are made by length, not in this order.
+    alone = [draw(policy, tokenizer, [p], 1, temperature=1e-4)[0][0].tokens for p in prompts]
+    assert len(set(map(tuple, alone))) > 1
+    for batch_size in (256, 4):
+        groups = draw(policy, tokenizer, prompts, 2, temperature=1e-4, batch_size=batch_size)
+        assert tokens_of(groups) == [[tokens, tokens] for tokens in alone]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.4, {2}), (0.49, {2}), (0.6, {2, 0}), (0.81, {2, 0, 3}), (1.0, {0, 1, 2, 3})]
+)
+def test_top_p_keeps_exactly_the_nucleus(top_p, kept):
+    # By falling probability: tokens 2, 0, 3 and 1, with 0, 0.5, 0.75 and 0.88 of the mass before them.
+    probabilities = torch.tensor([0.25, 0.12, 0.5, 0.13])
+    logits = probabilities.log().expand(2000, 4)
+    token, logprob = choose(logits, Sampling(top_p=top_p, max_new_tokens=1), generator_for(0))
+    assert set(token.tolist()) == kept
+    torch.testing.assert_close(logprob, probabilities[token].log())  # of the whole distribution, not of the nucleus
+
+
+def test_frequencies_follow_the_temperature():
+    # At temperature 1/2 the odds 3 : 1 become 9 : 1; 10,000 draws have a standard error of 0.003.
+    logits = torch.tensor([3.0, 1.0]).log().expand(10_000, 2)
+    token, logprob = choose(logits, Sampling(temperature=0.5, max_new_tokens=1), generator_for(0))
+    assert (token == 0).float().mean().item() == pytest.approx(0.9, abs=0.012)
+    assert logprob[token == 0][0].item() == pytest.approx(torch.tensor(0.9).log().item())

@@ -1,0 +1,123 @@
+"""Taking completions apart, and what of a sequence is learnt."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo.errors import InputError
+from grpo.policy import IGNORE, load_tokenizer
+from grpo.sft import collate, tokenize
+from grpo.template import ZERO_TEMPLATE, Parts, completion_tokens, parse, prompt_tokens, render
+
+USER = [{"role": "user", "content": "What is 1 + 2?"}]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "<think>325 - 28\n= 297\n297 - 20 = 277</think><answer>277</answer>",
+        "  <think>\n325 - 28\n= 297\n297 - 20 = 277\n</think>\n\n<answer>\n277\n</answer>\n",
+        "<reasoning>325 - 28\n= 297\n297 - 20 = 277</reasoning>\n<answer>277</answer>",
+    ],
+)
+def test_well_formed(completion):
+    assert parse(completion) == Parts("325 - 28\n= 297\n297 - 20 = 277", "277", "277", True)
+
+
+MALFORMED = {
+    # completion: (reasoning, summary, answer)
+    "277": ("", "277", None),
+    "": ("", "", None),
+    "<answer>277</answer>": ("", "277", "277"),
+    "<think>a</think>277": ("a", "277", None),
+    "<think>never ends": ("never ends", "<think>never ends", None),
+    "<think>a</reasoning><answer>b</answer>": ("a</reasoning><answer>b</answer>", "b", "b"),
+    "<think>a</think><answer>b": ("a", "b", None),
+    "<think>a</think><answer></answer>": ("a", "", ""),
+    "<think></think><answer>b</answer>": ("", "b", "b"),
+    "<think> \n</think><answer>b</answer>": ("", "b", "b"),
+    "<think>a</think><answer>b</answer><answer>c</answer>": ("a", "bc", "c"),
+    "<think>a</think>then<think>b</think><answer>c</answer>": ("a", "c", "c"),
+    "Sure! <think>a</think><answer>b</answer>": ("a", "b", "b"),
+    "<think>a</think>so <answer>b</answer>": ("a", "so b", "b"),
+    "<think>a</think><answer>b</answer> Good luck!": ("a", "b Good luck!", "b"),
+    "<think>a <answer>b</answer></think><answer>c</answer>": ("a <answer>b</answer>", "c", "c"),
+}
+
+
+@pytest.mark.parametrize("completion", MALFORMED)
+def test_malformed(completion):
+    parts = parse(completion)
+    assert not parts.well_formed
+    assert (parts.reasoning, parts.summary, parts.answer) == MALFORMED[completion]
+
+
+def test_an_answer_of_several_lines():
+    assert parse("<think>a</think><answer>def f():\n    return 1</answer>").answer == "def f():\n    return 1"
+
+
+@pytest.mark.parametrize(("reasoning", "answer"), [("a", "b"), ("two\nlines, x < y", "x > 3\nor"), (" a\n", " b ")])
+def test_render_and_parse_are_inverse(reasoning, answer):
+    assert parse(render(reasoning, answer)) == Parts(reasoning.strip(), answer.strip(), answer.strip(), True)
+
+
+def test_chat_prompt(tokenizer):
+    messages = [{"role": "system", "content": "add"}, *USER]
+    ids = prompt_tokens(tokenizer, messages, "chat")
+    assert tokenizer.decode(ids) == "<|bos|><|user|>add<|user|>What is 1 + 2?<|assistant|>"
+
+
+def test_r1_zero_prompt(tokenizer):
+    text = tokenizer.decode(prompt_tokens(tokenizer, USER, "r1_zero"))
+    assert text == "<|bos|>" + ZERO_TEMPLATE.replace("{prompt}", "What is 1 + 2?")
+    assert text.endswith("Assistant:")
+
+
+def test_r1_zero_prompt_with_its_own_template(tokenizer):
+    # Braces in a problem are no placeholders; what the system said has no place in the template.
+    messages = [{"role": "system", "content": "add"}, {"role": "user", "content": "What is {1} + {prompt}?"}]
+    assert tokenizer.decode(prompt_tokens(tokenizer, messages, "r1_zero", "Q: {prompt}\nA:")) == (
+        "<|bos|>Q: What is {1} + {prompt}?\nA:"
+    )
+
+
+def test_a_tokenizer_without_chat_template(model_folder):
+    tokenizer = load_tokenizer(model_folder)
+    tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        prompt_tokens(tokenizer, USER, "chat")
+
+
+def test_tags_are_single_tokens_that_decoding_keeps(tokenizer):
+    text = render("1 + 2 = 3\nnaïve, 日本", "3")
+    ids = completion_tokens(tokenizer, text)
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<think>")
+
+
+def test_a_sum_has_the_same_tokens_in_a_prompt_and_in_a_solution(tokenizer):
+    ids = tokenizer("What is 1 + 2?")["input_ids"]
+    terms = tokenizer("so 1 + 2 = 3")["input_ids"]
+    assert {tokenizer.convert_tokens_to_ids(t) for t in ("Ġ1", "Ġ+", "Ġ2")} <= set(ids) & set(terms)
+
+
+def test_only_the_response_is_learnt(tokenizer):
+    pairs = [{"messages": USER, "completion": "3"}, {"messages": USER, "completion": "it is 3"}]
+    rows, dropped = tokenize(tokenizer, pairs, 100)
+    assert dropped == 0
+    batch = collate(rows)
+    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
+    learnt = [[label for label in row if label != IGNORE] for row in batch["labels"].tolist()]
+    assert [tokenizer.decode(row) for row in learnt] == ["3<|end|>", "it is 3<|end|>"]
+    assert batch["attention_mask"].sum(1).tolist() == [len(p) + len(c) for p, c in rows]
+    for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        assert all(label in (IGNORE, i) for i, label in zip(ids, labels, strict=True))
+
+
+def test_long_sequences_are_dropped_and_counted(tokenizer):
+    pairs = [{"messages": USER, "completion": c} for c in ("3", "it is 3")]
+    short = len(tokenize(tokenizer, pairs, 100)[0][0][0]) + 2  # prompt, "3", end
+    rows, dropped = tokenize(tokenizer, pairs, short)
+    assert (len(rows), dropped) == (1, 1)
+    assert tokenize(tokenizer, pairs, short - 1) == ([], 2)

@@ -1,0 +1,46 @@
+"""Who may import whom: deployments -> flows -> tasks -> grpo, and what each room never knows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("deployments", "flows", "tasks", "grpo")
+FORBIDDEN = {
+    "grpo": {"prefect", "mlflow", "pandas", "tasks", "flows", "deployments"},
+    "tasks": {"flows", "deployments"},
+    "flows": {"torch", "transformers", "mlflow", "deployments"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_a_room_imports_only_what_lies_to_its_right(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        assert not imported(path) & FORBIDDEN[room], path
+
+
+def test_one_file_knows_mlflow() -> None:
+    knowing = [p.relative_to(ROOT).as_posix() for p in ROOT.glob("tasks/**/*.py") if "mlflow" in imported(p)]
+    assert knowing == ["tasks/tracking.py"]
+
+
+def test_the_command_does_not_load_torch() -> None:
+    code = "import sys, flows.r1, flows.plan, flows.cli; print('torch' in sys.modules, 'mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["False", "False"]
