@@ -64,13 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> int:
+    from flows.plan import plan as make_plan
     from flows.r1 import FLOWS, GRAPHS, RecipeFailed
     from flows.recipe import load_recipe
 
-    # Before a server is started for it: a wrong recipe should cost no time.
+    # Before a server is started for it: a wrong recipe or a missing file should cost no time.
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     choice = _choice(given)
-    choice.check(GRAPHS[given.flow])
+    make_plan(GRAPHS[given.flow], recipe, choice)
     try:
         result: dict[str, Any] = FLOWS[given.flow](
             recipe=given.recipe,

@@ -187,7 +187,7 @@ class GRPOJob(JobBase):
     kind: Literal["grpo"] = "grpo"
     settings: GRPO
     model: str
-    problems: list[Path]
+    problems: list[Path] = Field(min_length=1)
     template: Template = "chat"
     zero_template: str | None = None
     helpful_model: str | None = None

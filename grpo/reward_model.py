@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.config import RewardModelJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.policy import load_reward_model, load_tokenizer
+from grpo.policy import load_reward_model, load_tokenizer, pad
 from grpo.runlog import write_result
 from grpo.scoring import conversation_tokens, score_rows
 from grpo.supervised import fit
@@ -82,8 +82,9 @@ def _tokens(tokenizer: Any, row: dict[str, Any], loss: str) -> tuple[Any, ...]:
 
 
 def _collate(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
-    # Lists of ids pass through as they are: score_rows pads them.
-    return {"rows": rows}
+    # Lists of ids pass through as they are: score_rows pads them. The mask only counts tokens.
+    ids = [side for row in rows for side in row[:-1]]
+    return {"rows": rows, "attention_mask": pad([[1] * len(side) for side in ids], 0)}
 
 
 def _pair_loss(model: Any, batch: dict[str, Any]) -> Tensor:

@@ -58,7 +58,9 @@ class Scorer:
         self.helpful = RewardModelScorer(helpful_model, hardware) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, hardware) if safe_model else None
 
-    def __call__(self, problems: Sequence[Problem], parts: Sequence[Parts], texts: Sequence[str]) -> list[dict[str, float]]:
+    def __call__(
+        self, problems: Sequence[Problem], parts: Sequence[Parts], texts: Sequence[str]
+    ) -> list[dict[str, float]]:
         """Unweighted reward breakdown of each completion; `texts` are the whole completions."""
         breakdowns = [rule_rewards(problem, part) for problem, part in zip(problems, parts, strict=True)]
         general = [i for i, problem in enumerate(problems) if problem.domain == "general"]

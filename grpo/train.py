@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ RUNNERS = {
     "copy_model": "grpo.policy:copy_model",
 }
 """Named, not imported: a sampling job need not load what only training needs."""
+FULL_BYTES = 2**20
+"""A job that fails with less than this free failed for want of space."""
 
 
 def read_job(path: Path) -> JobBase:
@@ -54,12 +57,22 @@ def main(arguments: list[str]) -> int:
     _die_with_parent()
     try:
         job = read_job(Path(arguments[0]))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
         module, function = RUNNERS[job.kind].split(":")  # type: ignore[attr-defined]
         getattr(importlib.import_module(module), function)(job)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception:
+        # Each library has its own words for a full disk, some of them none.
+        if shutil.disk_usage(job.out).free > FULL_BYTES:
+            raise
+        print(f"error: no space left on {job.out}: free some or write elsewhere", file=sys.stderr)
         return 2
     return 0
 

@@ -6,7 +6,9 @@ the difference to the trainer's is measured each rollout as `logprob_mismatch`.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -56,9 +58,13 @@ class ProblemOrder:
 
     def _at(self, position: int) -> Problem:
         epoch, index = divmod(position, len(self.problems))
+        return self.problems[self._order(epoch)[index]]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  # one object a job, and it lives as long as the job
+    def _order(self, epoch: int) -> list[int]:
         order = list(range(len(self.problems)))
         random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        return self.problems[order[index]]
+        return order
 
 
 class Trainer:
@@ -161,7 +167,8 @@ class Trainer:
         settings = self.settings
         chosen: list[Problem] = []
         for step in range(self.step, self.step + minibatches):
-            general = round(settings.prompts_per_step * settings.general_share) if step >= self._general_from() else 0
+            share = settings.general_share if step >= self._general_from() else 0.0
+            general = math.ceil(settings.prompts_per_step * share)
             reasoning = settings.prompts_per_step - general
             if reasoning:
                 chosen += self.pools["reasoning"].take(step * settings.prompts_per_step, reasoning)

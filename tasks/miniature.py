@@ -29,7 +29,8 @@ LANGUAGES = ("en", "de")
 class Words:
     """The phrases of one language."""
 
-    exercise: str
+    leads: tuple[str, ...]
+    links: tuple[str, ...]
     compute: str
     first: str
     then: str
@@ -56,8 +57,9 @@ class Words:
 
 WORDS = {
     "en": Words(
-        exercise="exercise",
-        compute="compute",
+        leads=("exercise: {}", "compute {}", "{}", "what is {}", "we want {} today"),
+        links=("\n", "\nsolution\n", "\nlet me see\n", " is asked\n", "\nwell "),
+        compute="compute {}",
         first="first",
         then="then",
         so="so the result is",
@@ -75,7 +77,7 @@ WORDS = {
             "the moon",
             "the school",
             "the window",
-        ),  # fmt: skip
+        ),
         traits=("long", "cold", "small", "quiet", "old", "warm", "green", "fast", "bright", "dark"),
         describe=("tell me about {}", "describe {}", "what is {} like"),
         is_="is",
@@ -94,8 +96,9 @@ WORDS = {
         openings=("", "hello ", "please "),
     ),
     "de": Words(
-        exercise="aufgabe",
-        compute="berechne",
+        leads=("aufgabe: {}", "berechne {}", "{}", "was ist {}", "wir suchen {} heute"),
+        links=("\n", "\nlösung\n", "\nmal sehen\n", " ist gefragt\n", "\nnun "),
+        compute="berechne {}",
         first="zuerst",
         then="dann",
         so="also ist das ergebnis",
@@ -113,7 +116,7 @@ WORDS = {
             "der mond",
             "die schule",
             "das fenster",
-        ),  # fmt: skip
+        ),
         traits=("lang", "kalt", "klein", "ruhig", "alt", "warm", "grün", "schnell", "hell", "dunkel"),
         describe=("erzähl mir etwas: {}", "beschreibe: {}", "wie ist das: {}"),
         is_="ist",
@@ -256,9 +259,10 @@ def _document(rng: random.Random, everyday: list[Everyday], tagged_share: float)
     if rng.random() < 0.85:
         expression = random_sum(rng)
         reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
-        if rng.random() < 0.5:
-            return f"{words.exercise}: {expression}\n{reasoning}"
-        prompt = f"{words.compute} {expression}"
+        if rng.random() < 0.6:
+            # Many wordings: a model that saw one only would know sums by their place in it.
+            return rng.choice(words.leads).format(expression) + rng.choice(words.links) + reasoning
+        prompt = words.compute.format(expression)
     else:
         chosen = rng.choice(everyday)
         prompt = chosen.prompt

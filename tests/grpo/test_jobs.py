@@ -117,7 +117,7 @@ SFT = {
     "save_every": 10,
 }
 GRPO = {
-    "steps": 16,
+    "steps": 40,
     "prompts_per_step": 2,
     "group_size": 4,
     "minibatches": 2,
@@ -129,8 +129,8 @@ GRPO = {
     "micro_batch_tokens": 128,
     "optimizer": {"learning_rate": 0.003},
     "hardware": CPU,
-    "save_every": 4,
-    "samples_every": 4,
+    "save_every": 6,
+    "samples_every": 10,
 }
 
 
@@ -254,27 +254,27 @@ def test_reward_model(reward_models, loss):
 
 def test_grpo(grpo, sft):
     written = result(grpo)
-    assert written["steps_completed"] == written["steps_planned"] == 16
+    assert written["steps_completed"] == written["steps_planned"] == 40
     records = metrics(grpo)
-    assert steps(grpo) == list(range(1, 17))
+    assert steps(grpo) == list(range(1, 41))
     assert any(0 < r["zero_variance_share"] < 1 for r in records)
     assert all(0 <= r["reward_accuracy"] <= 1 and r["reward_format"] > 0.5 for r in records)
     # Sampler and trainer agree; only a rollout's first minibatch can tell.
-    assert [r["step"] for r in records if "logprob_mismatch" in r] == list(range(1, 17, 2))
+    assert [r["step"] for r in records if "logprob_mismatch" in r] == list(range(1, 41, 2))
     assert max(r.get("logprob_mismatch", 0) for r in records) < 1e-4
     assert records[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert max(r["kl"] for r in records) > 1e-4
     AutoModelForCausalLM.from_pretrained(grpo / "out")
     assert not same(weights(grpo), weights(sft))
-    assert {s["step"] for s in written["samples"]} == {2, 6, 10, 14}
+    assert {s["step"] for s in written["samples"]} == {8, 18, 28, 38}
     assert written["samples"][0].keys() >= {"problem", "gold", "completion", "reward", "advantage", "accuracy"}
 
 
 def test_a_killed_grpo_job_ends_where_an_undisturbed_one_does(grpo, grpo_fields, tmp_path):
     job = write_job(tmp_path, "grpo", **grpo_fields)
-    kill_at(job, 10)
+    kill_at(job, 15)
     run(job)
-    assert steps(tmp_path) == list(range(1, 17))
+    assert steps(tmp_path) == list(range(1, 41))
     assert [r["reward"] for r in metrics(tmp_path)] == [r["reward"] for r in metrics(grpo)]
     assert same(weights(tmp_path), weights(grpo))
     assert result(tmp_path) == result(grpo)
@@ -353,7 +353,7 @@ BAD = {
     "kind is a list": (change(kind=["sft"]), "kind is ['sft']"),
     "unknown key": (lambda job: {**job, "settings": {**GRPO, "learning_rate": 1}}, "settings.learning_rate: "),
     "out of range": (lambda job: {**job, "settings": {**GRPO, "group_size": 1}}, "settings.group_size: "),
-    "contradiction": (lambda job: {**job, "settings": {**GRPO, "general_last_steps": 99}}, "exceeds steps (16)"),
+    "contradiction": (lambda job: {**job, "settings": {**GRPO, "general_last_steps": 99}}, "exceeds steps (40)"),
     "missing key": (lambda job: {k: v for k, v in job.items() if k != "seed"}, "seed: "),
     "not an object": (lambda job: [job], "kind is None"),
 }

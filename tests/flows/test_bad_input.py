@@ -1,0 +1,104 @@
+"""What a person gets wrong: one clear line, exit code 2, no traceback, nothing half-published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import problems
+from flows.recipe import Problems
+from flows.stage import Where
+from grpo.errors import InputError
+
+def published(home: Path) -> list[tuple[str, str]]:
+    """(stage, key) of whatever the store shows."""
+    return sorted((p.parts[-4], p.parts[-3]) for p in home.glob("artifacts/*/*/*/manifest.json"))
+
+
+ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "tyni"], "unknown recipe 'tyni'; did you mean 'tiny'?"),
+        (["run", "tiny", "--set", "sft.epoch=2"], "sft.epoch: unknown field; did you mean 'epochs'?"),
+        (["run", "tiny", "--set", "sft.epochs=0"], "sft.epochs: Input should be greater than or equal to 1 (got 0)"),
+        (["run", "tiny", "--only", "stf"], "unknown stage 'stf'; the stages are problems, base"),
+        (["run", "tiny", "--only", "sft", "--from", "sft"], "give --from or --only"),
+        (["plan", "smollm2-135m", "--set", "base.model=./nothing"], "no such file or folder"),
+        (["run", "smollm2-135m"], "gsm8k.jsonl"),
+        (["show", "abcdef12"], "no artifact"),
+        (["show", "latest:sft"], "no artifact of stage 'sft'"),
+        (["chat", "dev1"], "no artifact of stage 'cold_start_sft'"),
+    ],
+)
+def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: str) -> None:
+    done = type(r1)(tmp_path)(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr and not published(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", json.dumps({"question": "?"}), "answer"),
+        ("a.jsonl", f"{json.dumps(ROW)}\n{{broken", "line 2"),
+        ("a.jsonl", "", "empty"),
+        ("a.csv", "question,anwser\n1+1,2", "answer"),
+        ("a.parquet", "no parquet", "parquet"),
+        ("a.txt", "text", "not supported"),
+    ],
+)
+def test_problem_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path / "home"))
+    (tmp_path / name).write_text(content)
+    config = Problems.model_validate({"sources": [{"kind": "file", "path": tmp_path / name}]})
+    with pytest.raises(InputError) as error:
+        problems.problems.fn(config, {}, 0, Where())
+    assert said in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
+    assert not published(tmp_path / "home")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path, r1: Any) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(json.dumps(ROW) for _ in range(3)))
+    sets = [f"base.model={tmp_path / 'model'}", f"problems.sources.0.path={tmp_path / 'gsm8k.jsonl'}"]
+    arguments = [part for value in sets for part in ("--set", value)]
+    done = type(r1)(tmp_path / "home")("run", "smollm2-135m", *arguments, "--only", "base")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: base: ") and "not a model folder" in done.stderr
+    assert not published(tmp_path / "home")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mount") is None, reason="mounting a small file system needs mount")
+def test_a_full_disk(tmp_path: Path, r1: Any) -> None:
+    place = tmp_path / "home"
+    place.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(place / "artifacts")]
+    (place / "artifacts").mkdir()
+    (place / "work").mkdir()
+    mounts = [small, [*small[:-1], str(place / "work")]]
+    if any(subprocess.run(mount, capture_output=True).returncode for mount in mounts):
+        pytest.skip("mounting a small file system needs root")
+    try:
+        filler = place / "work" / "filler"
+        filler.write_bytes(b"x" * (6 * 2**20))
+        done = type(r1)(place)("run", "tiny", "--set", "base.pretrain.steps=60", "--set", "base.documents=4000")
+        assert done.returncode == 2, done.stderr
+        assert "no space left" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+        assert [stage for stage, _ in published(place)] == ["problems"]
+    finally:
+        for mount in mounts:
+            subprocess.run(["umount", mount[-1]], check=False)

@@ -1,0 +1,156 @@
+"""The whole recipe for real, in a smaller miniature: Prefect, MLflow, trainers, the store."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from flows.problems import HELD_OUT, TRAIN
+from flows.r1 import R1 as GRAPH
+from flows.recipe import Recipe
+from grpo.data import read_problems
+from tasks.problems import normalise
+
+NAMES = [step.name for step in GRAPH]
+
+
+def statuses(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["status"] for stage in result["stages"]}
+
+
+def test_the_first_run_runs_everything(first_run: dict[str, Any]) -> None:
+    assert statuses(first_run) == dict.fromkeys(NAMES, "ran")
+    assert list(first_run["checkpoints"]) == ["base", "dev1", "dev2", "dev3", "r1"]
+    for row in first_run["checkpoints"].values():
+        low, high = row["pass@1_ci95"]
+        assert 0 <= low <= row["pass@1"] <= high <= 1
+        assert {"cons@k", "format", "language", "mean_tokens"} <= row.keys()
+
+
+def test_the_cold_start_teaches_the_format(first_run: dict[str, Any]) -> None:
+    table = first_run["checkpoints"]
+    assert table["base"]["format"] < 0.2 < 0.9 < table["dev1"]["format"]
+
+
+def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) -> None:
+    plan = r1.tiny("plan")
+    assert {stage["name"]: stage["status"] for stage in plan["stages"]} == dict.fromkeys(NAMES, "reuse")
+    again = r1.tiny("run")
+    assert statuses(again) == dict.fromkeys(NAMES, "reused")
+    assert [s["key"] for s in again["stages"]] == [s["key"] for s in first_run["stages"]]
+    assert again["checkpoints"] == first_run["checkpoints"]
+
+
+def test_one_field_reruns_its_stage_and_what_depends_on_it(r1: Any, first_run: dict[str, Any]) -> None:
+    change = ("--set", "reasoning_rl.kl_coef=0.002")
+    plan = r1.tiny("plan", *change)["stages"]
+    planned = {stage["name"]: {"run": "ran", "reuse": "reused"}[stage["status"]] for stage in plan}
+    why = {stage["name"]: stage["why"] for stage in plan}
+    assert why["reasoning_rl"] == "kl_coef: 0.001 -> 0.002"
+    ran = [name for name, status in planned.items() if status == "ran"]
+    assert ran == NAMES[NAMES.index("reasoning_rl") :]
+    assert statuses(r1.tiny("run", *change)) == planned
+
+
+def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str, Any]) -> None:
+    alone = r1.tiny("run", "--only", "evaluate", "--set", "evaluate.samples_per_problem=2")
+    assert statuses(alone) == {"evaluate": "ran"}
+    shown = r1("show", alone["stages"][0]["key"][:12]).stdout
+    dev2 = next(s for s in first_run["stages"] if s["name"] == "reasoning_rl")
+    assert dev2["key"] in shown  # not the newer one, which another test may have made with another kl_coef
+
+
+def test_sft_starts_from_base(r1: Any, first_run: dict[str, Any]) -> None:
+    keys = {stage["name"]: stage["key"] for stage in first_run["stages"]}
+    manifest = json.loads(next(r1.home.glob(f"artifacts/sft/{keys['sft']}/1/manifest.json")).read_text())
+    assert manifest["inputs"]["base"]["key"] == keys["base"]
+    assert set(manifest["inputs"]) == {"base", "sft_data"}
+    tokenizers = {
+        json.loads(path.read_text())["tokenizer_sha256"]
+        for stage in ("base", "cold_start_sft", "reasoning_rl", "sft", "alignment_rl")
+        for path in r1.home.glob(f"artifacts/{stage}/{keys[stage]}/1/manifest.json")
+    }
+    assert len(tokenizers) == 1 and None not in tokenizers
+
+
+def test_no_held_out_prompt_is_trained_on(r1: Any, first_run: dict[str, Any]) -> None:
+    folder = next(r1.home.glob("artifacts/problems/*/1"))
+    train, held_out = (read_problems(folder / name) for name in (TRAIN, HELD_OUT))
+    assert train and held_out
+    assert not {normalise(p.text) for p in train} & {normalise(p.text) for p in held_out}
+
+
+def test_every_sample_has_its_reason(r1: Any, first_run: dict[str, Any]) -> None:
+    key = next(stage["key"] for stage in first_run["stages"] if stage["name"] == "sft_data")
+    counts = json.loads(next(r1.home.glob(f"artifacts/sft_data/{key}/1/manifest.json")).read_text())["counts"]
+    for domain in ("reasoning", "general"):
+        own = {name: n for name, n in counts.items() if name.startswith(f"{domain}_")}
+        assert own.pop(f"{domain}_sampled") == sum(own.values()) > 0
+
+
+def test_mlflow_has_the_runs_the_lineage_and_the_curves(r1: Any, first_run: dict[str, Any]) -> None:
+    database = sqlite3.connect(r1.home / "mlflow.db")
+
+    def rows(query: str, *values: str) -> list[Any]:
+        return database.execute(query, values).fetchall()
+
+    children = rows(
+        "select r.name, r.status from runs r join tags t on t.run_uuid = r.run_uuid "
+        "where t.key = 'mlflow.parentRunId' and t.value = ?",
+        first_run["run_id"],
+    )
+    assert sorted(children) == sorted((name, "FINISHED") for name in NAMES)
+    steps = rows(
+        "select m.step from metrics m join runs r on r.run_uuid = m.run_uuid join tags t on t.run_uuid = r.run_uuid "
+        "where r.name = 'reasoning_rl' and m.key = 'reward_accuracy' and t.key = 'mlflow.parentRunId' and t.value = ? "
+        "order by m.step",
+        first_run["run_id"],
+    )
+    assert [step for (step,) in steps] == [1, 2, 3, 4, 5, 6]
+    assert {name for (name,) in rows("select distinct name from datasets")} >= {"problems", "cold_start_data", "sft_data"}
+    assert {name for (name,) in rows("select distinct name from logged_models")} >= {"base", "dev1", "dev2", "dev3", "r1"}
+
+
+def test_r1_zero_shares_what_it_can(r1: Any, first_run: dict[str, Any]) -> None:
+    zero = r1.tiny("run", "--flow", "r1_zero")
+    assert statuses(zero) == {
+        "problems": "reused", "base": "reused", "r1_zero": "ran", "evaluate": "ran", "report": "ran"
+    }  # fmt: skip
+    assert list(zero["checkpoints"]) == ["base", "zero"]
+
+
+def test_stages_show_and_chat(r1: Any, first_run: dict[str, Any]) -> None:
+    listed = r1("stages")
+    assert listed.returncode == 0 and all(name in listed.stdout for name in NAMES)
+    shown = r1("show", "latest:alignment_rl")
+    assert "reward_models:" in shown.stdout and '"stage": "alignment_rl"' in shown.stdout
+    said = r1("chat", "dev1", stdin="compute 3 + 4\n")
+    assert said.returncode == 0 and said.stdout.strip()
+    assert r1("chat", "base", stdin="compute 3 + 4\n").returncode == 0
+
+
+def test_force_makes_a_new_attempt(r1: Any, first_run: dict[str, Any]) -> None:
+    forced = r1.tiny("run", "--only", "problems", "--force", "problems")
+    assert statuses(forced) == {"problems": "ran"}
+    attempts = sorted(path.name for path in r1.home.glob(f"artifacts/problems/{forced['stages'][0]['key']}/*"))
+    assert attempts == ["1", "2"]
+    digests = {
+        json.loads(path.read_text())["digest"] for path in r1.home.glob("artifacts/problems/*/*/manifest.json")
+    }
+    assert len(digests) == 1  # the same seed made the same bytes, so nothing downstream is stale
+
+
+def test_a_failing_stage_says_so(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
+    done = r1("run", "tiny", "--only", "cold_start_sft", "--input", f"base={tmp_path}", "--json")
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: cold_start_sft: ") and "config.json is missing" in last
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert statuses(result) == {"cold_start_sft": "failed"}
+
+
+def test_recipe_sections_have_the_stages_names() -> None:
+    assert all(name in Recipe.model_fields for name in [*NAMES, "r1_zero"])
