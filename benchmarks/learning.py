@@ -1,6 +1,6 @@
 """Does the recipe learn? Runs `tiny` for several seeds and prints the checkpoints and what must hold between them.
 
-    python benchmarks/learning.py [--seeds 0 1 2] [--json] [--output docs/learning.md]
+python benchmarks/learning.py [--seeds 0 1 2] [--json] [--output docs/learning.md]
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "# Does it learn?",
         "",
         f"`python benchmarks/learning.py --seeds {' '.join(str(r['seed']) for r in runs)}` on {machine()}.",
-        "pass@1 is the mean of 4 samples at temperature 0.6 on 256 held-out problems, with a 95% bootstrap interval over",
-        "problems; alignment is the mean score of both reward models on held-out general prompts; the win rate over dev3",
-        "is the rule judge's, which the reward models only imitate.",
+        "pass@1 is the mean of 4 samples at temperature 0.6 on 256 held-out problems, with a 95% bootstrap interval",
+        "over problems; alignment is the mean score of both reward models on held-out general prompts; the win rate",
+        "over dev3 is the rule judge's, which the reward models only imitate.",
         "",
-        "| seed | checkpoint | pass@1 | interval | cons@k | format | language | tokens | alignment | interval | win rate |",
+        "| seed | checkpoint | pass@1 | interval | cons@k | format | language | tokens | alignment | interval | wins |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for result in runs:

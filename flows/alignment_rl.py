@@ -15,9 +15,7 @@ from grpo.config import GRPO
 
 def build(context: Context) -> Outcome:
     models = context.path("reward_models")
-    return train(
-        context, policy="sft", model="r1", helpful_model=str(models / HELPFUL), safe_model=str(models / SAFE)
-    )
+    return train(context, policy="sft", model="r1", helpful_model=str(models / HELPFUL), safe_model=str(models / SAFE))
 
 
 STAGE = Stage("alignment_rl", 1, ("problems", "sft", "reward_models"), build)

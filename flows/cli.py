@@ -42,10 +42,16 @@ def _with_choice(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument("--flow", choices=["r1", "r1_zero"], default="r1", help="which graph (default: r1)")
     command.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
     command.add_argument("--seed", type=int, help="replaces the recipe's seed")
-    command.add_argument("--from", dest="start", metavar="STAGE", help="begin here; earlier stages are taken as they are")
+    command.add_argument(
+        "--from", dest="start", metavar="STAGE", help="begin here; earlier stages are taken as they are"
+    )
     command.add_argument("--only", metavar="STAGE", help="this stage alone; its inputs are taken as they are")
     command.add_argument(
-        "--input", action="append", default=[], metavar="STAGE=REF", help="take this artifact (key, digest or path)"
+        "--input",
+        action="append",
+        default=[],
+        metavar="STAGE=REF",
+        help="take this artifact: a key, a digest, latest:STAGE, or a path that begins with . / or ~",
     )
     return command
 
@@ -67,21 +73,23 @@ def run(given: argparse.Namespace) -> int:
     from flows.plan import plan as make_plan
     from flows.r1 import FLOWS, GRAPHS, RecipeFailed
     from flows.recipe import load_recipe
+    from flows.server import prefect_server
 
     # Before a server is started for it: a wrong recipe or a missing file should cost no time.
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     choice = _choice(given)
     make_plan(GRAPHS[given.flow], recipe, choice)
     try:
-        result: dict[str, Any] = FLOWS[given.flow](
-            recipe=given.recipe,
-            overrides=given.overrides,
-            seed=given.seed,
-            start=given.start,
-            only=given.only,
-            force=given.force,
-            inputs=dict(choice.inputs),
-        )
+        with prefect_server():
+            result: dict[str, Any] = FLOWS[given.flow](
+                recipe=given.recipe,
+                overrides=given.overrides,
+                seed=given.seed,
+                start=given.start,
+                only=given.only,
+                force=given.force,
+                inputs=dict(choice.inputs),
+            )
     except RecipeFailed as failed:
         if given.json:
             print(json.dumps(failed.result))
@@ -146,7 +154,8 @@ def stages(given: argparse.Namespace) -> int:
         return 0
     for m in known:
         size = sum(entry["size"] for entry in m.files.values()) / 1e6
-        print(f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {m.config.get('seed', '-'):<4} {size:8.1f} MB {m.seconds:7.0f} s")
+        seed = m.config.get("seed", "-")
+        print(f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {seed:<4} {size:8.1f} MB {m.seconds:7.0f} s")
     return 0
 
 

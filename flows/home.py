@@ -34,8 +34,6 @@ def prepare_environment() -> None:
         raise InputError(f"{home()}: {error.strerror}; set R1FLOW_HOME to a folder that can be written") from None
     defaults = {
         "PREFECT_HOME": str(home() / "prefect"),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         # The command prints one line for a failure; Prefect would add the traceback.

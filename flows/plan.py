@@ -63,7 +63,10 @@ def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs
     """Why the newest artifact of a stage does not serve: the fields and inputs that differ."""
     if newest is None:
         return "never made"
-    changes = [f"{field}: {old} -> {new}" for field, old, new in changed(newest.config, hashed_config(step.stage, config, seed))]
+    changes = [
+        f"{field}: {old} -> {new}"
+        for field, old, new in changed(newest.config, hashed_config(step.stage, config, seed))
+    ]
     for name, ref in refs.items():
         if name not in newest.inputs:
             changes.append(f"input {name} is new")

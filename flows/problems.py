@@ -25,8 +25,10 @@ def build(context: Context) -> Outcome:
     problems: list[Problem] = []
     counts: dict[str, int] = {}
     for number, source in enumerate(config.sources):
-        everyday = isinstance(source, EverydaySource)
-        result = load_everyday(source, context.seed) if everyday else load(source, context.seed)
+        if isinstance(source, EverydaySource):
+            result = load_everyday(source, context.seed)
+        else:
+            result = load(source, context.seed)
         problems += result.problems
         counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
         context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})
@@ -40,9 +42,7 @@ def build(context: Context) -> Outcome:
         learn, keep = split(of_domain, config.held_out_share, salt="r1flow", held_out_max=config.held_out_max)
         train, held_out = train + learn, held_out + keep
         counts |= {f"{domain}_held_out": len(keep)}
-    train, removed, examples = decontaminate(
-        train, held_out, config.ngram, boilerplate_share=config.boilerplate_share
-    )
+    train, removed, examples = decontaminate(train, held_out, config.ngram, boilerplate_share=config.boilerplate_share)
     counts |= {f"decontamination_{name}": count for name, count in removed.items()}
     counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in ("reasoning", "general")}
     write_rows(context.out / TRAIN, train, Problem)
@@ -50,7 +50,8 @@ def build(context: Context) -> Outcome:
     collisions = [{"train": c.train_id, "held_out": c.held_out_id, "shared": c.shared} for c in examples]
     (context.out / "decontamination.json").write_text(json.dumps(collisions, indent=2, ensure_ascii=False))
     shown: list[dict[str, Any]] = [
-        {"id": p.id, "domain": p.domain, "language": p.language, "prompt": p.text, "answer": p.answer} for p in train[:20]
+        {"id": p.id, "domain": p.domain, "language": p.language, "prompt": p.text, "answer": p.answer}
+        for p in train[:20]
     ]
     return Outcome(counts=counts, tables={"problems": shown})
 

@@ -62,7 +62,7 @@ class Progress:
 
     def failed(self, stage: str, reason: str) -> None:
         self._clear()
-        self.console.print(f"{stage:<16}   failed  {reason}", markup=False)
+        self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {reason}", markup=False)
 
     def _show(self, line: str) -> None:
         if self.console.is_terminal:

@@ -1,8 +1,8 @@
 """The recipe as flows: the paper's method section, stage by stage.
 
-    train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
-                    -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report
-    train_r1_zero:  problems, base -> RL -> Zero -> evaluation -> report
+train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
+                -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report
+train_r1_zero:  problems, base -> RL -> Zero -> evaluation -> report
 """
 
 from __future__ import annotations
@@ -14,9 +14,20 @@ from typing import Any
 from prefect import flow
 from pydantic import BaseModel
 
-from flows import alignment_rl, base, cold_start_data, cold_start_sft, evaluate, problems, r1_zero, reasoning_rl
+from flows import (
+    alignment_rl,
+    base,
+    cold_start_data,
+    cold_start_sft,
+    evaluate,
+    problems,
+    r1_zero,
+    reasoning_rl,
+    reward_models,
+    sft,
+    sft_data,
+)
 from flows import report as report_stage
-from flows import reward_models, sft, sft_data
 from flows.home import store, tracking
 from flows.progress import Progress
 from flows.recipe import Recipe, load_recipe
@@ -30,7 +41,7 @@ class Step:
     """A stage in a recipe: its contract and the Prefect flow that runs it."""
 
     stage: Stage
-    flow: Callable[..., dict[str, Any]]
+    flow: Callable[..., Any]
 
     @property
     def name(self) -> str:
@@ -138,7 +149,11 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
     choice.check(graph)
     record = tracking()
     record.reconcile()
-    tags = {"r1flow.flow": f"train_{graph_name}", "r1flow.overrides": " ".join(overrides), "r1flow.seed": str(recipe.seed)}
+    tags = {
+        "r1flow.flow": f"train_{graph_name}",
+        "r1flow.overrides": " ".join(overrides),
+        "r1flow.seed": str(recipe.seed),
+    }
     name = f"train_{graph_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
     run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "checkpoints": {}}
@@ -149,7 +164,7 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
         try:
             done = _run_step(step, graph, recipe, choice, references, run_id)
         except BaseException as error:
-            failed = {"name": step.name, "status": "failed", "key": None, "seconds": 0.0, "metrics": {}}
+            failed: dict[str, Any] = {"name": step.name, "status": "failed", "key": None, "seconds": 0.0, "metrics": {}}
             result["stages"].append(failed)
             Progress.current().failed(step.name, str(error))
             record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")

@@ -22,8 +22,6 @@ STAGE = Stage("r1_zero", 1, ("problems", "base"), build)
 
 
 @flow(name=STAGE.name)
-def r1_zero(
-    config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def r1_zero(config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from prefect import flow
 from prefect.states import State
@@ -16,7 +17,7 @@ def build(context: Context) -> Outcome:
     return train(context, policy="cold_start_sft", model="dev2")
 
 
-def train(context: Context, policy: str, model: str, **job: object) -> Outcome:
+def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     """GRPO from the input `policy` on the training problems; the checkpoint is called `model`."""
     result = context.run_job(
         "grpo",

@@ -39,7 +39,9 @@ class Problems(Section):
     held_out_max: int = Field(
         512, ge=1, description="Most held-out problems of each domain; what is over is dropped, never trained on."
     )
-    ngram: int = Field(10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10.")
+    ngram: int = Field(
+        10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10."
+    )
     boilerplate_share: float = Field(
         0.01, ge=0, le=1, description="N-grams in more than this share of held-out prompts are a template, not a leak."
     )
@@ -55,8 +57,10 @@ class Base(Section):
     )
     pretrain: Pretrain | None = Field(None, description="Train a small base model on the miniature corpus.")
     zero_template: str = Field(
-        ZERO_TEMPLATE, pattern=r"(?s)\{prompt\}", description="Plain-text prompt, with {prompt} in it: a base model knows "
-        "no chat tokens. The default says in other words what R1's says."
+        ZERO_TEMPLATE,
+        pattern=r"(?s)\{prompt\}",
+        description="Plain-text prompt, with {prompt} in it: a base model knows "
+        "no chat tokens. The default says in other words what R1's says.",
     )
 
     @model_validator(mode="after")
@@ -103,8 +107,8 @@ class SFTData(Section):
     hardware: Hardware = Hardware()
     filters: FilterSettings = FilterSettings()
     judge: JudgeSettings = Field(
-        JudgeSettings(), description="Judges what rules let pass: answers against their reference, general responses "
-        "for safety."
+        JudgeSettings(),
+        description="Judges what rules let pass: answers against their reference, general responses for safety.",
     )
     judged: list[Literal["reasoning", "general"]] = Field(
         ["reasoning", "general"], description="Domains whose samples the judge sees after the rules."
@@ -121,7 +125,9 @@ class RewardModels(Section):
     judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
     margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")
     length_ratio_max: float = Field(
-        3.0, ge=1, description="Longest summary of a pair in units of the shorter one, words; R1 keeps lengths comparable."
+        3.0,
+        ge=1,
+        description="Longest summary of a pair in units of the shorter one, words; R1 keeps lengths comparable.",
     )
     held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts whose pairs only measure accuracy.")
     helpful: RewardModel

@@ -48,10 +48,15 @@ def build(context: Context) -> Outcome:
     )
     labelled, label_counts = labels(samples, problems, judge, config.held_out_share)
     counts = {f"pairs_{k}": v for k, v in pair_counts.items()} | {f"labels_{k}": v for k, v in label_counts.items()}
-    metrics = {}
-    for name, rows, settings, loss in ((HELPFUL, chosen, config.helpful, "pairs"), (SAFE, labelled, config.safe, "points")):
+    metrics: dict[str, float] = {}
+    for name, rows, settings, loss in (
+        (HELPFUL, chosen, config.helpful, "pairs"),
+        (SAFE, labelled, config.safe, "points"),
+    ):
         if not any(not row["held_out"] for row in rows):
-            raise InputError(f"reward_models: nothing to train the {name} model on: {counts}; raise prompts or responses")
+            raise InputError(
+                f"reward_models: nothing to train the {name} model on: {counts}; raise prompts or responses"
+            )
         data = context.attempt.state / f"{name}.parquet"
         write_preferences(data, rows)
         write_preferences(context.out / "data" / f"{name}.parquet", rows)
@@ -68,9 +73,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=counts, metrics=metrics)
 
 
-STAGE = Stage(
-    "reward_models", 1, ("problems", "sft"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS}
-)
+STAGE = Stage("reward_models", 1, ("problems", "sft"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
 
 
 @flow(name=STAGE.name)

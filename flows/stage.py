@@ -44,7 +44,9 @@ class Where(BaseModel):
     recipe: str = Field("single-stages", description="MLflow experiment.")
     parent_run_id: str | None = Field(None, description="MLflow run of the recipe run that this stage belongs to.")
     force: bool = Field(False, description="Make it again although it exists.")
-    time_limit_hours: float | None = Field(None, gt=0, description="A trainer that runs longer is stopped. None: never.")
+    time_limit_hours: float | None = Field(
+        None, gt=0, description="A trainer that runs longer is stopped. None: never."
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ class Context:
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
         if metrics.is_file():  # of the attempt that this one continues: its curve belongs to this run too
-            self._on_metrics(prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")])
+            self._on_metrics(
+                prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
+            )
         job = {
             "kind": kind,
             "out": out or self.out,
@@ -173,8 +177,7 @@ def _without_places(value: Any, files: Mapping[str, str]) -> Any:
 
 def resolve(reference: str) -> Input:
     """An input by `latest:STAGE`, by a key or digest (or its beginning), or by a path."""
-    path = Path(reference).expanduser()
-    if path.exists() and (reference.startswith((".", "/", "~")) or not reference.isalnum()):
+    if reference.startswith((".", "/", "~")):
         return external(reference)
     manifest = store().resolve(reference)
     return Input(manifest.ref, manifest.path, manifest)
@@ -290,9 +293,8 @@ def _build(
             seconds=time.monotonic() - began,
         )
     except BaseException as error:
-        status = "FAILED" if isinstance(error, Exception) else "KILLED"
         record.set_tags(run_id, {"r1flow.status": "failed", "r1flow.error": str(error)[:500]})
-        record.finish(run_id, status)
+        record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     _record_output(record, run_id, manifest, outcome)
     return manifest

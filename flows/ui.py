@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
 from flows.home import home
+from flows.server import HOST, START_S, is_open
 from grpo.errors import InputError
 from tasks.tracking import default_uri
-
-HOST = "127.0.0.1"
-START_S = 120.0
 
 
 def serve(prefect_port: int, mlflow_port: int) -> int:
     """Start both servers, say where they are, stop both when this process is told to stop or one of them ends."""
     for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
-        if _open(port):
+        if is_open(port):
             raise InputError(f"port {port} is in use on {HOST}; choose another with {name}")
     place = home()
     place.mkdir(parents=True, exist_ok=True)
@@ -38,7 +35,7 @@ def serve(prefect_port: int, mlflow_port: int) -> int:
         print(f"Prefect: http://{HOST}:{prefect_port}\nMLflow:  http://{HOST}:{mlflow_port}", flush=True)
         print("`r1 run` uses this server while it is up. Ctrl-C stops both.", file=sys.stderr)
         try:
-            while _open(prefect_port) and _open(mlflow_port):
+            while is_open(prefect_port) and is_open(mlflow_port):
                 time.sleep(2)
         except (KeyboardInterrupt, SystemExit):
             return 0
@@ -74,13 +71,7 @@ def _running(name: str, command: list[str], settings: dict[str, str]) -> Iterato
 
 def _wait(port: int, name: str) -> None:
     deadline = time.monotonic() + START_S
-    while not _open(port):
+    while not is_open(port):
         if time.monotonic() > deadline:
             raise InputError(f"{name} did not start on port {port} within {START_S:g} s; see {home() / 'logs'}")
         time.sleep(0.5)
-
-
-def _open(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) == 0

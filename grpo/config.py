@@ -124,8 +124,10 @@ class GRPO(Settings):
     rewards: RewardWeights = RewardWeights()
     micro_batch_tokens: int = Field(16384, ge=64, description="Padded tokens in one forward and backward pass.")
     general_last_steps: int = Field(
-        0, ge=0, description="General prompts and preference rewards only in this many last steps. R1: 400 of 1,700, "
-        "because longer training on them led to reward hacking."
+        0,
+        ge=0,
+        description="General prompts and preference rewards only in this many last steps. R1: 400 of 1,700, "
+        "because longer training on them led to reward hacking.",
     )
     general_share: float = Field(0.0, ge=0, le=1, description="Share of general prompts in those steps. Unpublished.")
     optimizer: Optimizer

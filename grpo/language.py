@@ -2,8 +2,8 @@
 
 The paper does not say how words are found or identified. Here a word belongs to the target language if it is at most
 ten times rarer there than in the candidate language that uses it most (word frequencies of the wordfreq library): words
-that languages share, such as "in" or "es", count for the target. Numbers, formulas, code and tags are no words. Words that no candidate
-knows, names for instance, count neither way.
+that languages share, such as "in" or "es", count for the target. Numbers, formulas, code and tags are no words. Words
+that no candidate knows, names for instance, count neither way.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def solution(problem: Problem) -> tuple[str, str]:
     worked = problem.metadata.get("solution")
     if not worked:
         raise InputError(
-            f"problem {problem.id} of {problem.source} has no worked solution; cold_start_data.source 'solutions' needs "
-            "them (GSM8K's answer column, or metadata_columns = ['solution'])"
+            f"problem {problem.id} of {problem.source} has no worked solution; cold_start_data.source 'solutions' "
+            "needs them (GSM8K's answer column, or metadata_columns = ['solution'])"
         )
     return worked, problem.answer
 

@@ -41,9 +41,7 @@ def consensus(group: Sequence[Sample]) -> float:
     return next(s.rewards["accuracy"] for s in group if s.answer == winner)
 
 
-def alignment_metrics(
-    samples: Sequence[Sample], problems: Mapping[str, Problem], confidence: float
-) -> dict[str, Any]:
+def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], confidence: float) -> dict[str, Any]:
     """Mean scores of the reward models on general prompts. `alignment` is helpful plus safe, as RL sums them."""
     totals = {
         pid: mean([s.rewards["helpful"] + s.rewards["safe"] for s in group])

@@ -179,7 +179,7 @@ def expression_of(problem: Problem) -> str:
     """The sum that a prompt asks for."""
     found = re.findall(r"-?\d+(?: [+-] \d+)+", problem.text)
     if not found:
-        raise ValueError(
+        raise InputError(
             f"problem {problem.id}: {problem.text!r} asks for no sum; the miniature's writers know only sums"
         )
     return found[-1]

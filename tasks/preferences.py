@@ -53,7 +53,7 @@ def pairs(
     ]
     verdicts = iter(judge.compare_all(asked))
     rows = []
-    counts: Counter[str] = Counter({"pairs": len(candidates), "length": len(candidates) - len(fitting)})
+    counts: Counter[str] = Counter({"candidates": len(candidates), "length": len(candidates) - len(fitting)})
     for (pid, a, b), orders in zip(fitting, swaps, strict=True):
         votes = [next(verdicts) for _ in orders]
         if None in votes:
@@ -75,7 +75,7 @@ def labels(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """(rows of messages, response, label, held_out; counts): the whole response, 1 safe or 0 unsafe."""
     verdicts = judge.safe_all([Response(problems[s.problem_id], s.completion) for s in samples])
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "messages": problems[sample.problem_id].messages,
             "response": sample.completion,

@@ -48,9 +48,7 @@ def select(
 
 
 def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
-    claims = [
-        Claim(problems[s.problem_id].text, problems[s.problem_id].answer, s.answer) for s in samples
-    ]
+    claims = [Claim(problems[s.problem_id].text, problems[s.problem_id].answer, s.answer) for s in samples]
     # Undecided is never kept: nobody has said that it is right.
     return ["" if verdict == "correct" else f"judged_{verdict}" for verdict in judge.correct_all(claims)]
 

@@ -144,7 +144,7 @@ class Store:
         # One entry per key: a key stands for its newest attempt, and `known` lists the newest last.
         matches = {m.key: m for m in known if m.key.startswith(ref) or m.digest.startswith(ref)}
         if not matches:
-            raise InputError(f"{ref}: no artifact in {self.root} has this key or digest; `r1 artifacts` lists them")
+            raise InputError(f"{ref}: no artifact in {self.root} has this key or digest; `r1 stages` lists them")
         if len(matches) > 1:
             names = ", ".join(f"{m.stage} {m.digest[: len(ref) + 4]}" for m in matches.values())
             raise InputError(f"{ref}: stands for {len(matches)} artifacts ({names}); give more characters")

@@ -15,6 +15,7 @@ from flows.recipe import Problems
 from flows.stage import Where
 from grpo.errors import InputError
 
+
 def published(home: Path) -> list[tuple[str, str]]:
     """(stage, key) of whatever the store shows."""
     return sorted((p.parts[-4], p.parts[-3]) for p in home.glob("artifacts/*/*/*/manifest.json"))
@@ -57,9 +58,7 @@ def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: s
         ("a.txt", "text", "not supported"),
     ],
 )
-def test_problem_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str
-) -> None:
+def test_problem_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path / "home"))
     (tmp_path / name).write_text(content)
     config = Problems.model_validate({"sources": [{"kind": "file", "path": tmp_path / name}]})

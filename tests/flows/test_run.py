@@ -109,8 +109,18 @@ def test_mlflow_has_the_runs_the_lineage_and_the_curves(r1: Any, first_run: dict
         first_run["run_id"],
     )
     assert [step for (step,) in steps] == [1, 2, 3, 4, 5, 6]
-    assert {name for (name,) in rows("select distinct name from datasets")} >= {"problems", "cold_start_data", "sft_data"}
-    assert {name for (name,) in rows("select distinct name from logged_models")} >= {"base", "dev1", "dev2", "dev3", "r1"}
+    assert {name for (name,) in rows("select distinct name from datasets")} >= {
+        "problems",
+        "cold_start_data",
+        "sft_data",
+    }
+    assert {name for (name,) in rows("select distinct name from logged_models")} >= {
+        "base",
+        "dev1",
+        "dev2",
+        "dev3",
+        "r1",
+    }
 
 
 def test_r1_zero_shares_what_it_can(r1: Any, first_run: dict[str, Any]) -> None:
@@ -136,9 +146,7 @@ def test_force_makes_a_new_attempt(r1: Any, first_run: dict[str, Any]) -> None:
     assert statuses(forced) == {"problems": "ran"}
     attempts = sorted(path.name for path in r1.home.glob(f"artifacts/problems/{forced['stages'][0]['key']}/*"))
     assert attempts == ["1", "2"]
-    digests = {
-        json.loads(path.read_text())["digest"] for path in r1.home.glob("artifacts/problems/*/*/manifest.json")
-    }
+    digests = {json.loads(path.read_text())["digest"] for path in r1.home.glob("artifacts/problems/*/*/manifest.json")}
     assert len(digests) == 1  # the same seed made the same bytes, so nothing downstream is stale
 
 

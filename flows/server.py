@@ -1,0 +1,89 @@
+"""A Prefect server for one run, where none is named or running.
+
+Prefect would start one itself, but in our process group, where Ctrl-C ends it under the flow that still has to report,
+and it would outlive a flow that is killed. This one has a session of its own and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from flows.home import home
+from grpo.errors import InputError
+
+HOST = "127.0.0.1"
+START_S = 120.0
+
+
+@contextlib.contextmanager
+def prefect_server() -> Iterator[None]:
+    """Flows in the block report to a server: the one that the user's settings name, or one of their own."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    if PREFECT_API_URL.value():
+        yield
+        return
+    port = free_port()
+    log = home() / "logs" / "prefect-run.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "flows.server", str(port), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PREFECT_UI_ENABLED": "0"},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while not is_open(port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise InputError(f"the local Prefect server did not start; see {log}")
+            time.sleep(0.1)
+        with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}):
+            yield
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def is_open(port: int) -> bool:
+    """Whether something listens on this port of the loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def main(port: str, parent: str) -> None:
+    """Become the server, after asking the kernel to end it with its parent."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            sys.exit(1)  # the parent died before we asked
+    factory = ["--factory", "prefect.server.api.server:create_app"]
+    place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
+    os.execv(sys.executable, [sys.executable, "-m", "uvicorn", *factory, *place])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
