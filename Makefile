@@ -12,8 +12,8 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -d $(VENV) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(INSTALLED)

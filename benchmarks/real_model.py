@@ -87,9 +87,11 @@ def fetch_model(folder: Path) -> Path:
     gguf = {"gguf_file": Path(member).name}
     source = folder / Path(member).parent
     tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
-    model = AutoModelForCausalLM.from_pretrained(source, **gguf)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config  # the weights are no longer quantised
+    loaded = AutoModelForCausalLM.from_pretrained(source, **gguf)
+    # The weights are plain now, but the object still counts as quantised and refuses to be saved.
+    config = type(loaded.config)(**{k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(loaded.state_dict())
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return target
