@@ -36,7 +36,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="base")
 
 
-def files(config: Base) -> dict[str, str]:
+def files(config: Base) -> dict[str, str | Path]:
     return {"model": config.model} if config.model else {}
 
 

@@ -35,10 +35,10 @@ def prepare_environment() -> None:
     defaults = {
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         # The command prints one line for a failure; Prefect would add the traceback.
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
+        "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow loads it, and it caches fonts
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "TOKENIZERS_PARALLELISM": "false",

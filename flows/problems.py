@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -56,12 +57,12 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=counts, tables={"problems": shown})
 
 
-def files(config: Problems) -> dict[str, str]:
+def files(config: Problems) -> dict[str, str | Path]:
     """Local files and folders that the sources read."""
-    found = {}
+    found: dict[str, str | Path] = {}
     for number, source in enumerate(config.sources):
         if isinstance(source, FileSource):
-            found[f"source{number}"] = str(source.path)
+            found[f"source{number}"] = source.path
         elif isinstance(source, HubSource):
             found[f"source{number}"] = source.name
     return found

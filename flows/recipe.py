@@ -204,8 +204,8 @@ def _read(name: str) -> tuple[str, str]:
     known = shipped()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"unknown recipe {name!r}{hint} Recipes: {', '.join(known)}, or a path that ends in .toml")
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(f"unknown recipe {name!r}; {hint}recipes: {', '.join(known)}, or a path that ends in .toml")
     return (resources.files("flows") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name!r}"
 
 

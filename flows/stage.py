@@ -78,7 +78,7 @@ class Stage:
     version: int
     needs: tuple[str, ...]
     build: Callable[[Context], Outcome]
-    files: Callable[[Any], dict[str, str]] = lambda config: {}
+    files: Callable[[Any], dict[str, str | Path]] = lambda config: {}
     extra: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
@@ -183,11 +183,12 @@ def resolve(reference: str) -> Input:
     return Input(manifest.ref, manifest.path, manifest)
 
 
-def external(name: str) -> Input:
-    """A file or folder of the user's by its contents; what is no local path is a hub name and counts by that name."""
+def external(name: str | Path) -> Input:
+    """A file or folder of the user's by its contents. A string that is no local path is a hub's name and counts as
+    that; a Path must exist."""
     path = Path(name).expanduser()
     if not path.exists():
-        if name.startswith((".", "/", "~")):
+        if isinstance(name, Path) or name.startswith((".", "/", "~")):
             raise InputError(f"{name}: no such file or folder")
         return Input(InputRef(hashlib.sha256(name.encode()).hexdigest(), path=name), Path(name))
     return Input(InputRef(_contents_digest(path), path=str(path.absolute())), path.absolute())
@@ -224,6 +225,16 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
         known = ", ".join(stage.needs) or "none"
         raise InputError(f"stage {stage.name!r} has no input {sorted(unknown)[0]!r}; its inputs: {known}")
     found = {name: resolve(inputs.get(name, f"latest:{name}")) for name in stage.needs}
+    tokenizers = {
+        n: i.manifest.tokenizer_sha256 for n, i in found.items() if i.manifest and i.manifest.tokenizer_sha256
+    }
+    if len(set(tokenizers.values())) > 1:
+        first, *others = tokenizers
+        other = next(name for name in others if tokenizers[name] != tokenizers[first])
+        raise InputError(
+            f"stage {stage.name!r}: inputs {first} and {other} have different tokenizers or chat templates; take both "
+            "from one recipe"
+        )
     return found | {name: external(path) for name, path in stage.files(config).items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,12 +50,24 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
     return loaded.to(choose_device(hardware)).eval()
 
 
+def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
+    """Write the tokenizer of `model` beside a checkpoint made from it, byte for byte where `model` is a folder.
+
+    A tokenizer that is loaded and saved again says the same in other bytes; checkpoints of one recipe must be seen to
+    share theirs.
+    """
+    for written in map(Path, tokenizer.save_pretrained(out)):
+        original = Path(model).expanduser() / written.name
+        if original.is_file():
+            shutil.copyfile(original, written)
+
+
 def copy_model(job: CopyModelJob) -> None:
     """Write a pretrained model and its tokenizer to `job.out`, so that a recipe's artifacts are complete."""
     tokenizer = load_tokenizer(job.model)
     model = load_policy(job.model, job.hardware)
     model.save_pretrained(job.out)
-    tokenizer.save_pretrained(job.out)
+    save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
 
 

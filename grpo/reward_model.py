@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.config import RewardModelJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.policy import load_reward_model, load_tokenizer, pad
+from grpo.policy import load_reward_model, load_tokenizer, pad, save_tokenizer
 from grpo.runlog import write_result
 from grpo.scoring import conversation_tokens, score_rows
 from grpo.supervised import fit
@@ -62,7 +62,7 @@ def train_reward_model(job: RewardModelJob) -> None:
     model.eval()
     metrics = {"held_out_accuracy": _accuracy(model, held_out, job.loss)} if held_out else {}
     model.save_pretrained(job.out)
-    tokenizer.save_pretrained(job.out)
+    save_tokenizer(tokenizer, job.model, job.out)
     counts = {"train": len(fitting), "held_out": len(held_out), "too_long": len(train) - len(fitting)}
     write_result(job.result, done, steps, counts=counts, metrics=metrics)
 

@@ -10,7 +10,7 @@ import torch
 from grpo.config import SFTJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.policy import IGNORE, load_policy, load_tokenizer, pad
+from grpo.policy import IGNORE, load_policy, load_tokenizer, pad, save_tokenizer
 from grpo.runlog import write_result
 from grpo.supervised import fit
 from grpo.template import completion_tokens, prompt_tokens
@@ -41,7 +41,7 @@ def train_sft(job: SFTJob) -> None:
         hardware=settings.hardware,
     )
     model.save_pretrained(job.out)
-    tokenizer.save_pretrained(job.out)
+    save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, done, steps, counts={"sequences": len(rows), "too_long": dropped})
 
 

@@ -25,7 +25,14 @@ from grpo.data import Problem, read_problems
 from grpo.errors import InputError
 from grpo.objective import grpo_loss
 from grpo.optimizer import learning_rate_share, make_optimizer
-from grpo.policy import choose_device, completion_logprobs, load_policy, load_tokenizer, micro_batches
+from grpo.policy import (
+    choose_device,
+    completion_logprobs,
+    load_policy,
+    load_tokenizer,
+    micro_batches,
+    save_tokenizer,
+)
 from grpo.rewards import total
 from grpo.rollout import Completion, generator_for, sample
 from grpo.runlog import Metrics, write_result
@@ -127,7 +134,7 @@ class Trainer:
             if due and self.step < settings.steps:
                 self._save()
         self.policy.save_pretrained(self.job.out)
-        self.tokenizer.save_pretrained(self.job.out)
+        save_tokenizer(self.tokenizer, self.job.model, self.job.out)
         write_result(
             self.job.result, self.step, settings.steps, metrics=closing_means(self.job.metrics), samples=self.samples
         )

@@ -27,7 +27,7 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "tyni"], "unknown recipe 'tyni'; did you mean 'tiny'?"),
+        (["run", "tinny"], "unknown recipe 'tinny'; did you mean 'tiny'?"),
         (["run", "tiny", "--set", "sft.epoch=2"], "sft.epoch: unknown field; did you mean 'epochs'?"),
         (["run", "tiny", "--set", "sft.epochs=0"], "sft.epochs: Input should be greater than or equal to 1 (got 0)"),
         (["run", "tiny", "--only", "stf"], "unknown stage 'stf'; the stages are problems, base"),

@@ -75,6 +75,14 @@ def test_sft_starts_from_base(r1: Any, first_run: dict[str, Any]) -> None:
     assert len(tokenizers) == 1 and None not in tokenizers
 
 
+def test_checkpoints_of_two_recipes_do_not_mix(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
+    other = type(r1)(r1.home)
+    changed = ("--set", "base.pretrain.vocabulary=360", "--set", "base.pretrain.steps=5")
+    base = other.tiny("run", "--only", "base", *changed)["stages"][0]["key"]
+    done = r1("run", "tiny", "--only", "evaluate", "--input", f"base={base}")
+    assert done.returncode == 2 and "different tokenizers" in done.stderr.splitlines()[-1]
+
+
 def test_no_held_out_prompt_is_trained_on(r1: Any, first_run: dict[str, Any]) -> None:
     folder = next(r1.home.glob("artifacts/problems/*/1"))
     train, held_out = (read_problems(folder / name) for name in (TRAIN, HELD_OUT))
