@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlflow import MlflowClient
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, TimeoutError, sync_playwright
 
 STAGES = ("problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data", "sft", "reward_models")
 STAGES += ("alignment_rl", "evaluate", "report")
+UNFOLD = "[role=gridcell] button:left-of(:text('train_r1 seed'))"
+"""The sign beside a recipe run that shows its stages."""
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -47,11 +49,22 @@ def interfaces() -> Iterator[tuple[str, str]]:
         process.wait(timeout=60)
 
 
-def take(page: Page, url: str, path: Path, *expected: str) -> None:
-    """Open a page, wait until every expected text is on it, keep a picture."""
+def take(page: Page, url: str, path: Path, *expected: str, click: str = "", search: str = "") -> None:
+    """Open a page, click and search as told, wait until every expected text is on it, keep a picture."""
     page.goto(url)
-    for text in expected:
-        page.get_by_text(text).first.wait_for(timeout=60_000)
+    with contextlib.suppress(TimeoutError):  # MLflow's assistant, where this version opens it
+        page.get_by_text("MLflow Assistant").first.wait_for(timeout=5000)
+        page.locator('button:right-of(:text-is("Beta"))').nth(2).click(timeout=5000)
+    if click:
+        page.locator(click).first.click()
+    if search:
+        page.get_by_placeholder("Search metric charts").fill(search)
+    try:
+        for text in expected:
+            page.get_by_text(text).first.wait_for(timeout=60_000)
+    except TimeoutError as error:
+        page.screenshot(path=path)
+        raise SystemExit(f"{url}: {error.message.splitlines()[-1].strip()}; what was there instead: {path}") from None
     page.wait_for_timeout(2500)  # charts are drawn after the text is there
     page.screenshot(path=path)
     print(path, flush=True)
@@ -75,10 +88,13 @@ def main() -> int:
         page = browser.new_page(viewport={"width": 1500, "height": 1000})
         home = f"{mlflow}/#/experiments/{experiment.experiment_id}"
         rl = newest["reasoning_rl"].info.run_id
-        take(page, f"{home}/runs", given.output / "mlflow-runs.png", *STAGES[:4])
+        take(page, f"{home}/runs", given.output / "mlflow-runs.png", *STAGES, click=UNFOLD)
         take(page, f"{home}/runs/{parent}", given.output / "mlflow-recipe-run.png", "train_r1 seed")
-        take(page, f"{home}/runs/{rl}/model-metrics", given.output / "mlflow-reasoning-rl.png", "reward_accuracy")
-        take(page, f"{home}/runs/{rl}", given.output / "mlflow-lineage.png", "dev1", "dev2", "problems")
+        curves = given.output / "mlflow-reasoning-rl.png"
+        take(
+            page, f"{home}/runs/{rl}/model-metrics", curves, "reward_accuracy", search="^reward|^kl|^completion_tokens"
+        )
+        take(page, f"{home}/runs/{rl}", given.output / "mlflow-lineage.png", "problems", "dev1", "dev2")
         take(page, f"{home}/models", given.output / "mlflow-models.png", "dev1", "dev2", "dev3", "r1")
         take(page, f"{prefect}/runs", given.output / "prefect-runs.png", "train-r1")
         browser.close()

@@ -27,11 +27,15 @@ def serve(prefect_port: int, mlflow_port: int) -> int:
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)]
     mlflow = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(mlflow_port), "--workers", "1"]
     mlflow += ["--backend-store-uri", default_uri(place), "--artifacts-destination", str(place / "mlartifacts")]
+    api = f"http://{HOST}:{prefect_port}/api"  # the pages ask port 4200 unless they are told otherwise
     url_file = place / "prefect-url"
-    with _running("prefect", prefect, {}), _running("mlflow", mlflow, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}):
+    with (
+        _running("prefect", prefect, {"PREFECT_UI_API_URL": api}),
+        _running("mlflow", mlflow, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}),
+    ):
         _wait(prefect_port, "Prefect")
         _wait(mlflow_port, "MLflow")
-        url_file.write_text(f"http://{HOST}:{prefect_port}/api\n")
+        url_file.write_text(f"{api}\n")
         print(f"Prefect: http://{HOST}:{prefect_port}\nMLflow:  http://{HOST}:{mlflow_port}", flush=True)
         print("`r1 run` uses this server while it is up. Ctrl-C stops both.", file=sys.stderr)
         try:
