@@ -121,7 +121,8 @@ def _environment(extra: Mapping[str, str] | None, mark: str, processes: int) -> 
     # The trainer imports the grpo that this process imports, from wherever the flow was started.
     home = str(Path(grpo.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
-    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), _MARK: mark}
+    # Unbuffered, so that what it said last is what stands last in the log.
+    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", _MARK: mark}
 
 
 @contextlib.contextmanager
