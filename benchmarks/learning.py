@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from machine import machine
 
 ORDER = ("base", "dev1", "dev2", "dev3", "r1")
 
@@ -72,10 +72,6 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     times = [f"seed {r['seed']}: {r['wall_s']:.0f} s" for r in runs]
     lines += ["", "Wall time of each run, everything included: " + ", ".join(times) + ".", ""]
     return "\n".join(lines)
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} CPU cores ({platform.machine()}, {platform.system()}, Python {platform.python_version()})"
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Alignment RL: GRPO on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
+"""Alignment RL: RL on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from prefect.states import State
 
 from flows.reasoning_rl import train
 from flows.reward_models import HELPFUL, SAFE
+from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import GRPO
+from grpo.rl_config import RL
 
 
 def build(context: Context) -> Outcome:
     models = context.path("reward_models")
-    return train(context, policy="sft", model="r1", helpful_model=str(models / HELPFUL), safe_model=str(models / SAFE))
+    return train(
+        context,
+        policy="sft",
+        model="r1",
+        helpful_model=str(models / HELPFUL),
+        safe_model=str(models / SAFE),
+        demonstrations=context.path("sft_data") / EXAMPLES,
+    )
 
 
-STAGE = Stage("alignment_rl", 1, ("problems", "sft", "reward_models"), build)
+STAGE = Stage("alignment_rl", 2, ("problems", "sft_data", "sft", "reward_models"), build)
 
 
 @flow(name=STAGE.name)
 def alignment_rl(
-    config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+    config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
 ) -> State:
     """GRPO with rule rewards, and preference rewards in the last steps: R1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

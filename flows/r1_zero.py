@@ -1,4 +1,4 @@
-"""R1-Zero: GRPO straight from the base model, asked by a plain-text template, no SFT (R1, section 2)."""
+"""R1-Zero: RL straight from the base model, asked by a plain-text template, no SFT (R1, section 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect.states import State
 from flows.base import zero_template
 from flows.reasoning_rl import train
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import GRPO
+from grpo.rl_config import RL
 
 
 def build(context: Context) -> Outcome:
@@ -18,10 +18,10 @@ def build(context: Context) -> Outcome:
     return train(context, policy="base", model="zero", template="r1_zero", zero_template=template)
 
 
-STAGE = Stage("r1_zero", 1, ("problems", "base"), build)
+STAGE = Stage("r1_zero", 2, ("problems", "base"), build)
 
 
 @flow(name=STAGE.name)
-def r1_zero(config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def r1_zero(config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

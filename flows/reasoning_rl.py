@@ -1,4 +1,4 @@
-"""Reasoning RL: GRPO with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
+"""Reasoning RL: RL with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
+from flows.cold_start_data import EXAMPLES
 from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import GRPO
+from grpo.rl_config import RL
 
 
 def build(context: Context) -> Outcome:
-    return train(context, policy="cold_start_sft", model="dev2")
+    demonstrations = context.path("cold_start_data") / EXAMPLES
+    return train(context, policy="cold_start_sft", model="dev2", demonstrations=demonstrations)
 
 
 def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     """GRPO from the input `policy` on the training problems; the checkpoint is called `model`."""
     result = context.run_job(
-        "grpo",
+        "rl",
         settings=context.config,
         model=str(context.path(policy)),
         problems=[context.path("problems") / TRAIN],
@@ -30,16 +32,16 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
         metrics=result["metrics"],
         steps_completed=result["steps_completed"],
         model=model,
-        tables={"samples": result["samples"]},
+        tables={"samples": result["samples"]} | ({"health": result["findings"]} if result["findings"] else {}),
     )
 
 
-STAGE = Stage("reasoning_rl", 1, ("problems", "cold_start_sft"), build)
+STAGE = Stage("reasoning_rl", 2, ("problems", "cold_start_data", "cold_start_sft"), build)
 
 
 @flow(name=STAGE.name)
 def reasoning_rl(
-    config: GRPO, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+    config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
 ) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from grpo.config import GRPO, SFT, ZERO_TEMPLATE, Hardware, Pretrain, RewardModel, Sampling
+from grpo.config import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RewardModel, Sampling
 from grpo.errors import InputError
+from grpo.rl_config import RL
 from tasks.filters import FilterSettings
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
@@ -159,14 +160,14 @@ class Recipe(Section):
     base: Base
     cold_start_data: ColdStartData
     cold_start_sft: SFT
-    reasoning_rl: GRPO
+    reasoning_rl: RL
     sft_data: SFTData
     sft: SFT
     reward_models: RewardModels
-    alignment_rl: GRPO
+    alignment_rl: RL
     evaluate: Evaluate
     report: Report = Report()
-    r1_zero: GRPO | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
+    r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
 
 
 def shipped() -> list[str]:

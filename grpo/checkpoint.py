@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 _PREFIX = "step-"
@@ -32,6 +34,27 @@ def load_latest(state: Path) -> tuple[int, dict[str, Any]] | None:
     if not saved:
         return None
     return int(saved[-1].name.removeprefix(_PREFIX)), torch.load(saved[-1], weights_only=True)
+
+
+def rng_state() -> dict[str, Any]:
+    """Where every random generator stands that a library draws from without being asked."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, [int(key) for key in keys], position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """The inverse of `rng_state`."""
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def clear(state: Path) -> None:

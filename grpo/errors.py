@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     Commands print it without a traceback and exit with code 2.
     """
+
+
+class TrainingStopped(RuntimeError):
+    """Training stopped itself for a reason that it can name; the message says which, and what usually helps."""

@@ -1,58 +1,162 @@
 """Language consistency: the share of words in the target language (R1, stage 2).
 
-The paper does not say how words are found or identified. Here a word belongs to the target language if it is at most
-ten times rarer there than in the candidate language that uses it most (word frequencies of the wordfreq library): words
-that languages share, such as "in" or "es", count for the target. Numbers, formulas, code and tags are no words. Words
-that no candidate knows, names for instance, count neither way.
+The paper does not say how words are found or identified. Here words are runs of letters, and in Chinese characters the
+words that jieba finds. A word's script leaves a few languages; it belongs to the target if it is at most ten times
+rarer there than in the one of them that uses it most (word frequencies of the wordfreq library): words that languages
+share, such as "in" or "es", count for the target. A language that alone has its script needs no frequencies. Numbers,
+formulas, code and tags are no words. Words that no candidate knows, names for instance, count neither way.
 """
 
 from __future__ import annotations
 
 import functools
-import re
+import logging
+import unicodedata
+from collections.abc import Callable
 
-from wordfreq import available_languages, zipf_frequency
+import regex
+from wordfreq import available_languages, freq_to_zipf, get_frequency_dict, zipf_frequency
 
 from grpo.errors import InputError
 
-CANDIDATES = ("en", "de", "fr", "es", "it", "pt", "nl")
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "LATIN": ("en", "de", "fr", "es", "it", "pt", "nl"),
+    "CYRILLIC": ("ru", "uk", "bg", "mk"),
+    "ARABIC": ("ar", "fa", "ur"),
+    "CJK": ("zh", "ja"),
+    "HIRAGANA": ("ja",),
+    "KATAKANA": ("ja",),
+    "HANGUL": ("ko",),
+    "GREEK": ("el",),
+    "HEBREW": ("he",),
+    "DEVANAGARI": ("hi",),
+    "BENGALI": ("bn",),
+    "TAMIL": ("ta",),
+    "TELUGU": ("te",),
+    "THAI": ("th",),
+    "GEORGIAN": ("ka",),
+    "ARMENIAN": ("hy",),
+}
+"""Scripts, as Unicode's character names begin, and the languages that a word in them may belong to, besides the target.
+
+Not every language: each list of frequencies costs memory, and closely related languages would share too many words.
+"""
 MARGIN = 1.0
 """Zipf units, that is powers of ten of the frequency, by which a shared word may be rarer in the target."""
-_NOT_LANGUAGE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\[a-zA-Z]+|</?\w+>", re.DOTALL)
-_WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\d_\u4e00-\u9fff]+(?:['’][^\W\d_\u4e00-\u9fff]+)*")
-_HAN = re.compile(r"[\u4e00-\u9fff]")
+
+_NOT_LANGUAGE = regex.compile(
+    r"```.*?(?:```|\Z)|`[^`\n]*`"  # code
+    r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"  # formulas
+    r"|\\(?:begin|end)\{\w+\*?\}|\\[a-zA-Z]+|</?\w+>",
+    regex.DOTALL,
+)
+# Names and numbers joined by operators, such as "eggs = hens - 20". With a space on both sides of the operator or on
+# none: "then -4" joins nothing.
+_NAME = r"[\p{Latin}\p{Greek}\d_]"
+_CHAIN = regex.compile(
+    rf"(?<!{_NAME}){_NAME}++(?:[.,]\d+)*(?:(?: [-+*/×÷=<>≤≥≈] |[-+*/×÷=<>≤≥≈]){_NAME}++(?:[.,]\d+)*)+"
+)
+_RELATION = regex.compile(r"[=<>≤≥≈]")
+_IDENTIFIER = regex.compile(r"\b[a-zA-Z]+_\w+")
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
+_WORD = regex.compile(
+    rf"\p{{Han}}+|[{_UNSPACED}--\p{{Han}}]+"
+    rf"|[\p{{L}}\p{{M}}--[{_UNSPACED}]]+(?:['’][\p{{L}}\p{{M}}--[{_UNSPACED}]]+)*",
+    regex.V1,
+)
+_SENTENCE_END = regex.compile(r"[.!?。！？\n]+")
+_WITHOUT_ALPHABET = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
 
 
 def language_consistency(text: str, target: str) -> float:
-    """Words of `target` (an ISO 639-1 code) divided by all words of known language in `text`; 0..1.
+    """Words of `target` (an ISO 639-1 code, with or without a region) by all words of known language in `text`; 0..1.
 
     Text without any such word is consistent (1.0): there is nothing in a wrong language.
+    Raises InputError if nothing is known of the language.
     """
-    if target not in _known():
+    language = target.split("-")[0]
+    if language not in _known():
         raise InputError(f"language {target!r}: no word frequencies for it; known are {', '.join(sorted(_known()))}")
-    verdicts = [is_target for word in words(text) if (is_target := _in_language(word, target)) is not None]
+    verdicts: list[bool] = []
+    for sentence in _sentences(text):
+        # Kana tell Japanese from Chinese, which share the other characters.
+        japanese = any(_script(word) in ("HIRAGANA", "KATAKANA") for word in sentence)
+        found = [_in_language(word, language, japanese) for word in sentence]
+        verdicts += [verdict for verdict in found if verdict is not None]
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased words of two or more letters, and Han characters one by one; formulas, code and tags left out."""
-    found = _WORD.findall(_NOT_LANGUAGE.sub(" ", text))
-    return [word.lower() for word in found if len(word) > 1 or _HAN.match(word)]
+    """Lower-cased words of two or more letters, or of one character in scripts without an alphabet.
+
+    Formulas, code and tags are left out. Japanese is cut where its scripts change, Thai is not cut at all.
+    """
+    return [word for sentence in _sentences(text) for word in sentence]
+
+
+def _sentences(text: str) -> list[list[str]]:
+    text = _NOT_LANGUAGE.sub(" ", text)
+    text = _CHAIN.sub(lambda chain: " " if _RELATION.search(chain[0]) else chain[0], text)
+    return [_words(sentence) for sentence in _SENTENCE_END.split(_IDENTIFIER.sub(" ", text))]
+
+
+def _words(sentence: str) -> list[str]:
+    found: list[str] = []
+    for run in _WORD.findall(sentence.lower()):
+        if _script(run) == "CJK":
+            found += _segmenter()(run)
+        elif len(run) > 1 or _script(run) in _WITHOUT_ALPHABET:
+            found.append(run)
+    return found
+
+
+@functools.cache
+def _segmenter() -> Callable[[str], list[str]]:
+    from wordfreq.chinese import jieba_tokenize
+
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # it would report that it loads its dictionary
+    return jieba_tokenize
+
+
+@functools.cache
+def _listed() -> set[str]:
+    return set(available_languages())
 
 
 @functools.cache
 def _known() -> set[str]:
-    return set(available_languages())
+    return _listed() | {languages[0] for languages in SCRIPTS.values() if len(languages) == 1}
 
 
 @functools.lru_cache(maxsize=100_000)
-def _in_language(word: str, target: str) -> bool | None:
-    if _HAN.match(word):
-        return target in ("zh", "ja")
-    if target in ("zh", "ja"):
-        return False
-    frequency = zipf_frequency(word, target)
-    others = max(zipf_frequency(word, language) for language in CANDIDATES if language != target)
-    if frequency == others == 0:
+def _script(word: str) -> str | None:
+    """The script of a word; None for one that mixes scripts, such as πr, or is in a script that is not listed."""
+    scripts = {unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in word if letter.isalpha()}
+    script = scripts.pop() if len(scripts) == 1 else None
+    return script if script in SCRIPTS else None
+
+
+@functools.lru_cache(maxsize=100_000)
+def _in_language(word: str, target: str, japanese: bool) -> bool | None:
+    script = _script(word)
+    if script is None:
         return None
+    languages = SCRIPTS[script]
+    if script == "CJK":
+        return target == ("ja" if japanese else "zh")
+    if len(languages) == 1:
+        return target == languages[0]
+    frequency = _zipf(word, target)
+    others = max(_zipf(word, language) for language in languages if language != target)
+    if frequency == others == 0:
+        return None if script == "LATIN" or target in languages else False
     return frequency > 0 and frequency >= others - MARGIN
+
+
+def _zipf(word: str, language: str) -> float:
+    if language not in _listed():
+        return 0.0
+    if language in ("ja", "ko"):  # wordfreq would cut the word by MeCab; here it is a foreign one, and whole
+        frequency = get_frequency_dict(language).get(word, 0.0)
+        return freq_to_zipf(frequency) if frequency else 0.0
+    return zipf_frequency(word, language)

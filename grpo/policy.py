@@ -1,19 +1,19 @@
-"""Loading models, and the log-probabilities of completions under them."""
+"""Loading and saving models: policies, with or without adapters, reward models, tokenizers."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from grpo.config import CopyModelJob, Hardware
+from grpo.config import Hardware, Lora
 from grpo.errors import InputError
+from grpo.jobs import CopyModelJob
 from grpo.runlog import write_result
 
 IGNORE = -100
@@ -34,18 +34,62 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def load_policy(model: str, hardware: Hardware) -> Any:
-    """A causal language model on its device, with dropout off (a policy's ratio must not be noise)."""
+def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any:
+    """A causal language model on its device, with dropout off (a policy's ratio must not be noise).
+
+    With `lora` only adapters are trained; `reference_mode` then shows the model without them.
+    """
     policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
+        policy.enable_input_require_grads()
+    if lora is not None:
+        policy = _with_adapters(policy, model, lora)
     return policy.to(choose_device(hardware)).eval()
+
+
+def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    wanted = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    try:
+        return get_peft_model(policy, wanted)
+    except ValueError as error:
+        message = textwrap.shorten(str(error), 200)
+        raise InputError(f"lora.target_modules: {model} has no such modules ({message})") from None
+
+
+def trainable_state(model: Any) -> dict[str, torch.Tensor]:
+    """What training changes: all weights, or the adapters alone."""
+    if hasattr(model, "peft_config"):
+        return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    return model.state_dict()
+
+
+def load_trainable_state(model: Any, state: dict[str, torch.Tensor]) -> None:
+    """The inverse of `trainable_state`."""
+    unexpected = model.load_state_dict(state, strict=not hasattr(model, "peft_config")).unexpected_keys
+    assert not unexpected, unexpected
+
+
+def save_policy(policy: Any, out: Path) -> None:
+    """Write a folder that AutoModelForCausalLM opens: adapters are merged into a copy of the weights."""
+    if hasattr(policy, "peft_config"):
+        policy = copy.deepcopy(policy).merge_and_unload()
+    policy.save_pretrained(out)
 
 
 def load_reward_model(model: str, hardware: Hardware) -> Any:
     """A scalar head on a language model's architecture; made anew on a policy's weights where it has none yet."""
     loaded = _load(
-        AutoModelForSequenceClassification, model, "reward model", num_labels=1, dtype=getattr(torch, hardware.dtype)
+        AutoModelForSequenceClassification,
+        model,
+        "reward model",
+        new=("score.weight",),
+        num_labels=1,
+        dtype=getattr(torch, hardware.dtype),
     )
     return loaded.to(choose_device(hardware)).eval()
 
@@ -66,7 +110,7 @@ def copy_model(job: CopyModelJob) -> None:
     """Write a pretrained model and its tokenizer to `job.out`, so that a recipe's artifacts are complete."""
     tokenizer = load_tokenizer(job.model)
     model = load_policy(job.model, job.hardware)
-    model.save_pretrained(job.out)
+    save_policy(model, job.out)
     save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
 
@@ -85,62 +129,21 @@ def check_model_folder(model: str) -> None:
         raise InputError(f"{model}: not a model folder (no *.safetensors or pytorch_model*.bin weights)")
 
 
-def _load(loader: Any, model: str, what: str, **options: Any) -> Any:
+def _load(loader: Any, model: str, what: str, new: tuple[str, ...] = (), **options: Any) -> Any:
+    """`new`: weights that a folder may lack. Any other that is missing would be drawn at random, in silence."""
     check_model_folder(model)
     path = Path(model).expanduser()
+    if loader is not AutoTokenizer:
+        options["output_loading_info"] = True
     try:
-        return loader.from_pretrained(str(path) if path.exists() else model, **options)
+        loaded = loader.from_pretrained(str(path) if path.exists() else model, **options)
     except Exception as error:  # a model's files are untrusted: what their loaders raise has no narrower common class
         message = textwrap.shorten(str(error), 300) or type(error).__name__
         raise InputError(f"{model}: cannot load a {what} from here: {message}") from error
-
-
-def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> Tensor:
-    """[B, T] from B rows of different lengths."""
-    width = max(len(row) for row in rows)
-    fill = [[value] * (width - len(row)) for row in rows]
-    return torch.tensor([[*f, *r] if left else [*r, *f] for r, f in zip(rows, fill, strict=True)])
-
-
-def completion_logprobs(
-    model: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
-) -> Tensor:
-    """Log-probability of every completion token given what precedes it.
-
-    Returns [B, C] with C the longest completion; positions past a completion's end hold 0. The vocabulary-wide
-    logits exist for completion tokens only: with long prompts they would dominate the memory.
-    """
-    device = next(model.parameters()).device
-    ids = pad([[*p, *c] for p, c in zip(prompts, completions, strict=True)], 0).to(device)
-    lengths = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)], device=device)
-    attention = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
-    hidden = model.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
-    predictors = torch.tensor(list(_predictors(prompts, completions)), device=device)
-    rows, positions, columns = predictors.unbind(1)
-    logits = model.get_output_embeddings()(hidden[rows, positions]).float() / temperature
-    targets = ids[rows, positions + 1]
-    chosen = logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(1)
-    width = max(len(c) for c in completions)
-    return chosen.new_zeros(len(prompts), width).index_put((rows, columns), chosen)
-
-
-def _predictors(
-    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, int, int]]:
-    """(row, position whose output predicts the token, column in the completion) for every completion token."""
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        for column in range(len(completion)):
-            yield row, len(prompt) - 1 + column, column
-
-
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices sorted by length and cut so that no batch holds more than `max_tokens` padded tokens (at least one)."""
-    batches: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        longest = max(longest, lengths[index])
-        if not batches or longest * (len(batches[-1]) + 1) > max_tokens:
-            batches.append([])
-            longest = lengths[index]
-        batches[-1].append(index)
-    return batches
+    if loader is AutoTokenizer:
+        return loaded
+    loaded, info = loaded
+    if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
+    return loaded

@@ -10,8 +10,9 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from grpo.config import Pretrain, PretrainJob
+from grpo.config import Pretrain
 from grpo.errors import InputError
+from grpo.jobs import PretrainJob
 from grpo.runlog import write_result
 from grpo.supervised import fit
 

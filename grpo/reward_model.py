@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from grpo.config import RewardModelJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.policy import load_reward_model, load_tokenizer, pad, save_tokenizer
+from grpo.jobs import RewardModelJob
+from grpo.logprobs import pad
+from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
 from grpo.scoring import conversation_tokens, score_rows
 from grpo.supervised import fit

@@ -6,7 +6,7 @@ the slowest completion does not hold the others' memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grpo.config import Sampling
-from grpo.policy import pad
+from grpo.logprobs import pad
 
 
 @dataclass
@@ -37,7 +37,6 @@ def generator_for(seed: int, *parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
-@torch.inference_mode()
 def sample(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -49,18 +48,35 @@ def sample(
     generator: torch.Generator,
 ) -> list[list[Completion]]:
     """`per_prompt` completions for each of `prompts` (token ids), in their order."""
+    groups = dict(
+        sample_batches(model, prompts, per_prompt, settings, pad_id=pad_id, eos_id=eos_id, generator=generator)
+    )
+    return [groups[i] for i in range(len(prompts))]
+
+
+def sample_batches(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    *,
+    pad_id: int,
+    eos_id: int,
+    generator: torch.Generator,
+) -> Iterator[tuple[int, list[Completion]]]:
+    """As `sample`, but each prompt's index and completions as soon as their batch is done, so that a caller can go on
+    with them while the next batch is sampled."""
     # Prompts of like length share a batch: less padding.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_once = max(1, settings.batch_size // per_prompt)
-    groups: list[list[Completion]] = [[] for _ in prompts]
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
         flat = _sample_batch(model, [prompts[i] for i in chosen], per_prompt, settings, pad_id, eos_id, generator)
         for position, index in enumerate(chosen):
-            groups[index] = flat[position * per_prompt : (position + 1) * per_prompt]
-    return groups
+            yield index, flat[position * per_prompt : (position + 1) * per_prompt]
 
 
+@torch.inference_mode()
 def _sample_batch(
     model: Any,
     prompts: Sequence[Sequence[int]],

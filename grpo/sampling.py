@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from grpo.config import SampleJob, SampleTask
 from grpo.data import Problem, Sample, read_problems, write_rows
+from grpo.jobs import SampleJob, SampleTask
 from grpo.policy import load_policy, load_tokenizer
-from grpo.rollout import generator_for, sample
+from grpo.rewards import Response
+from grpo.rollout import generator_for, sample_batches
 from grpo.runlog import Metrics, write_result
-from grpo.scoring import Scorer
+from grpo.scoring import Failures, Scorer, Scores
 from grpo.template import parse, prompt_tokens
 
 
@@ -26,11 +27,12 @@ def run_sampling(job: SampleJob) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         todo = [(i, start) for i, start in enumerate(shards[task.name]) if not shard_path(folder, i).exists()]
         completed += len(shards[task.name]) - len(todo)
-        sampler = PolicySampler(task, job) if todo else None
+        if not todo:
+            continue
+        sampler = PolicySampler(task, job)
         for index, start in todo:
-            assert sampler is not None
             began = time.perf_counter()
-            rows = sampler(problems[task.name][start : start + job.shard_size], job.seed, index)
+            rows, failures = sampler(problems[task.name][start : start + job.shard_size], job.seed, index)
             temporary = folder / "writing"
             write_rows(temporary, rows, Sample)
             temporary.replace(shard_path(folder, index))
@@ -43,8 +45,10 @@ def run_sampling(job: SampleJob) -> None:
                 samples=len(rows),
                 completion_tokens=tokens / max(1, len(rows)),
                 tokens_per_s=tokens / (time.perf_counter() - began),
+                reward_failures=failures.kinds.total(),
                 **({"accuracy": sum(accuracy) / len(accuracy)} if accuracy else {}),
             )
+        sampler.scorer.close()
     write_result(job.result, completed, planned)
 
 
@@ -63,15 +67,17 @@ class PolicySampler:
     """A policy with its tokenizer and scorer, loaded once a task."""
 
     def __init__(self, task: SampleTask, job: SampleJob):
-        self.task = task
+        self.task, self.job = task, job
         self.tokenizer = load_tokenizer(task.model)
+        self.scorer = Scorer({name: {} for name in task.rewards}, job.scoring)
         self.policy = load_policy(task.model, job.hardware)
-        self.scorer = Scorer(task.helpful_model, task.safe_model, job.hardware)
+        self.scorer.load_models(task.helpful_model, task.safe_model, job.hardware)
 
-    def __call__(self, problems: list[Problem], seed: int, shard: int) -> list[Sample]:
+    def __call__(self, problems: list[Problem], seed: int, shard: int) -> tuple[list[Sample], Failures]:
         task = self.task
         prompts = [prompt_tokens(self.tokenizer, p.messages, task.template, task.zero_template) for p in problems]
-        groups = sample(
+        scores: dict[int, Scores] = {}
+        for index, completions in sample_batches(
             self.policy,
             prompts,
             task.samples_per_problem,
@@ -79,26 +85,35 @@ class PolicySampler:
             pad_id=self.tokenizer.pad_token_id,
             eos_id=self.tokenizer.eos_token_id,
             generator=generator_for(seed, shard),
+        ):
+            texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+            responses = [
+                Response(text, parse(text), len(c.tokens), c.finished, task.sampling.max_new_tokens)
+                for text, c in zip(texts, completions, strict=True)
+            ]
+            # Scoring goes on in other processes while the next batch is sampled.
+            scores[index] = self.scorer.start([problems[index]] * len(responses), responses)
+        failures = Failures()
+        samples: list[Sample] = []
+        for index in range(len(problems)):
+            breakdowns, failed = scores[index].finish()
+            failures.add(failed)
+            samples += map(self._sample, scores[index].problems, scores[index].responses, breakdowns)
+        failures.stop_above(self.job.scoring.max_failure_share)
+        return samples, failures
+
+    def _sample(self, problem: Problem, response: Response, rewards: dict[str, float]) -> Sample:
+        parts = response.parts
+        return Sample(
+            problem_id=problem.id,
+            policy=self.task.policy,
+            completion=response.text,
+            reasoning=parts.reasoning,
+            summary=parts.summary,
+            answer=parts.answer or "",
+            rewards=rewards,
+            tokens=response.tokens,
+            finish_reason="stop" if response.finished else "length",
+            domain=problem.domain,
+            language=problem.language,
         )
-        repeated = [p for p in problems for _ in range(task.samples_per_problem)]
-        completions = [c for group in groups for c in group]
-        texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-        parts = [parse(text) for text in texts]
-        return [
-            Sample(
-                problem_id=problem.id,
-                policy=task.policy,
-                completion=text,
-                reasoning=part.reasoning,
-                summary=part.summary,
-                answer=part.answer or "",
-                rewards=rewards,
-                tokens=len(completion.tokens),
-                finish_reason="stop" if completion.finished else "length",
-                domain=problem.domain,
-                language=problem.language,
-            )
-            for problem, text, part, completion, rewards in zip(
-                repeated, texts, parts, completions, self.scorer(repeated, parts, texts), strict=True
-            )
-        ]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from grpo.config import Hardware
 from grpo.data import Message, Problem
-from grpo.policy import load_reward_model, load_tokenizer, pad
-from grpo.rewards import rule_rewards
-from grpo.template import Parts
+from grpo.errors import TrainingStopped
+from grpo.logprobs import pad
+from grpo.policy import load_reward_model, load_tokenizer
+from grpo.pool import Failure, Pool
+from grpo.rewards import MODEL_REWARDS, Response, find, score_one
+from grpo.rl_config import Scoring
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
@@ -49,27 +56,109 @@ def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 class Scorer:
-    """Scores completions with the branch of their problem's domain.
+    """The reward breakdown of completions: rules in a pool of killable processes, reward models here.
 
+    Scoring starts when `start` is called and goes on beside the caller's work; `Scores.finish` waits for it.
     General prompts: the helpful model reads the final summary only, the safety model the whole response (R1, stage 4).
     """
 
-    def __init__(self, helpful_model: str | None, safe_model: str | None, hardware: Hardware):
+    def __init__(
+        self,
+        rewards: Mapping[str, Mapping[str, Any]],
+        scoring: Scoring,
+    ):
+        """`rewards`: name of each reward -> its options. The processes start here, reward models are loaded later."""
+        rules = [name for name in rewards if name not in MODEL_REWARDS]
+        self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
+        self.pool = Pool(scoring.workers or os.cpu_count() or 1, scoring.time_limit_s, int(scoring.memory_gb * 1e9))
+        self.helpful: RewardModelScorer | None = None
+        self.safe: RewardModelScorer | None = None
+
+    def load_models(self, helpful_model: str | None, safe_model: str | None, hardware: Hardware) -> None:
+        """Reward models for general prompts, each from its folder."""
         self.helpful = RewardModelScorer(helpful_model, hardware) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, hardware) if safe_model else None
 
-    def __call__(
-        self, problems: Sequence[Problem], parts: Sequence[Parts], texts: Sequence[str]
-    ) -> list[dict[str, float]]:
-        """Unweighted reward breakdown of each completion; `texts` are the whole completions."""
-        breakdowns = [rule_rewards(problem, part) for problem, part in zip(problems, parts, strict=True)]
-        general = [i for i, problem in enumerate(problems) if problem.domain == "general"]
-        messages = [problems[i].messages for i in general]
-        if self.helpful and general:
-            for i, score in zip(general, self.helpful(messages, [parts[i].summary for i in general]), strict=True):
+    def start(self, problems: Sequence[Problem], responses: Sequence[Response]) -> Scores:
+        """Begin to score each response to its problem."""
+        futures = [
+            {
+                name: self.pool.submit(score_one, name, options, problem, response)
+                for name, (reward, options) in self.rules.items()
+                if problem.domain in reward.domains
+            }
+            for problem, response in zip(problems, responses, strict=True)
+        ]
+        return Scores(self, list(problems), list(responses), futures)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+@dataclass
+class Failures:
+    """Rewards that failed, by kind: what a completion's own program did under its own kind ("code_timeout", ...), a
+    verifier that ran too long, died or raised as "timeout", "crash" or "error"."""
+
+    completions: int = 0  # scored in all
+    kinds: Counter[str] = field(default_factory=Counter)
+    broken: int = 0  # completions that met a failing verifier
+    example: str = ""
+
+    def count(self, of_completion: Sequence[Failure]) -> None:
+        self.kinds.update(failure.kind for failure in of_completion)
+        if of_verifier := [failure for failure in of_completion if not failure.of_answer]:
+            self.broken += 1
+            self.example = self.example or of_verifier[0].message
+
+    def add(self, more: Failures) -> None:
+        self.completions += more.completions
+        self.kinds += more.kinds
+        self.broken += more.broken
+        self.example = self.example or more.example
+
+    def stop_above(self, share: float) -> None:
+        """Raises TrainingStopped if more than `share` of the completions met a failing verifier."""
+        if self.broken > share * self.completions:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
+            raise TrainingStopped(
+                f"rewards failed for {self.broken} of {self.completions} completions ({kinds}); the first: "
+                f"{self.example}; mend the reward, or raise scoring.time_limit_s, memory_gb or max_failure_share"
+            )
+
+
+@dataclass
+class Scores:
+    """Scores in the making."""
+
+    scorer: Scorer
+    problems: list[Problem]
+    responses: list[Response]
+    futures: list[dict[str, Future[Any]]]
+
+    def finish(self) -> tuple[list[dict[str, float]], Failures]:
+        """The unweighted breakdown of each completion, and what failed.
+
+        A reward that fails is 0, since an answer that breaks its verifier is not a right one, and it is counted.
+        """
+        breakdowns: list[dict[str, float]] = []
+        failures = Failures(completions=len(self.futures))
+        for of_completion in self.futures:
+            results = {name: future.result() for name, future in of_completion.items()}
+            failures.count([value for value in results.values() if isinstance(value, Failure)])
+            breakdowns.append({n: 0.0 if isinstance(value, Failure) else value for n, value in results.items()})
+        self._ask_models(breakdowns)
+        return breakdowns, failures
+
+    def _ask_models(self, breakdowns: list[dict[str, float]]) -> None:
+        general = [i for i, problem in enumerate(self.problems) if problem.domain == "general"]
+        messages = [self.problems[i].messages for i in general]
+        if self.scorer.helpful and general:
+            summaries = [self.responses[i].parts.summary for i in general]
+            for i, score in zip(general, self.scorer.helpful(messages, summaries), strict=True):
                 breakdowns[i]["helpful"] = score
-        if self.safe and general:
-            for i, score in zip(general, self.safe(messages, [texts[i] for i in general]), strict=True):
+        if self.scorer.safe and general:
+            texts = [self.responses[i].text for i in general]
+            for i, score in zip(general, self.scorer.safe(messages, texts), strict=True):
                 # The head gives a logit; the probability of "safe" is bounded, as a reward should be.
                 breakdowns[i]["safe"] = torch.tensor(score).sigmoid().item()
-        return breakdowns

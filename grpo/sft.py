@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from grpo.config import SFTJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.policy import IGNORE, load_policy, load_tokenizer, pad, save_tokenizer
+from grpo.jobs import SFTJob
+from grpo.logprobs import pad
+from grpo.policy import IGNORE, load_policy, load_tokenizer, save_policy, save_tokenizer
 from grpo.runlog import write_result
 from grpo.supervised import fit
 from grpo.template import completion_tokens, prompt_tokens
@@ -27,7 +28,7 @@ def train_sft(job: SFTJob) -> None:
         raise InputError(f"{job.data}: no sequence fits in max_tokens={settings.max_tokens} ({dropped} dropped)")
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     steps = min(steps, settings.max_steps or steps)
-    model = load_policy(job.model, settings.hardware)
+    model = load_policy(job.model, settings.hardware, settings.lora)
     done = fit(
         job,
         model,
@@ -40,7 +41,7 @@ def train_sft(job: SFTJob) -> None:
         optimizer=settings.optimizer,
         hardware=settings.hardware,
     )
-    model.save_pretrained(job.out)
+    save_policy(model, job.out)
     save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, done, steps, counts={"sequences": len(rows), "too_long": dropped})
 

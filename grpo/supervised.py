@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from grpo.config import Hardware, JobBase, Optimizer
+from grpo.config import Hardware, Optimizer
 from grpo.errors import InputError
+from grpo.jobs import JobBase
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.policy import choose_device
 from grpo.runlog import Metrics

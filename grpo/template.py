@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import cast
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, cast
 
 from grpo.config import ZERO_TEMPLATE, Template
 from grpo.data import Message
 from grpo.errors import InputError
 
-_TAGGED = re.compile(
-    r"\A\s*<(think|reasoning)>(?P<reasoning>.*?)</\1>\s*<answer>(?P<answer>.*?)</answer>\s*\Z", re.DOTALL
-)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+if TYPE_CHECKING:  # rewards run in light processes that take completions apart and never load transformers
+    from transformers import PreTrainedTokenizerBase
+
+TAG = re.compile(r"</?(?:think|reasoning|answer)>")
+STYLES = ("think", "reasoning")
+"""The names that the reasoning's tags go by; the answer's are always <answer> and </answer>."""
 _REASONING = re.compile(r"<(think|reasoning)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+
+
+def tag_sequence(style: str) -> list[str]:
+    """The four tags of a completion, in their order."""
+    return [f"<{style}>", f"</{style}>", "<answer>", "</answer>"]
 
 
 @dataclass(frozen=True)
@@ -37,19 +42,37 @@ def parse(completion: str) -> Parts:
 
     Well-formed means: one reasoning block, one answer block, both non-empty, nothing around them.
     """
-    if match := _TAGGED.match(completion):
-        reasoning, answer = match["reasoning"].strip(), match["answer"].strip()
-        if reasoning and answer and not re.search(r"</?(think|reasoning|answer)>", reasoning + answer):
+    tags = list(TAG.finditer(completion))
+    if [tag[0] for tag in tags] in [tag_sequence(style) for style in STYLES]:
+        before, reasoning, between, answer, after = (text.strip() for text in TAG.split(completion))
+        if reasoning and answer and not (before or between or after):
             return Parts(reasoning, answer, answer, True)
-    answers = _ANSWER.findall(completion)
-    thought = _REASONING.search(completion)
+    start, end = reasoning_span(completion)
     summary = re.split(r"</(?:think|reasoning)>", completion)[-1]
     return Parts(
-        reasoning=thought[2].strip() if thought else "",
+        reasoning=completion[start:end].strip(),
         summary=re.sub(r"</?answer>", "", summary).strip(),
-        answer=answers[-1].strip() if answers else None,
+        answer=_last_answer(completion),
         well_formed=False,
     )
+
+
+def reasoning_span(completion: str) -> tuple[int, int]:
+    """Where the first reasoning block starts and ends, in characters, tags left out; (0, 0) where there is none.
+
+    A block that is never closed reaches to the end.
+    """
+    found = _REASONING.search(completion)
+    return found.span(2) if found else (0, 0)
+
+
+def _last_answer(completion: str) -> str | None:
+    """The last closed answer block. By `find`, not by a lazy pattern: linear also where a policy repeats one tag."""
+    answer, start = None, completion.find("<answer>")
+    while start >= 0 and (end := completion.find("</answer>", start)) >= 0:
+        answer = completion[start + len("<answer>") : end].strip()
+        start = completion.find("<answer>", end)
+    return answer
 
 
 def render(reasoning: str, answer: str) -> str:

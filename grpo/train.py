@@ -16,14 +16,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo.config import JOBS, JobBase
-from grpo.errors import InputError
+from grpo.errors import InputError, TrainingStopped
+from grpo.jobs import JOBS, JobBase
 
 RUNNERS = {
     "pretrain": "grpo.pretrain:pretrain",
     "sft": "grpo.sft:train_sft",
     "reward_model": "grpo.reward_model:train_reward_model",
-    "grpo": "grpo.trainer:train_grpo",
+    "rl": "grpo.trainer:train_rl",
     "sample": "grpo.sampling:run_sampling",
     "copy_model": "grpo.policy:copy_model",
 }
@@ -68,6 +68,9 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except TrainingStopped as stopped:
+        print(f"error: training stopped: {stopped}", file=sys.stderr)
+        return 1
     except Exception:
         # Each library has its own words for a full disk, some of them none.
         if shutil.disk_usage(job.out).free > FULL_BYTES:

@@ -1,20 +1,22 @@
 """Rules that check an answer against its problem: one function a verifier, chosen from `VERIFIERS` by name.
 
 A verifier sees the extracted answer (what stood in the answer tags or the box), never the whole completion.
-An answer is model output and untrusted: whatever a parser raises on it scores 0.0. Two verifiers, "math" and
-some families of "reasoning_gym", evaluate the answer with sympy, which can run for a long time on something like
-9^(9^9). Neither limits its own time, because the only cheap way, SIGALRM, works in the main thread alone: the
-caller scores in a process that it can kill.
+An answer is model output and untrusted. One that cannot be read in the form asked for is wrong and scores 0.0. Whatever
+else goes wrong while it is scored is no verdict and is raised, for the caller to count. "math" and some families of
+"reasoning_gym" evaluate the answer with sympy, which can run for a long time on something like 9^(9^9). Neither limits
+its own time, because the only cheap way, SIGALRM, works in the main thread alone: the caller scores in a process that
+it can kill.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import json
 import logging
-import math
 import re
+import tokenize
 import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
@@ -50,14 +52,16 @@ def number(problem: Problem, answer: str) -> float:
 def mathematical(problem: Problem, answer: str) -> float:
     """Equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses neither.
 
-    math-verify's own time limits are off: they need SIGALRM, hence the main thread. The caller limits time.
+    math-verify says ValueError of what is no expression, or has no value, such as 1/0: wrong. Other errors are raised.
+    Its own time limits are off: they need SIGALRM, hence the main thread. The caller limits time.
     """
     if exact(problem, answer):
         return 1.0
     parse, equal = _math_verify()
+    gold = parse(problem.answer)
     try:
-        return float(equal(parse(problem.answer), parse(answer)))
-    except Exception:  # untrusted text in a third-party parser: what it cannot read is not an answer
+        return float(equal(gold, parse(answer)))
+    except ValueError:
         return 0.0
 
 
@@ -67,12 +71,18 @@ def choice(problem: Problem, answer: str) -> float:
     return float(letter is not None and letter == _letter(problem.answer))
 
 
-def reasoning_gym(problem: Problem, answer: str) -> float:
-    """reasoning-gym's own score for the problem's family.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError, tokenize.TokenError)
+"""What code that takes a text apart raises on a text of another form."""
 
+
+def reasoning_gym(problem: Problem, answer: str) -> float:
+    """1.0 if reasoning-gym's scorer for the problem's family gives full marks, else 0.0.
+
+    Part marks are no verdict: a third of the families, which have no scorer of their own, give them to any answer that
+    contains the gold one, so -4 would earn half the marks of 4, and others give them for trying.
     `metadata` holds "family", "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some
-    scorers read. Most families without a scorer of their own give part credit to an answer that contains the gold
-    one (its share of the characters); only 1.0 is right.
+    scorers read. A scorer that cannot read an answer raises whatever its parsing happens to: if it gives the gold
+    answer full marks, the fault is the answer's, and it is wrong; if not, the error is raised.
     """
     try:
         family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
@@ -80,10 +90,24 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
         raise InputError(f"problem {problem.id}: verifier 'reasoning_gym' needs metadata[{error}]") from None
     score = _scorer(family, json.dumps(problem.metadata.get("parameters", {}), sort_keys=True))
     try:
-        value = float(score(answer.strip(), entry))
-    except Exception:  # untrusted text in a third-party parser
-        return 0.0
-    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
+        return float(float(score(answer.strip(), entry)) >= 1.0)
+    except _UNREADABLE:
+        if answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0:
+            return 0.0
+        raise
+
+
+def code(problem: Problem, answer: str) -> float:
+    """Share of the tests in ``metadata["tests"]`` that the program passes; see grpo/code_tests.py.
+
+    The program is the answer, or its last fenced block. Raises `grpo.pool.AnswerFailure` if it breaks a limit.
+    """
+    from grpo.code_tests import passes
+
+    tests = problem.metadata.get("tests")
+    if not tests:
+        raise InputError(f"problem {problem.id}: verifier 'code' needs metadata['tests'], a list of at least one test")
+    return passes(program(answer), tests)
 
 
 def none(problem: Problem, answer: str) -> float:
@@ -100,8 +124,30 @@ VERIFIERS: dict[str, Callable[[Problem, str], float]] = {
     "math": mathematical,
     "choice": choice,
     "reasoning_gym": reasoning_gym,
+    "code": code,
     "none": none,
 }
+
+
+def agree(problem: Problem, answer: str, other: str) -> bool:
+    """Whether two answers to a problem are the same by its rule, be they right or wrong.
+
+    A rule that does not compare with a gold answer (a scorer, tests) cannot say: then by value, or else by text.
+    """
+    return COMPARING.get(problem.verifier, _value_or_text)(dataclasses.replace(problem, answer=other), answer) == 1.0
+
+
+def _value_or_text(problem: Problem, answer: str) -> float:
+    return number(problem, answer) or exact(problem, answer)
+
+
+COMPARING: dict[str, Callable[[Problem, str], float]] = {
+    "exact": exact,
+    "number": number,
+    "math": mathematical,
+    "choice": choice,
+}
+"""The verifiers that compare with the problem's own answer and read nothing else of it."""
 
 
 def pack_entry(value: Any) -> Any:
@@ -128,6 +174,15 @@ def unpack_entry(value: Any) -> Any:
             return {unpack_entry(k): unpack_entry(v) for k, v in value["__items__"]}
         return {k: unpack_entry(v) for k, v in value.items()}
     return value
+
+
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+
+
+def program(answer: str) -> str:
+    """The program in an answer: its last fenced block, or all of it where there is none."""
+    blocks = _FENCED.findall(answer)
+    return blocks[-1] if blocks else answer
 
 
 def _plain(text: str) -> str:
@@ -191,9 +246,9 @@ def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
     def parse(text: str) -> Any:
         # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi.
         marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
-        return math_verify.parse(text if marked else f"${text}$", parsing_timeout=None)
+        return math_verify.parse(text if marked else f"${text}$", parsing_timeout=None, raise_on_error=True)
 
-    return parse, functools.partial(math_verify.verify, timeout_seconds=None)
+    return parse, functools.partial(math_verify.verify, timeout_seconds=None, raise_on_error=True)
 
 
 @functools.cache

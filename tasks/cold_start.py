@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo.data import Problem, Sample
 from grpo.errors import InputError
-from grpo.rewards import rule_rewards
+from grpo.rewards import REWARDS, Response
 from grpo.template import parse, render
 from tasks.examples import example
 from tasks.filters import FilterSettings, reject
@@ -70,6 +70,8 @@ def sampled(
 
 def _as_sample(problem: Problem, completion: str) -> Sample:
     parts = parse(completion)
+    response = Response(completion, parts, tokens=0, finished=True, max_tokens=0)
+    rules = {name: REWARDS[name] for name in ("accuracy", "format", "language")}
     return Sample(
         problem_id=problem.id,
         policy="written",
@@ -77,7 +79,7 @@ def _as_sample(problem: Problem, completion: str) -> Sample:
         reasoning=parts.reasoning,
         summary=parts.summary,
         answer=parts.answer or "",
-        rewards=rule_rewards(problem, parts),
+        rewards={n: r.function(problem, response) for n, r in rules.items() if problem.domain in r.domains},
         tokens=0,
         finish_reason="stop",
         domain=problem.domain,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config import Hardware, Optimizer, Pretrain
+from grpo.data import Problem, write_rows
 from grpo.policy import load_policy, load_tokenizer
 from grpo.pretrain import train_tokenizer
+from tests.grpo.job_runner import PRETRAIN, RL, SFT, run, user, write_job
 
 torch.set_num_threads(1)
 
@@ -51,3 +58,78 @@ def tokenizer(model_folder):
 @pytest.fixture(scope="session")
 def policy(model_folder):
     return load_policy(model_folder, Hardware(device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    sums = [f"What is {a} + {b}? <think>add</think><answer>{a + b}</answer>" for a in range(5) for b in range(5)]
+    (folder / "corpus.txt").write_text("\n\n".join(sums * 8))
+    run(write_job(folder, "pretrain", settings=PRETRAIN, corpus=folder / "corpus.txt"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sft_fields(base) -> dict:
+    """Answers drawn at random, so that the policy trained on them is right sometimes: RL needs the variance."""
+    rng = random.Random(0)
+    questions = [user(f"What is {a} + {b}?") for a in range(5) for b in range(5)]
+    completions = [f"<think>add</think><answer>{rng.randint(1, 3)}</answer>" for _ in questions]
+    rows = [{"messages": q, "completion": c} for q, c in zip(questions, completions, strict=True)]
+    pq.write_table(pa.Table.from_pylist(rows), base / "sft.parquet")
+    return {"settings": SFT, "model": base / "out", "data": base / "sft.parquet"}
+
+
+@pytest.fixture(scope="session")
+def sft(sft_fields, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sft")
+    run(write_job(folder, "sft", **sft_fields))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def problems(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("problems")
+    rows = [
+        Problem(f"{a}+{b}", user(f"What is {a} + {b}?"), str(a + b), "number", "reasoning", "en", "test")
+        for a in range(4)
+        for b in range(1, 4)
+        if a + b <= 3
+    ]
+    general = [Problem(f"g{i}", user(f"Say {i}"), "", "none", "general", "en", "test") for i in range(4)]
+    write_rows(folder / "problems.parquet", rows + general, Problem)
+    return folder / "problems.parquet"
+
+
+@pytest.fixture(scope="session")
+def rl_fields(sft, problems) -> dict:
+    return {"settings": RL, "model": sft / "out", "problems": [problems]}
+
+
+@pytest.fixture(scope="session")
+def rl(rl_fields, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rl")
+    run(write_job(folder, "rl", **rl_fields))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reward_models(sft, tmp_path_factory) -> dict[str, Path]:
+    """Trained on what is plain to see: 'yes' is better, and safer, than 'no'."""
+    folders = {}
+    pairs = [
+        {"messages": user(f"Say {i}"), "chosen": f"yes {i % 7}", "rejected": f"no {i % 5}", "held_out": i % 4 == 0}
+        for i in range(40)
+    ]
+    points = [
+        {"messages": user(f"Say {i % 7}"), "response": ["no", "yes"][i % 2], "label": i % 2, "held_out": i % 8 < 2}
+        for i in range(40)
+    ]
+    settings = {**SFT, "optimizer": {"learning_rate": 0.003, "warmup_steps": 4, "final_learning_rate_share": 0.1}}
+    for loss, rows in (("pairs", pairs), ("points", points)):
+        folder = tmp_path_factory.mktemp(loss)
+        pq.write_table(pa.Table.from_pylist(rows), folder / "data.parquet")
+        fields = {"settings": settings, "model": sft / "out", "data": folder / "data.parquet", "loss": loss}
+        run(write_job(folder, "reward_model", **fields))
+        folders[loss] = folder
+    return folders

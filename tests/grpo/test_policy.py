@@ -11,7 +11,8 @@ import pytest
 
 from grpo.config import Hardware
 from grpo.errors import InputError
-from grpo.policy import check_model_folder, load_policy, load_tokenizer, micro_batches, pad
+from grpo.logprobs import micro_batches, pad
+from grpo.policy import check_model_folder, load_policy, load_tokenizer
 
 CPU = Hardware(device="cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config import Sampling
-from grpo.policy import completion_logprobs
+from grpo.logprobs import completion_logprobs
 from grpo.rollout import choose, generator_for, sample
 
 

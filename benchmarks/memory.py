@@ -1,0 +1,153 @@
+"""How much memory does each method need, and for how many models?
+
+python benchmarks/memory.py [--model FOLDER] [--folder build/memory] [--output docs/memory.md]
+
+Two steps of GRPO without and with a penalty, GRPO with a reward model, and PPO, on a made Llama of the size of the recipe
+`tiny` and on SmolLM2-135M (converted once by benchmarks/real_model.py, or --model). Peak resident memory of the trainer's
+process; what Python and torch need before any model is loaded is measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from grpo.config import Optimizer, Pretrain
+from grpo.data import Problem, write_rows
+from grpo.pretrain import train_tokenizer
+
+GENERAL = {"general_last_steps": 2, "general_share": 0.5}
+WEIGHTS = {"accuracy": 1, "format": 1}
+CASES: dict[str, tuple[tuple[str, ...], dict[str, Any], bool]] = {
+    # name: (models in memory, settings, whether a reward model is loaded)
+    "GRPO, no penalty, rule rewards": (("policy",), {"kl_coef": 0}, False),
+    "GRPO, rule rewards": (("policy", "reference"), {}, False),
+    "GRPO, reward model": (("policy", "reward", "reference"), {"rewards": {**WEIGHTS, "helpful": 1}}, True),
+    "PPO, rule rewards": (("policy", "value", "reference"), {"method": "ppo"}, False),
+    "PPO, reward model": (
+        ("policy", "value", "reward", "reference"),
+        {"method": "ppo", "rewards": {**WEIGHTS, "helpful": 1}},
+        True,
+    ),
+}
+MEASURED = """
+import resource, sys
+from grpo.train import main
+code = main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
+NOTHING = (
+    "import resource, torch, transformers, grpo.trainer; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+)
+
+
+def tiny(folder: Path) -> Path:
+    """A Llama with random weights, of the size of the recipe's."""
+    sums = [f"compute {a} + {b}\nfirst {a + b}" for a in range(10) for b in range(10)]
+    settings = Pretrain(vocabulary=384, steps=1, optimizer=Optimizer(learning_rate=1e-3))
+    tokenizer = train_tokenizer(sums, settings)
+    shape = {"hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 3, "num_attention_heads": 3}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_problems(path: Path) -> None:
+    user = [{"role": "user", "content": "compute 4 - 1 + 7"}]
+    reasoning = [Problem(f"r{i}", user, "10", "number", "reasoning", "en", "benchmark") for i in range(8)]
+    general = [Problem(f"g{i}", user, "", "none", "general", "en", "benchmark") for i in range(8)]
+    write_rows(path, [*reasoning, *general], Problem)
+
+
+def peak_mb(name: str, model: Path, work: Path, settings: dict[str, Any], reward_model: bool) -> float:
+    work.mkdir(parents=True, exist_ok=True)
+    write_problems(work / "problems.parquet")
+    base = {
+        "steps": 2,
+        "prompts_per_step": 4,
+        "group_size": 8,
+        "sampling": {"max_new_tokens": 64, "batch_size": 32},
+        "micro_batch_tokens": 1024,
+        "optimizer": {"learning_rate": 1e-6},
+        "save_every": 1000,
+    }
+    job = {
+        "kind": "rl",
+        "settings": base | (GENERAL if reward_model else {}) | settings,
+        "model": model,
+        "problems": [work / "problems.parquet"],
+        "helpful_model": model if reward_model else None,  # its head is drawn at random: memory is all that counts
+        "seed": 0,
+        "out": work / "out",
+        "state": work / "state",
+        "metrics": work / "metrics.jsonl",
+        "result": work / "result.json",
+    }
+    (work / "job.json").write_text(json.dumps(job, default=str))
+    return _kilobytes([sys.executable, "-c", MEASURED, str(work / "job.json")]) / 1024
+
+
+def _kilobytes(command: list[str]) -> float:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TQDM_DISABLE": "1"}
+    )
+    return float(done.stdout.split()[-1])
+
+
+def markdown(rows: dict[str, list[tuple[str, float]]], sizes: dict[str, float], floor: float) -> str:
+    lines = [
+        "# Memory by method",
+        "",
+        f"`python benchmarks/memory.py` on {machine()}: peak resident memory of the trainer over two steps of 4 problems x",
+        "8 completions of at most 64 tokens, float32, AdamW, micro-batches of 1,024 tokens, in MB. An idle trainer (Python,",
+        f"torch, transformers) holds {floor:.0f} MB, which the second number of each cell leaves out.",
+        "",
+        "| method | models | " + " | ".join(f"{name} ({sizes[name]:.1f} M parameters)" for name in rows) + " |",
+        "|---" * (len(rows) + 2) + "|",
+    ]
+    for i, (case, (models, _, _)) in enumerate(CASES.items()):
+        cells = " | ".join(f"{found[i][1]:,.0f} ({found[i][1] - floor:,.0f})" for found in rows.values())
+        lines.append(f"| {case} | {len(models)}: {', '.join(models)} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path("build/real_model/SmolLM2-135M-Instruct"))
+    parser.add_argument("--folder", type=Path, default=Path("build/memory"))
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    if not (given.model / "config.json").is_file():
+        parser.error(f"{given.model}: no model folder; run benchmarks/real_model.py once, or give --model")
+    torch.manual_seed(0)
+    models = {"tiny": tiny(given.folder / "tiny"), given.model.name: given.model}
+    floor = _kilobytes([sys.executable, "-c", NOTHING]) / 1024
+    rows: dict[str, list[tuple[str, float]]] = {}
+    sizes: dict[str, float] = {}
+    for name, model in models.items():
+        sizes[name] = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()) / 1e6
+        rows[name] = []
+        for case, (_, settings, reward_model) in CASES.items():
+            work = given.folder / name / case.replace(", ", "-").replace(" ", "_")
+            rows[name].append((case, peak_mb(case, model.resolve(), work.resolve(), settings, reward_model)))
+            print(f"{name}: {case}: {rows[name][-1][1]:,.0f} MB", file=sys.stderr, flush=True)
+    text = markdown(rows, sizes, floor)
+    if given.output:
+        given.output.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

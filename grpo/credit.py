@@ -1,0 +1,106 @@
+"""From scored completions to what the update reads of each token: one function for each credit of `grpo.methods`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo.advantages import ADVANTAGES, process_advantages
+from grpo.dpo import pair_up
+from grpo.gae import gae, token_rewards, whiten
+from grpo.logprobs import stack
+from grpo.rl_config import RL
+
+Step = tuple[int, float]
+"""(index of the token that ends a step, the step's reward)"""
+
+
+@dataclass
+class Scored:
+    """What credit is made of: P groups of G completions, N = P * G; lists run over completions."""
+
+    rewards: Tensor  # [P, G]
+    right: list[bool]
+    lengths: list[int]
+    steps: list[list[Step]] | None = None  # under process supervision
+    logprobs: list[Tensor] | None = None  # PPO: of the policy that sampled
+    ref_logprobs: list[Tensor] | None = None
+    values: list[Tensor] | None = None
+
+
+@dataclass
+class Credit:
+    advantages: list[Tensor]  # one a token
+    returns: list[Tensor] | None = None
+    units: list[list[int]] | None = None  # None: each sequence by itself
+
+
+def one(scored: Scored, settings: RL) -> Credit:
+    """Every completion is to be imitated (SFT)."""
+    return Credit([torch.ones(length) for length in scored.lengths])
+
+
+def right(scored: Scored, settings: RL) -> Credit:
+    """Right completions are to be imitated, the others ignored (RFT, online RFT)."""
+    return Credit([torch.full((n,), float(ok)) for n, ok in zip(scored.lengths, scored.right, strict=True)])
+
+
+def pairs(scored: Scored, settings: RL) -> Credit:
+    """The better and the worse completions of each problem, in pairs (DPO)."""
+    return Credit([torch.zeros(n) for n in scored.lengths], units=[list(pair) for pair in pair_up(scored.rewards)])
+
+
+def group(scored: Scored, settings: RL) -> Credit:
+    """Relative to the group: one advantage a completion, or one a step and the tokens before its end (GRPO)."""
+    if scored.steps is not None:
+        return Credit(_by_steps(scored, scored.steps, settings))
+    advantages = ADVANTAGES[settings.advantage](scored.rewards, settings.std).flatten().tolist()
+    return Credit([torch.full((n,), a) for n, a in zip(scored.lengths, advantages, strict=True)])
+
+
+def value(scored: Scored, settings: RL) -> Credit:
+    """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
+    assert scored.logprobs is not None and scored.values is not None
+    mask = _stack([torch.ones(n) for n in scored.lengths])
+    logprobs = _stack(scored.logprobs)
+    reference = _stack(scored.ref_logprobs) if scored.ref_logprobs is not None else logprobs
+    rewards = token_rewards(scored.rewards.flatten(), logprobs, reference, mask, settings.kl_coef)
+    advantages, returns = gae(rewards, _stack(scored.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
+    if settings.ppo.whiten:
+        advantages = whiten(advantages, mask)
+    return Credit(_unstack(advantages, scored.lengths), returns=_unstack(returns, scored.lengths))
+
+
+CREDITS: dict[str, Callable[[Scored, RL], Credit]] = {
+    "one": one,
+    "right": right,
+    "pairs": pairs,
+    "group": group,
+    "value": value,
+}
+
+
+def _by_steps(scored: Scored, steps: list[list[Step]], settings: RL) -> list[Tensor]:
+    size = scored.rewards.shape[1]
+    advantages: list[Tensor] = []
+    for start in range(0, len(steps), size):
+        of_group, lengths = steps[start : start + size], scored.lengths[start : start + size]
+        table = process_advantages(
+            [[reward for _, reward in s] for s in of_group],
+            [[end for end, _ in s] for s in of_group],
+            lengths,
+            settings.std,
+        )
+        advantages += _unstack(table, lengths)
+    return advantages
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    return stack(rows, torch.device("cpu"))
+
+
+def _unstack(table: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    return [row[:length].clone() for row, length in zip(table, lengths, strict=True)]

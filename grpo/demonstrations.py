@@ -1,0 +1,61 @@
+"""Given completions in the place of sampled ones: the data of SFT in the unified view."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import torch
+
+from grpo.data import read_columns
+from grpo.errors import InputError
+from grpo.experience import Rollout
+from grpo.jobs import RLJob
+from grpo.template import completion_tokens, prompt_tokens
+
+
+class Demonstrations:
+    """As many demonstrations a step as another method samples completions; each pass has an order of its own."""
+
+    def __init__(self, job: RLJob, tokenizer: Any):
+        if job.demonstrations is None:
+            raise InputError("method 'sft' learns from demonstrations; the job names none")
+        self.job = job
+        rows = read_columns(job.demonstrations, ["messages", "completion"])
+        if not rows:
+            raise InputError(f"{job.demonstrations}: no demonstrations")
+        self.rows = [
+            (prompt_tokens(tokenizer, r["messages"], job.template, job.zero_template), self._completion(tokenizer, r))
+            for r in rows
+        ]
+
+    def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
+        a_step = self.job.settings.prompts_per_step * self.job.settings.group_size
+        chosen = [self._at(position) for position in range(step * a_step, (step + minibatches) * a_step)]
+        lengths = [len(completion) for _, completion in chosen]
+        return Rollout(
+            prompts=[prompt for prompt, _ in chosen],
+            completions=[completion for _, completion in chosen],
+            advantages=[torch.ones(length) for length in lengths],
+            old_logprobs=[torch.zeros(length) for length in lengths],
+            ref_logprobs=None,
+            old_values=None,
+            returns=None,
+            learnt=[True] * len(chosen),
+            units=[[i] for i in range(len(chosen))],
+            metrics={"completion_tokens": sum(lengths) / len(lengths)},
+        )
+
+    def _completion(self, tokenizer: Any, row: dict[str, Any]) -> list[int]:
+        return completion_tokens(tokenizer, row["completion"])[: self.job.settings.sampling.max_new_tokens]
+
+    def _at(self, position: int) -> tuple[list[int], list[int]]:
+        epoch, index = divmod(position, len(self.rows))
+        return self.rows[self._order(epoch)[index]]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  # one object a job, and it lives as long as the job
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self.rows)))
+        random.Random(f"{self.job.seed}/{epoch}").shuffle(order)
+        return order

@@ -1,0 +1,37 @@
+"""What one rollout hands to training: token ids, and for each token what the update reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Rollout:
+    """N sequences; the lists run over them, group by group. Vectors are as long as their completion, on the CPU.
+
+    Plain data throughout, so that a checkpoint can hold a rollout that is half used.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    advantages: list[Tensor]
+    old_logprobs: list[Tensor]
+    ref_logprobs: list[Tensor] | None
+    old_values: list[Tensor] | None
+    returns: list[Tensor] | None
+    learnt: list[bool]  # whether the loss reads the sequence at all
+    units: list[list[int]]  # sequences that an update must see together: single ones, or DPO's (better, worse)
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]] = field(default_factory=list)  # a few of them, for people
+
+    def length(self, unit: int) -> int:
+        """Tokens of the longest sequence of a unit."""
+        return max(len(self.prompts[i]) + len(self.completions[i]) for i in self.units[unit])
+
+    def mask(self, rows: Sequence[int]) -> list[Tensor]:
+        return [torch.full((len(self.completions[i]),), float(self.learnt[i])) for i in rows]

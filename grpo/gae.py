@@ -1,0 +1,73 @@
+"""PPO's side of the story: rewards per token, generalized advantage estimation and the value loss.
+
+Sources: InstructGPT (2203.02155) for the KL penalty inside the reward, DSM eq. 1-2, Schulman et al. 2016 (1506.02438)
+for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/objectives.py with these advantages and kl_coef = 0.
+
+All tensors [B, T] over completion tokens, padded on the right, with mask 1.0 on tokens and 0.0 in the padding. A
+completion that the token budget cut is treated as one that ended: its outcome stands on its last token and nothing
+of value follows. To bootstrap from the value of the cut state instead would pay it for text that nobody will write.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo.kl import k1
+from grpo.objectives import Scale, token_mean
+
+
+def _next(x: Tensor) -> Tensor:
+    """x shifted one token to the left, 0 after the last."""
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
+
+
+@torch.no_grad()
+def token_rewards(
+    outcome: Tensor, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, kl_coef: float
+) -> Tensor:
+    """-kl_coef log(pi/ref) on each token, plus the outcome [B] on the last one (DSM eq. 2). Returns [B, T].
+
+    `logprobs` are those of the policy that sampled. Without a reference there is no penalty.
+    """
+    rewards = (mask - _next(mask)) * outcome[:, None]  # 1 on each row's last token, nowhere in an empty row
+    if ref_logprobs is None:
+        return rewards
+    return rewards - kl_coef * k1(logprobs, ref_logprobs).masked_fill(mask == 0, 0.0)
+
+
+@torch.no_grad()
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, with V = 0 after the last token.
+
+    `values[:, t]` is the value before token t is chosen. Returns the advantages and the returns A + V, both [B, T] and
+    0 in the padding. lam = 1 and gamma = 1: the return is the sum of the rewards to come.
+    """
+    rewards, values = (x.masked_fill(mask == 0, 0.0) for x in (rewards, values))
+    delta = rewards + gamma * _next(values) - values
+    advantages = torch.zeros_like(delta)
+    later = torch.zeros_like(delta[:, 0])
+    for t in reversed(range(delta.shape[1])):
+        later = delta[:, t] + gamma * lam * later
+        advantages[:, t] = later
+    return advantages, advantages + values
+
+
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Mean 0 and population std 1 over all tokens of the rollout; 0 in the padding, and everywhere if all are equal.
+
+    Call it on a whole rollout: on micro-batches the result would depend on how they are cut.
+    """
+    tokens = mask.sum().clamp(min=1)
+    centred = (advantages - (advantages * mask).sum() / tokens) * mask
+    std = (centred.square().sum() / tokens).sqrt()
+    return torch.where(std > 1e-6, centred / std, torch.zeros_like(centred))
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float, scale: Scale) -> Tensor:
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), this micro-batch's part of the mean over the step's
+    tokens. `old_values` are those that `returns` were made with; a value that moved towards its return by more
+    than `clip` has no gradient."""
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    worse = torch.maximum((values - returns).square(), (clipped - returns).square())
+    return token_mean(0.5 * worse.masked_fill(mask == 0, 0.0), mask, scale)

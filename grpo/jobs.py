@@ -1,0 +1,101 @@
+"""The jobs that `python -m grpo.train` runs: settings, and the files that they read and write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from grpo.config import SFT, Hardware, Pretrain, RewardModel, Sampling, Settings, Template
+from grpo.rl_config import RL, Scoring
+
+
+class JobBase(Settings):
+    """What every job has. Paths are local; `out` becomes the artifact, `state` is for resuming only."""
+
+    out: Path
+    state: Path
+    metrics: Path
+    result: Path
+    seed: int = Field(ge=0)
+
+
+class PretrainJob(JobBase):
+    kind: Literal["pretrain"] = "pretrain"
+    settings: Pretrain
+    corpus: Path = Field(description="A text file, documents separated by blank lines.")
+
+
+class SFTJob(JobBase):
+    kind: Literal["sft"] = "sft"
+    settings: SFT
+    model: str
+    data: Path = Field(description="Parquet shards with columns messages and completion.")
+
+
+class RewardModelJob(JobBase):
+    kind: Literal["reward_model"] = "reward_model"
+    settings: RewardModel
+    model: str
+    data: Path = Field(description="Parquet: messages, chosen, rejected (pairs) or messages, response, label (points).")
+    loss: Literal["pairs", "points"]
+
+
+class RLJob(JobBase):
+    kind: Literal["rl"] = "rl"
+    settings: RL
+    model: str
+    problems: list[Path] = Field(min_length=1)
+    demonstrations: Path | None = Field(
+        None, description="Parquet shards with columns messages and completion: the data of method 'sft'."
+    )
+    template: Template = "chat"
+    zero_template: str | None = None
+    helpful_model: str | None = None
+    safe_model: str | None = None
+
+
+class SampleTask(Settings):
+    """Completions of one policy for one list of problems."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    model: str
+    policy: str = Field(description="Digest of the policy; part of every sample.")
+    problems: list[Path]
+    first: dict[Literal["reasoning", "general"], int] | None = Field(
+        None, description="Only so many problems of each domain, in their order; none of a domain not named. None: all."
+    )
+    samples_per_problem: int = Field(ge=1)
+    sampling: Sampling
+    rewards: list[str] = Field(["accuracy", "format", "language"], description="Rules that every sample is scored by.")
+    template: Template = "chat"
+    zero_template: str | None = None
+    helpful_model: str | None = None
+    safe_model: str | None = None
+
+
+class SampleJob(JobBase):
+    kind: Literal["sample"] = "sample"
+    tasks: list[SampleTask]
+    shard_size: int = Field(512, ge=1, description="Problems a shard; a killed job loses at most one shard.")
+    scoring: Scoring = Scoring()
+    hardware: Hardware = Hardware()
+
+
+class CopyModelJob(JobBase):
+    """Take a pretrained model over, after checking that it loads."""
+
+    kind: Literal["copy_model"] = "copy_model"
+    model: str
+    hardware: Hardware = Hardware()
+
+
+JOBS: dict[str, type[JobBase]] = {
+    "pretrain": PretrainJob,
+    "sft": SFTJob,
+    "reward_model": RewardModelJob,
+    "rl": RLJob,
+    "sample": SampleJob,
+    "copy_model": CopyModelJob,
+}

@@ -1,0 +1,161 @@
+"""The processes behind one worker of `grpo.pool`: a supervisor, and its child that runs the functions.
+
+The supervisor only waits. When the child ends, or the pool's process does, however suddenly, it takes everything
+the child ever started along. It imports nothing but the standard library, and so is ready in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from grpo.errors import InputError
+from grpo.processes import LINUX, Alarm, adopt_orphans, die_with_parent, end_descendants
+
+CLEANUP_S = 1.0
+"""How long a sandbox that a killed worker leaves behind has to remove its folder."""
+_HEADER = 8
+MESSAGE_MAX = 300
+
+
+class AnswerFailure(Exception):
+    """Raised by a verifier: the answer itself did something worth counting, say its program ran too long.
+
+    `kind` is what it is counted as ("code_timeout", ...).
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(kind, message)
+        self.kind, self.message = kind, message
+
+
+def send(connection: socket.socket, data: bytes, deadline: float | None = None) -> None:
+    """One message. TimeoutError if the other side has not taken it at `deadline` (time.monotonic)."""
+    _wait_until(connection, deadline)
+    connection.sendall(len(data).to_bytes(_HEADER, "big") + data)
+
+
+def receive(connection: socket.socket, deadline: float | None = None) -> bytes:
+    """One message. EOFError when the other side is gone, TimeoutError after `deadline` (time.monotonic)."""
+    return _exactly(connection, int.from_bytes(_exactly(connection, _HEADER, deadline), "big"), deadline)
+
+
+def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        _wait_until(connection, deadline)
+        chunk = connection.recv(size - len(data))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+def _wait_until(connection: socket.socket, deadline: float | None) -> None:
+    if deadline is not None:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-6))
+
+
+def main() -> NoReturn:
+    """``argv``: the socket's descriptor and the pool's process id. Standard input ends when the pool does."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    alarm = Alarm()
+    die_with_parent(int(sys.argv[2]), signal.SIGTERM)
+    adopt_orphans()
+    supervisor = os.getpid()
+    child = os.fork()
+    if child == 0:
+        alarm.forget()
+        die_with_parent(supervisor)
+        _silence()
+        with contextlib.suppress(EOFError, OSError):  # the pool is gone
+            _work(connection)
+        os._exit(0)
+    connection.close()
+    os._exit(_supervise(child, alarm))
+
+
+def _supervise(child: int, alarm: Alarm) -> int:
+    """Waits until there is no need for the child; its exit code, or 128 and the signal that ended it."""
+    poller = alarm.poller()
+    poller.register(sys.stdin.fileno(), select.POLLIN)
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid or alarm.terminated or any(ready == sys.stdin.fileno() for ready, _ in poller.poll()):
+            break
+        alarm.quiet()
+    if not pid:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)  # SIGKILL, unless it ended by itself just before
+    end_descendants(CLEANUP_S)
+    if not LINUX:
+        os.killpg(0, signal.SIGKILL)  # the group is what can be found there
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _silence() -> None:
+    """What a verifier prints goes where errors go, and it has nothing to read."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+
+def _work(connection: socket.socket) -> None:
+    path, memory_bytes, prepare = pickle.loads(receive(connection))
+    sys.path[:] = path
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    reply, _ = _outcome(lambda: pickle.loads(prepare)() if prepare else None)
+    send(connection, reply)
+    while True:
+        message = receive(connection)
+        announce, payload = message[0], memoryview(message)[1:]
+        try:
+            function, args, kwargs = pickle.loads(payload)
+        except Exception as error:
+            text = f"a scoring worker cannot load what it is to run: {_line(error)}"
+            send(connection, pickle.dumps(("input", text)))
+            continue
+        if announce:
+            send(connection, b"")
+        reply, spent = _outcome(lambda f=function, a=args, k=kwargs: f(*a, **k))
+        send(connection, reply)
+        if spent:
+            return
+
+
+def _outcome(call: Any) -> tuple[bytes, bool]:
+    """The reply to send, and whether this process has run out of memory and is better not used again."""
+    spent = False
+    reply: tuple[Any, ...]
+    try:
+        reply = ("value", call())
+    except InputError as error:
+        reply = ("input", str(error))
+    except AnswerFailure as failure:
+        reply = ("failure", failure.kind, " ".join(failure.message.split())[:MESSAGE_MAX], True, False)
+    except BaseException as error:
+        spent = isinstance(error, MemoryError)
+        reply = ("failure", "error", _line(error), False, spent)
+    try:
+        return pickle.dumps(reply), spent
+    except Exception as error:
+        return pickle.dumps(("failure", "error", f"the result cannot be sent: {_line(error)}", False, spent)), spent
+
+
+def _line(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "its message cannot be read"
+    return f"{type(error).__name__}: {text}"[:MESSAGE_MAX]

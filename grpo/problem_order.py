@@ -1,0 +1,80 @@
+"""Which problems are asked next: mixed by source, some passed over by their pass rate, all of it resumable."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo.data import Problem
+from grpo.errors import InputError
+from grpo.rl_config import Curriculum
+
+ALL = ""
+
+
+class ProblemOrder:
+    """Each pass over a source is a permutation of its own, fixed by the seed.
+
+    With `weights` (source -> relative frequency) every prefix of the order holds the sources in these proportions, as
+    far as whole problems allow; without, all problems are one source.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        weights: Mapping[str, float] | None = None,
+        curriculum: Curriculum | None = None,
+    ):
+        self.seed, self.curriculum = seed, curriculum
+        self.weights = dict(weights) if weights else {ALL: 1.0}
+        self.sources = {name: [p for p in problems if name in (ALL, p.source)] for name in self.weights}
+        for name, found in self.sources.items():
+            if not found:
+                known = ", ".join(sorted({p.source for p in problems}))
+                raise InputError(f"source_weights: no problems of source {name!r}; sources here: {known}")
+        self.positions = dict.fromkeys(self.sources, 0)
+        self.taken = dict.fromkeys(self.sources, 0)
+        self.resting: dict[str, int] = {}  # problem id -> the pass in which it may be asked again
+
+    def take(self, count: int) -> list[Problem]:
+        return [self._next(self._due_source()) for _ in range(count)]
+
+    def observe(self, problem: Problem, pass_rate: float) -> None:
+        """Tell how often the policy just solved a problem, 0..1."""
+        if self.curriculum is None:
+            return
+        if self.curriculum.min_pass_rate < pass_rate < self.curriculum.max_pass_rate:
+            return
+        source = problem.source if problem.source in self.sources else ALL
+        if source in self.sources:
+            current = self.positions[source] // len(self.sources[source])
+            self.resting[problem.id] = current + 1 + self.curriculum.rest
+
+    def state(self) -> dict[str, Any]:
+        return {"positions": dict(self.positions), "taken": dict(self.taken), "resting": dict(self.resting)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.positions, self.taken, self.resting = (dict(state[k]) for k in ("positions", "taken", "resting"))
+
+    def _due_source(self) -> str:
+        return min(self.sources, key=lambda name: (self.taken[name] + 1) / self.weights[name])
+
+    def _next(self, source: str) -> Problem:
+        self.taken[source] += 1
+        problems = self.sources[source]
+        for _ in range(len(problems)):
+            epoch, index = divmod(self.positions[source], len(problems))
+            problem = problems[self._permutation(source, epoch)[index]]
+            self.positions[source] += 1
+            if self.resting.get(problem.id, 0) <= epoch:
+                return problem
+        return problem  # all of them rest: better an easy problem than none
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  # one object a job, and it lives as long as the job
+    def _permutation(self, source: str, epoch: int) -> list[int]:
+        order = list(range(len(self.sources[source])))
+        random.Random(f"{self.seed}/{source}/{epoch}").shuffle(order)
+        return order

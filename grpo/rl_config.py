@@ -1,0 +1,207 @@
+"""Settings of reinforcement learning and of the methods that it is measured against.
+
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300. Where the paper is silent
+the description says "unpublished".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from grpo.config import Hardware, Lora, Optimizer, Sampling, Settings
+from grpo.health import HealthSettings
+from grpo.rewards import check as check_reward
+
+MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
+
+
+class RewardTerm(Settings):
+    """One reward in the weighted sum."""
+
+    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this reward in the sum.")
+    options: dict[str, bool | int | float | str] = Field({}, description="Arguments of the reward's function.")
+
+
+def _terms(value: Any) -> Any:
+    """A bare number is a weight; in a table, whatever is not the weight is an option of the reward."""
+    if not isinstance(value, dict):
+        return value
+    terms: dict[str, Any] = {}
+    for name, term in value.items():
+        if isinstance(term, bool) or not isinstance(term, (int, float, dict)):
+            terms[name] = term  # refused by RewardTerm, with the name in the message
+        elif isinstance(term, dict) and "options" not in term:
+            options = {key: option for key, option in term.items() if key != "weight"}
+            terms[name] = {"weight": term.get("weight", 1.0), "options": options}
+        else:
+            terms[name] = term if isinstance(term, dict) else {"weight": float(term)}
+    return terms
+
+
+Rewards = Annotated[dict[str, RewardTerm], BeforeValidator(_terms)]
+
+
+class Scoring(Settings):
+    """The processes that rewards run in."""
+
+    workers: int | None = Field(None, ge=1, description="Processes. None: one a processor core.")
+    time_limit_s: float = Field(10.0, gt=0, description="Seconds for one reward of one completion, then it is killed.")
+    memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
+    max_failure_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a rollout's completions whose rewards may fail (time-out, crash, error) before the run "
+        "stops. What a completion's own program does inside the sandbox does not count.",
+    )
+
+
+class Curriculum(Settings):
+    """Problems whose last pass rate says that they teach little are passed over for a while."""
+
+    min_pass_rate: float = Field(0.0, ge=0, le=1, description="Problems solved at most this often rest.")
+    max_pass_rate: float = Field(1.0, ge=0, le=1, description="Problems solved at least this often rest.")
+    rest: int = Field(2, ge=1, description="Passes over the data that such a problem is left out of.")
+
+
+class PPO(Settings):
+    """Proximal policy optimization with a learnt value (DSM eq. 1 and 2; InstructGPT), to compare with."""
+
+    value: Literal["model", "head"] = Field(
+        "model", description="A model of its own, as large as the policy, or a head on the policy's last hidden states."
+    )
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount a token.")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="GAE. R1 v2: 1.0 nearly matches GRPO, 0.95 is much worse.")
+    value_coef: float = Field(0.5, gt=0, description="Weight of the value loss beside the policy's.")
+    value_clip: float = Field(0.2, gt=0, description="The value may leave its old one by so much. InstructGPT: 0.2.")
+    value_learning_rate: float | None = Field(None, gt=0, description="Peak rate of the value. None: the policy's.")
+    whiten: bool = Field(True, description="Advantages are brought to mean 0, std 1 over each rollout.")
+
+
+class DPO(Settings):
+    """Direct preference optimization on pairs of the initial policy's completions (arXiv 2305.18290; DSM A.1.4)."""
+
+    beta: float = Field(0.1, gt=0, description="Strength of the tie to the reference.")
+    length_average: bool = Field(False, description="Log-probabilities averaged over length, as DSM, or summed.")
+
+
+class RL(Settings):
+    """One loop for GRPO, PPO, online RFT, RFT, DPO and SFT: they differ in data, reward and gradient coefficient (DSM
+    eq. 5 and table 10; `grpo.methods`).
+
+    A step is one optimizer update on `prompts_per_step * group_size` completions; a rollout samples for `minibatches`
+    steps at once and is passed over `inner_epochs` times, so that the last update of it learns from samples that are
+    `minibatches * inner_epochs - 1` updates old.
+    """
+
+    method: MethodName = Field("grpo", description="What learns; everything else stays as it is.")
+    steps: int = Field(
+        ge=1, description="Optimizer updates. R1-Zero: 10,400; alignment: 1,700; reasoning: unpublished."
+    )
+    prompts_per_step: int = Field(32, ge=1, description="Problems a step. R1: 32.")
+    group_size: int = Field(16, ge=2, description="Completions a problem (G). R1: 16.")
+    minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 a step).")
+    inner_epochs: int = Field(1, ge=1, description="Passes over each rollout. R1: 1.")
+
+    objective: str = Field("grpo", description="What GRPO and PPO maximise: a name in grpo/objectives.py. R1: grpo.")
+    clip_eps_low: float = Field(0.2, gt=0, description="Ratio is clipped below at 1 - this. R1: 10, never binding.")
+    clip_eps_high: float = Field(0.2, gt=0, description="Ratio is clipped above at 1 + this. R1: 10.")
+    kl_coef: float = Field(0.001, ge=0, description="Weight of the KL penalty to the reference. R1: 0.001.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Per token; see grpo/kl.py. GRPO: k3.")
+    kl_stale_correction: bool = Field(False, description="Multiply the penalty by the ratio, for stale samples.")
+    reference_refresh_steps: int | None = Field(
+        None, ge=1, description="The reference follows the policy every so many steps. R1: 400. None: never."
+    )
+    reference_mixing: float = Field(
+        1.0, gt=0, le=1, description="How far it follows: 1 is a copy (R1), less is a moving average."
+    )
+
+    advantage: Literal["grpo", "dr_grpo", "batch_std", "rloo"] = Field(
+        "grpo", description="From a group's rewards to advantages; see grpo/advantages.py. R1: grpo."
+    )
+    std: Literal["population", "sample"] = Field("population", description="Which standard deviation. Unpublished.")
+    supervision: Literal["outcome", "process"] = Field(
+        "outcome", description="One reward a completion, or one a step of its reasoning (DSM 4.1.3). R1: outcome."
+    )
+    step_reward: str = Field(
+        "equations", description="Scores steps under process supervision: a name of grpo/steps.py or module:function."
+    )
+
+    sampling: Sampling
+    max_new_tokens_from: dict[int, int] = Field(
+        {}, description="Longest completion from a step on, instead of sampling's. R1-Zero: 65,536 from step 8,200."
+    )
+    dynamic_sampling_rounds: int = Field(
+        0, ge=0, description="Groups without variance are replaced by new problems up to so many times (DAPO). R1: 0."
+    )
+    mask_truncated: bool = Field(False, description="Completions cut off at the longest length are not learnt from.")
+    source_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        description="How often each source of reasoning problems is asked, relatively. Empty: as it occurs.",
+    )
+    curriculum: Curriculum | None = Field(None, description="Pass over problems that teach little. None: ask all.")
+    general_last_steps: int = Field(
+        0,
+        ge=0,
+        description="General prompts and preference rewards only in this many last steps. R1: 400 of 1,700, "
+        "because longer training on them led to reward hacking.",
+    )
+    general_share: float = Field(0.0, ge=0, le=1, description="Share of general prompts in those steps. Unpublished.")
+
+    rewards: Rewards = Field(
+        {"accuracy": RewardTerm(), "format": RewardTerm()},
+        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards.py, 'helpful' "
+        "and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language directly.",
+    )
+    scoring: Scoring = Scoring()
+    health: HealthSettings = HealthSettings()
+    ppo: PPO = PPO()
+    dpo: DPO = DPO()
+    lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
+    micro_batch_tokens: int = Field(16384, ge=64, description="Padded tokens in one forward and backward pass.")
+    optimizer: Optimizer
+    hardware: Hardware = Hardware()
+    save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job continues from.")
+    samples_every: int = Field(20, ge=1, description="Steps between the completions kept for reading.")
+
+    @model_validator(mode="after")
+    def _general_fits(self) -> RL:
+        if self.general_last_steps > self.steps:
+            raise ValueError(f"general_last_steps ({self.general_last_steps}) exceeds steps ({self.steps})")
+        if self.general_last_steps and not self.general_share:
+            raise ValueError("general_last_steps is set, so general_share must be above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_known(self) -> RL:
+        for name, term in self.rewards.items():
+            check_reward(name, term.options)
+        return self
+
+    @model_validator(mode="after")
+    def _objective_is_known(self) -> RL:
+        if self.objective != "grpo":  # torch takes seconds to load: only to check what is not the default
+            from grpo.objectives import OBJECTIVES
+
+            if self.objective not in OBJECTIVES:
+                raise ValueError(f"objective: no {self.objective!r} here; choose from {', '.join(OBJECTIVES)}")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RL:
+        if self.lora and self.reference_refresh_steps:
+            raise ValueError("with lora the reference is the base itself; leave reference_refresh_steps out")
+        if self.lora and self.method == "ppo" and self.ppo.value == "head":
+            raise ValueError("lora trains no value head; set ppo.value to 'model'")
+        if self.supervision == "process" and self.method != "grpo":
+            raise ValueError(f"process supervision is a form of grpo; method is {self.method!r}")
+        if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:
+            raise ValueError("curriculum.min_pass_rate must be below curriculum.max_pass_rate")
+        return self
+
+    def max_new_tokens(self, step: int) -> int:
+        """Longest completion of a rollout that begins at `step`, counted from 0."""
+        reached = [start for start in self.max_new_tokens_from if start <= step]
+        return self.max_new_tokens_from[max(reached)] if reached else self.sampling.max_new_tokens

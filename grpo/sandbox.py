@@ -1,0 +1,231 @@
+"""Runs an untrusted Python program, such as a model's answer, under limits and away from everything else.
+
+How far away depends on the machine: `protections` says it, docs/sandbox.md explains it. This is not a virtual machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from grpo import scratch
+from grpo.errors import InputError
+from grpo.processes import LINUX
+
+Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
+
+_BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox_child import main; main()"
+_ANSWER_S = 10.0
+"""How much longer than the program the supervisor may take: to start, to kill and to clean."""
+_MARK = "SANDBOX_RUN"
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run may use. A thread counts as a process; a file counts for at least 4 KiB of the disk."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 10
+    memory_bytes: int = 1 << 30
+    processes: int = 32
+    disk_bytes: int = 16 << 20
+    output_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise InputError(f"sandbox limit {name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended, and the text it printed, cut at the limit.
+
+    "ok" is exit code 0 and "error" any other. "crash": a signal ended it, or its sandbox was brought down from
+    within. The rest names the limit it broke.
+    """
+
+    kind: Kind
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Means:
+    """What of the kernel a sandbox is made of, and the interpreter it runs."""
+
+    namespaces: bool
+    own_user: bool
+    own_files: bool
+    python: str
+
+
+def run(program: str, stdin: str, limits: Limits, means: Means | None = None) -> Result:
+    """Runs `program` with `stdin`; whatever happens, nothing of it is left. From any thread.
+
+    `means` is for tests: without it the strongest that this machine allows are used. RuntimeError if the sandbox
+    itself cannot be set up, which says nothing about the program.
+    """
+    if len(program.encode(errors="replace")) > limits.disk_bytes:
+        return Result("disk", "", "the program itself is larger than its disk")
+    result = _run(program, stdin, limits, means or _means())
+    if result["kind"] == "failed":
+        raise RuntimeError(f"the sandbox cannot be set up: {result['stderr']}")
+    return Result(**result)  # type: ignore[arg-type]
+
+
+def protections(means: Means | None = None) -> dict[str, bool]:
+    """Which walls stand on this machine beyond limits, time and removal, which always do."""
+    means = means or _means()
+    return {
+        "no_network": means.namespaces,
+        "sees_only_own_processes": means.namespaces and means.own_files,
+        "cannot_signal_others": means.namespaces or os.geteuid() == 0,
+        "sees_only_system_files": means.own_files,
+        "writes_only_its_own_files": means.own_files or os.geteuid() == 0,
+    }
+
+
+@functools.cache
+def _means() -> Means:
+    """The first of the candidates, strongest first, with which a program runs."""
+    reasons = []
+    for means in _candidates():
+        result = _run("print(6 * 7)", "", Limits(), means)
+        if result["kind"] == "ok" and result["stdout"] == "42\n":
+            return means
+        reasons.append(f"{result['kind']} {result['stderr'].strip()[-200:]}")
+    raise InputError(
+        f"no untrusted program can be run here ({reasons[-1]}): either user namespaces must be allowed, or "
+        f"{_interpreters()[0]} must be readable by every user"
+    )
+
+
+def _candidates() -> list[Means]:
+    walls = [(False, False, False)]
+    if LINUX:
+        walls = [(True, True, True), (True, True, False), *walls]
+        if os.geteuid() == 0:  # needs no user namespace, and can show the program files that only root reads
+            walls = [(True, False, True), walls[0], (True, False, False), *walls[1:]]
+    return [Means(*wall, python) for wall in walls for python in _interpreters()]
+
+
+def _interpreters() -> list[str]:
+    """Ours without its virtual environment; the system's where ours lies in a folder closed to other users."""
+    ours = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    return [ours, *(path for path in ["/usr/bin/python3"] if os.path.exists(path) and os.path.realpath(path) != ours)]
+
+
+def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, str]:
+    mark = secrets.token_hex(16)
+    folder = None if means.own_files else os.path.join(tempfile.gettempdir(), f"r1flow-sandbox-{mark}")
+    order = {
+        "program": program,
+        "stdin": stdin,
+        "limits": dataclasses.asdict(limits),
+        "means": dataclasses.asdict(means),
+        "python": means.python,
+        "needed": _needed(means.python),
+        "folder": folder,
+        "environment": {**_ENVIRONMENT, _MARK: mark},
+    }
+    data = json.dumps(order).encode()
+    supervisor = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP.format(root=str(Path(__file__).parents[1])), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        answer = _answer(supervisor, data, limits.wall_s + _ANSWER_S)
+    finally:
+        _end(supervisor)
+    if answer:
+        return json.loads(answer)
+    # Without namespaces a program of our own user can kill or stop its supervisor; then it is for us to clean.
+    _sweep(mark)
+    if folder and os.path.isdir(folder):
+        scratch.remove(folder)
+    return {"kind": "crash", "stdout": "", "stderr": "the program brought down its sandbox"}
+
+
+def _needed(python: str) -> list[str]:
+    """The folders of an interpreter, none inside another."""
+    ours = python == _interpreters()[0]
+    prefixes = (sys.base_prefix, sys.base_exec_prefix) if ours else ()
+    paths = {os.path.realpath(path) for path in (*prefixes, os.path.dirname(python))}
+    return sorted(path for path in paths if not any(path.startswith(other + "/") for other in paths))
+
+
+def _answer(supervisor: subprocess.Popen[bytes], order: bytes, limit_s: float) -> bytes:
+    """What the supervisor says; nothing if it was killed or says nothing in time."""
+    assert supervisor.stdin is not None and supervisor.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        supervisor.stdin.write(len(order).to_bytes(8, "big") + order)
+        supervisor.stdin.flush()
+    poller = select.poll()
+    poller.register(supervisor.stdout, select.POLLIN)
+    deadline = time.monotonic() + limit_s
+    answer = bytearray()
+    while poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+        piece = os.read(supervisor.stdout.fileno(), 1 << 16)
+        if not piece:
+            return bytes(answer)
+        answer += piece
+    supervisor.kill()  # stopped or wedged
+    return b""
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    assert supervisor.stdin is not None and supervisor.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        supervisor.stdin.close()
+    supervisor.stdout.close()
+    try:
+        supervisor.wait(_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def _sweep(mark: str) -> None:
+    """Kills what still carries the run's mark in its environment."""
+    stopped: set[int] = set()
+    while fresh := _marked(mark) - stopped:
+        for pid in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= fresh
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> set[int]:
+    found = set()
+    for name in os.listdir("/proc") if LINUX else ():
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if name.isdigit() and f"{_MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                found.add(int(name))
+    return found

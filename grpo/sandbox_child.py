@@ -1,0 +1,219 @@
+"""The processes of one sandboxed run: a supervisor, in namespaces an init as well, and the program.
+
+The supervisor stays outside with our rights. It watches what no rlimit covers, collects the output, and at the end
+kills every descendant and removes the folder. It does so too when the process that asked for the run is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from grpo import namespaces, scratch
+from grpo.processes import LINUX, Alarm, adopt_orphans, descendants, die_with_parent, end_descendants
+from grpo.sandbox_launch import TICK_S, Launch, write
+
+_LAST_WORDS = {
+    "MemoryError": "memory",
+    "OSError: [Errno 12]": "memory",
+    "OSError: [Errno 27]": "disk",
+    "OSError: [Errno 28]": "disk",
+    "BlockingIOError: [Errno 11]": "processes",
+    "RuntimeError: can't start new thread": "processes",
+}
+"""How a Python program that ran into a limit ends, if it does not catch the exception."""
+
+
+def main() -> NoReturn:
+    """``argv``: the process id of who asked. Standard input: a length and the order as JSON; its end means stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    alarm = Alarm()
+    die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+    adopt_orphans()
+    order = json.loads(_read(int.from_bytes(_read(8), "big")))
+    try:
+        result = _Run(order, alarm).result()
+    finally:
+        end_descendants(0)
+        if order["folder"]:
+            scratch.remove(order["folder"])
+    if result is not None:
+        with contextlib.suppress(OSError):  # nobody is left to be told
+            write(1, json.dumps(result).encode())
+    os._exit(0)
+
+
+class _Run:
+    """The supervisor's view of one run."""
+
+    def __init__(self, order: dict[str, Any], alarm: Alarm):
+        self.order, self.limits, self.folder = order, order["limits"], order["folder"]
+        self.namespaces = order["means"]["namespaces"]
+        user = namespaces.unused_user() if os.geteuid() == 0 else None
+        if self.folder:
+            os.mkdir(self.folder, 0o700)
+            if user is not None:
+                os.chown(self.folder, user, user)
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "report", "alive")}
+        source = _source(order["stdin"].encode(errors="replace"))
+        supervisor = os.getpid()
+        counted = self._tasks_counted_already()
+        self.child = os.fork()
+        if self.child == 0:
+            alarm.forget()
+            os.close(pipes["alive"][1])
+            ends = {"alive": pipes["alive"][0], "stdin": source}
+            ends |= {name: pipes[name][1] for name in ("stdout", "stderr", "report")}
+            Launch(order, supervisor, user, counted, ends).go()
+        if LINUX:
+            namespaces.hide_memory()
+        self.taken = {name: bytearray() for name in ("stdout", "stderr", "report")}
+        self.sources = {pipes[name][0]: name for name in self.taken}
+        self.alarm, self.poller = alarm, alarm.poller()
+        self.poller.register(sys.stdin.fileno(), select.POLLIN)
+        for name in self.taken:
+            os.close(pipes[name][1])
+            os.set_blocking(pipes[name][0], False)
+            self.poller.register(pipes[name][0], select.POLLIN)
+        self.ended: dict[str, Any] = {}
+
+    def result(self) -> dict[str, str] | None:
+        """Kind and output; None if nobody waits for them any more."""
+        kind = self._watch()
+        end_descendants(0)
+        for descriptor in list(self.sources):
+            self._take(descriptor)
+        if kind == "stopped":
+            return None
+        text = {name: bytes(self.taken[name]).decode(errors="replace") for name in ("stdout", "stderr")}
+        if self.taken["report"]:
+            self.ended = json.loads(self.taken["report"].splitlines()[0])  # what failed comes first
+        if "failed" in self.ended:
+            return {"kind": "failed", "stdout": "", "stderr": self.ended["failed"]}
+        if not kind and self._output() > self.limits["output_bytes"]:
+            kind = "output"
+        return {"kind": kind or self._told_by_its_end(text["stderr"]), **text}
+
+    def _watch(self) -> str:
+        """Waits for the end; the limit that was broken before it, "stopped", or nothing."""
+        deadline = time.monotonic() + self.limits["wall_s"]
+        look = time.monotonic() + TICK_S
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                return "timeout"
+            if now >= look:
+                if kind := self._overstepped():
+                    return kind
+                spent = time.monotonic() - now
+                look = now + max(TICK_S, 10 * spent)  # a machine with many processes is not watched to death
+            ready = {fd for fd, _ in self.poller.poll(max(1.0, 1000 * (min(deadline, look) - now)))}
+            self.alarm.quiet()
+            if self.alarm.terminated or sys.stdin.fileno() in ready:
+                return "stopped"
+            for descriptor in ready & self.sources.keys():
+                self._take(descriptor)
+            if self._output() > self.limits["output_bytes"]:
+                return "output"
+            pid, status, usage = os.wait4(self.child, os.WNOHANG)
+            if pid:
+                if not self.namespaces:
+                    self.ended = {"status": status, "cpu_s": usage.ru_utime + usage.ru_stime}
+                return ""
+
+    def _take(self, descriptor: int) -> None:
+        """Reads what is there; beyond the limit one piece more is kept than is needed to see that it was broken."""
+        name = self.sources[descriptor]
+        with contextlib.suppress(BlockingIOError):
+            while name == "report" or self._output() <= self.limits["output_bytes"]:
+                data = os.read(descriptor, 65536)
+                if not data:
+                    self.poller.unregister(descriptor)
+                    del self.sources[descriptor]
+                    return
+                self.taken[name] += data
+
+    def _output(self) -> int:
+        return len(self.taken["stdout"]) + len(self.taken["stderr"])
+
+    def _overstepped(self) -> str:
+        tasks = memory = 0
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                tasks += len(os.listdir(f"/proc/{pid}/task"))
+                with open(f"/proc/{pid}/statm") as file:
+                    resident, shared = map(int, file.read().split()[1:3])
+                memory += (resident - shared) * resource.getpagesize()
+        if tasks - 2 * self.namespaces > self.limits["processes"]:
+            return "processes"
+        if memory > self.limits["memory_bytes"]:
+            return "memory"
+        return "disk" if self.folder and scratch.size(self.folder) > self.limits["disk_bytes"] else ""
+
+    def _told_by_its_end(self, stderr: str) -> str:
+        if not self.ended:
+            return "crash"  # the namespace's init was ended from within
+        code = os.waitstatus_to_exitcode(self.ended["status"])
+        if code == 0:
+            return "ok"
+        # The kernel sends SIGXCPU, and SIGKILL a second later to a program that ignores it.
+        if code == -signal.SIGXCPU or (code == -signal.SIGKILL and self.ended["cpu_s"] >= self.limits["cpu_s"]):
+            return "timeout"
+        if code == -signal.SIGXFSZ or self.ended.get("full"):
+            return "disk"
+        if code < 0:
+            return "crash"
+        # Several processes may die of the same limit, and their last words mix.
+        last = [line for line in stderr.splitlines() if line.startswith(tuple(_LAST_WORDS))][-1:]
+        return next((kind for line in last for words, kind in _LAST_WORDS.items() if line.startswith(words)), "error")
+
+    def _tasks_counted_already(self) -> int:
+        """How many tasks the kernel counts against the program's user before the program has any."""
+        ours = 3 if self.namespaces else 0
+        release = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in os.uname().release.split(".")[:2])
+        if os.geteuid() == 0 or (self.namespaces and release >= (5, 14)):  # since then counted within a namespace
+            return ours
+        count = 0
+        for name in os.listdir("/proc") if LINUX else ():
+            with contextlib.suppress(OSError):
+                if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                    count += len(os.listdir(f"/proc/{name}/task"))
+        return ours + count
+
+
+def _read(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            os._exit(1)  # who asked is gone
+        data += piece
+    return bytes(data)
+
+
+def _source(data: bytes) -> int:
+    """A descriptor from which `data` can be read, by a program that may never do so."""
+    if not LINUX:
+        return _file_with(data)
+    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _file_with(data: bytes) -> int:
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return os.dup(file.fileno())

@@ -1,0 +1,128 @@
+"""The way into a sandbox: from the supervisor's fork through namespaces and limits to the program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+from typing import Any, NoReturn
+
+from grpo import namespaces
+from grpo.processes import LINUX, Alarm, die_with_parent, prctl
+
+TICK_S = 0.05
+"""Seconds between two looks at what no rlimit covers."""
+_PR_SET_NO_NEW_PRIVS = 38
+_OPEN_FILES = 128
+_SPARE_TASKS = 8
+"""Room between the number of tasks at which the supervisor ends a run and the one that the kernel enforces."""
+
+
+class Launch:
+    """From the fork to the program: none of its methods returns."""
+
+    def __init__(
+        self, order: dict[str, Any], supervisor: int, user: int | None, counted: int, ends: dict[str, int]
+    ) -> None:
+        self.order, self.supervisor, self.user, self.counted, self.ends = order, supervisor, user, counted, ends
+        self.means = order["means"]
+
+    def go(self) -> NoReturn:
+        try:
+            die_with_parent(self.supervisor)
+            if self.means["namespaces"]:
+                self._enter()
+            self._program()
+        except BaseException as error:
+            write(self.ends["report"], json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        os._exit(1)
+
+    def _enter(self) -> NoReturn:
+        if self.means["own_user"] and self.user is not None:
+            namespaces.become(self.user)
+            self.user = None
+        namespaces.unshare(self.means["own_user"], self.means["own_files"])
+        die_with_parent(self.supervisor)  # other rights undo it
+        if os.fork() == 0:
+            self._init()
+        os.wait()
+        os._exit(0)
+
+    def _init(self) -> NoReturn:
+        """The first process of the namespace: with it everything in it ends."""
+        die_with_parent(0)  # a parent outside has no number in here
+        alarm = Alarm()
+        poller = alarm.poller()
+        poller.register(self.ends["alive"], 0)
+        if poller.poll(0):
+            os._exit(1)  # the supervisor was gone before the kernel was told to tell us
+        if self.means["own_files"]:
+            namespaces.private_root(self.order["needed"], self.order["limits"]["disk_bytes"], self.user)
+        program = os.fork()
+        if program == 0:
+            alarm.forget()
+            self._program()
+        ended: dict[str, Any] = {}
+        while not ended:
+            poller.poll(1000 * TICK_S)
+            alarm.quiet()
+            full = self.means["own_files"] and namespaces.full()
+            if full:
+                os.kill(program, signal.SIGKILL)
+            if alarm.terminated:
+                os._exit(1)
+            with contextlib.suppress(ChildProcessError):
+                while (end := os.wait4(-1, os.WNOHANG))[0]:
+                    if end[0] == program:
+                        ended = {"status": end[1], "cpu_s": end[2].ru_utime + end[2].ru_stime, "full": full}
+        write(self.ends["report"], json.dumps(ended).encode() + b"\n")
+        os._exit(0)
+
+    def _program(self) -> NoReturn:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # short of memory, the kernel ends this first
+        folder = self.order["folder"] or namespaces.WORK
+        os.chdir(folder)
+        self._limit()
+        if self.user is not None:
+            namespaces.become(self.user)
+            if not self.means["namespaces"]:
+                die_with_parent(self.supervisor)
+        with open("program.py", "w", encoding="utf-8", errors="replace") as file:
+            file.write(self.order["program"])
+        for target, name in enumerate(("stdin", "stdout", "stderr")):
+            os.dup2(self.ends[name], target)
+        if LINUX:
+            prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        environment = {**self.order["environment"], "HOME": folder, "TMPDIR": folder}
+        os.execve(self.order["python"], [self.order["python"], "-I", "-X", "utf8", "program.py"], environment)
+
+    def _limit(self) -> None:
+        limits = self.order["limits"]
+        wanted = {
+            "RLIMIT_CPU": (limits["cpu_s"], limits["cpu_s"] + 1),
+            "RLIMIT_AS": (limits["memory_bytes"],) * 2,
+            "RLIMIT_FSIZE": (limits["disk_bytes"],) * 2,
+            "RLIMIT_NPROC": (limits["processes"] + self.counted + _SPARE_TASKS,) * 2,
+            "RLIMIT_NOFILE": (_OPEN_FILES,) * 2,
+            "RLIMIT_CORE": (0, 0),
+            "RLIMIT_MEMLOCK": (0, 0),
+            "RLIMIT_MSGQUEUE": (0, 0),
+        }
+        for name, (soft, hard) in wanted.items():
+            if (kind := getattr(resource, name, None)) is not None:
+                ceiling = resource.getrlimit(kind)[1]
+                if ceiling != resource.RLIM_INFINITY:
+                    soft, hard = min(soft, ceiling), min(hard, ceiling)
+                resource.setrlimit(kind, (soft, hard))
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """All of `data`."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

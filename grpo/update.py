@@ -1,0 +1,151 @@
+"""One optimizer step on a part of a rollout: micro-batches forward and backward, then the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from grpo.dpo import dpo_loss
+from grpo.experience import Rollout
+from grpo.gae import value_loss
+from grpo.logprobs import completion_logprobs, micro_batches, stack
+from grpo.methods import Method
+from grpo.models import Models
+from grpo.objectives import Objective, Scale, Tokens
+from grpo.optimizer import learning_rate_share
+from grpo.rl_config import RL
+
+Stats = dict[str, Tensor]
+Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]
+
+
+class Update:
+    """The loss of the method, chosen once, and the optimizer that lowers it."""
+
+    def __init__(self, settings: RL, method: Method, models: Models):
+        self.settings, self.models = settings, models
+        self.device = next(models.policy.parameters()).device
+        self.temperature = settings.sampling.temperature if method.data == "policy" else 1.0
+        imitates = method.credit in ("one", "right")
+        self.objective = Objective(
+            "likelihood" if imitates else settings.objective,
+            clip_eps_low=settings.clip_eps_low,
+            clip_eps_high=settings.clip_eps_high,
+            kl_coef=settings.kl_coef if method.kl == "loss" else 0.0,
+            kl_estimator=settings.kl_estimator,
+            kl_stale_correction=settings.kl_stale_correction,
+        )
+        self.loss: Loss = {"pairs": self._pair_loss, "value": self._actor_critic_loss}.get(
+            method.credit, self._policy_loss
+        )
+        self.members = 2 if method.credit == "pairs" else 1
+        self.groups = models.parameter_groups()
+        self.peaks = [group["lr"] for group in self.groups]
+        optimizer = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.groups, betas=(0.9, optimizer.adam_beta2), weight_decay=optimizer.weight_decay
+        )
+
+    def __call__(self, rollout: Rollout, units: Sequence[int], step: int, rate: float = 1.0) -> dict[str, float]:
+        """Step number `step`, counted from 0, on these units of the rollout. `rate` scales the learning rate.
+
+        Returns what was measured: means over the tokens of the step, extremes (_min, _max), norms of gradients.
+        """
+        rate *= learning_rate_share(step, self.settings.steps, self.settings.optimizer)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * rate
+        rows = [row for unit in units for row in rollout.units[unit]]
+        scale = Scale(
+            sequences=len(rows),
+            tokens=max(1, sum(len(rollout.completions[i]) for i in rows if rollout.learnt[i])),
+            budget=self.settings.max_new_tokens(step),
+        )
+        stats: dict[str, float] = {"learning_rate": self.peaks[0] * rate}
+        self.models.policy.train()
+        for batch in micro_batches(
+            [rollout.length(unit) for unit in units], self.settings.micro_batch_tokens // self.members
+        ):
+            part = [row for position in batch for row in rollout.units[units[position]]]
+            loss, measured = self.loss(rollout, part, scale)
+            loss.backward()
+            _combine(stats, {"loss": loss.detach(), **measured})
+        for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):
+            norm = torch.nn.utils.clip_grad_norm_(group["params"], self.settings.optimizer.max_grad_norm)
+            stats[name] = norm.item()
+        if all(map(_finite, stats.values())):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.models.policy.eval()
+        return stats
+
+    def _tokens(self, rollout: Rollout, rows: list[int]) -> Tokens:
+        reference = rollout.ref_logprobs
+        return Tokens(
+            logprobs=completion_logprobs(
+                self.models.policy,
+                [rollout.prompts[i] for i in rows],
+                [rollout.completions[i] for i in rows],
+                self.temperature,
+            ),
+            old_logprobs=self._stack(rollout.old_logprobs, rows),
+            ref_logprobs=None if reference is None else self._stack(reference, rows),
+            advantages=self._stack(rollout.advantages, rows),
+            mask=stack(rollout.mask(rows), self.device),
+        )
+
+    def _policy_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+        tokens = self._tokens(rollout, rows)
+        loss, stats = self.objective(tokens, scale)
+        difference = (tokens.logprobs.detach() - tokens.old_logprobs).abs() * tokens.mask
+        return loss, {**stats, "logprob_change_max": difference.max()}
+
+    def _actor_critic_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+        assert self.models.value is not None and rollout.old_values is not None and rollout.returns is not None
+        loss, stats = self._policy_loss(rollout, rows, scale)
+        of_value = value_loss(
+            self.models.value([rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]),
+            self._stack(rollout.old_values, rows),
+            self._stack(rollout.returns, rows),
+            stack(rollout.mask(rows), self.device),
+            self.settings.ppo.value_clip,
+            scale,
+        )
+        return loss + self.settings.ppo.value_coef * of_value, {**stats, "value_loss": of_value.detach()}
+
+    def _pair_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+        """Rows alternate: better, worse."""
+        tokens = self._tokens(rollout, rows)
+        assert tokens.ref_logprobs is not None
+        loss, stats = dpo_loss(
+            tokens.logprobs[::2],
+            tokens.logprobs[1::2],
+            tokens.ref_logprobs[::2],
+            tokens.ref_logprobs[1::2],
+            tokens.mask[::2],
+            tokens.mask[1::2],
+            beta=self.settings.dpo.beta,
+            length_average=self.settings.dpo.length_average,
+            pairs=scale.sequences // 2,
+        )
+        return loss, {f"pair_{name}": value for name, value in stats.items()}
+
+    def _stack(self, vectors: list[Tensor], rows: list[int]) -> Tensor:
+        return stack([vectors[i] for i in rows], self.device)
+
+
+def _combine(stats: dict[str, float], measured: Stats) -> None:
+    """Parts of a step: sums add up, extremes are extremes of the parts."""
+    for name, tensor in measured.items():
+        value = tensor.item()
+        if name.endswith("_min"):
+            stats[name] = min(stats.get(name, value), value)
+        elif name.endswith("_max"):
+            stats[name] = max(stats.get(name, value), value)
+        else:
+            stats[name] = stats.get(name, 0.0) + value
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0

@@ -1,0 +1,128 @@
+"""Does every gold answer earn full reward from its own verifier? ``python -m grpo.validate PROBLEMS.parquet ...``
+
+A verifier that refuses the gold answer teaches a policy to avoid it, and nothing in training shows that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from grpo.data import Problem, read_problems
+from grpo.errors import InputError
+from grpo.pool import Failure, Pool
+from grpo.verifiers import verify
+
+IN_FLIGHT = 1000
+"""Problems that are handed to the pool ahead of its work; bounds memory only."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem whose gold answer does not earn full reward, and what happened instead."""
+
+    problem_id: str
+    verifier: str
+    what: str
+
+
+def checkable(problem: Problem) -> bool:
+    """Whether there is a gold answer to check: not for general prompts, nor for tests without a reference solution."""
+    return problem.verifier != "none" and not (problem.verifier == "code" and not problem.answer.strip())
+
+
+def validate(
+    problems: Sequence[Problem],
+    workers: int | None = None,
+    time_limit_s: float = 10.0,
+    memory_bytes: int = 4_000_000_000,
+    done: Callable[[], object] = lambda: None,
+) -> list[Finding]:
+    """Scores each gold answer in a process that can be killed; what fails, in the order of the problems.
+
+    Problems that are not `checkable` are passed over. `workers`: None for one a core. `done` is called after each
+    problem that is not.
+    """
+    findings: list[Finding] = []
+    waiting: deque[tuple[Problem, Future[Any]]] = deque()
+    left = filter(checkable, problems)
+    with Pool(workers or os.cpu_count() or 1, time_limit_s, memory_bytes) as pool:
+        while True:
+            for problem in itertools.islice(left, IN_FLIGHT - len(waiting)):
+                waiting.append((problem, pool.submit(verify, problem, problem.answer)))
+            if not waiting:
+                return findings
+            problem, future = waiting.popleft()
+            if what := _what_is_wrong(problem, future):
+                findings.append(Finding(problem.id, problem.verifier, what))
+            done()
+
+
+def _what_is_wrong(problem: Problem, future: Future[Any]) -> str | None:
+    try:
+        score = future.result()
+    except InputError as error:  # say a verifier that does not exist: this problem's fault, and no reason to stop
+        return str(error)
+    if isinstance(score, Failure):
+        return f"{score.kind}: {score.message}"
+    return None if score == 1.0 else f"the gold answer {_short(problem.answer)!r} scores {score:.4g}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if every gold answer passes, 2 if one fails or the input is bad."""
+    parser = argparse.ArgumentParser(prog="python -m grpo.validate", description="Checks every gold answer.")
+    parser.add_argument("problems", nargs="+", type=Path, help="parquet files of problems, or folders of them")
+    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    parser.add_argument("--time-limit-s", type=float, default=10.0, help="seconds for one answer (default: 10)")
+    parser.add_argument("--memory-gb", type=float, default=4.0, help="memory of one process (default: 4)")
+    parser.add_argument("--show", type=int, default=20, help="failing problems to print (default: 20)")
+    given = parser.parse_args(arguments)
+    try:
+        problems = read_problems(given.problems)
+        findings = _with_progress_bar(problems, given)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _report(problems, findings, given.show)
+    return 2 if findings else 0
+
+
+def _with_progress_bar(problems: Sequence[Problem], given: argparse.Namespace) -> list[Finding]:
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=sum(map(checkable, problems)))
+        memory_bytes = int(given.memory_gb * 1e9)
+        return validate(problems, given.workers, given.time_limit_s, memory_bytes, lambda: progress.advance(task))
+
+
+def _report(problems: Sequence[Problem], findings: Sequence[Finding], show: int) -> None:
+    for finding in findings[:show]:
+        print(f"{finding.problem_id}  {finding.verifier}  {finding.what}")
+    if len(findings) > show:
+        print(f"... and {len(findings) - show} more (--show)")
+    checked = Counter(problem.verifier for problem in problems if checkable(problem))
+    failed = Counter(finding.verifier for finding in findings)
+    skipped = Counter(problem.verifier for problem in problems if not checkable(problem))
+    print(f"{'verifier':<14} {'checked':>8} {'failed':>8} {'skipped':>8}")
+    for verifier in sorted(checked | skipped):
+        print(f"{verifier:<14} {checked[verifier]:>8} {failed[verifier]:>8} {skipped[verifier]:>8}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Runs jobs as they are really run, ``python -m grpo.train job.json`` in a process of its own, and kills some."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "grpo.train"]
+CPU = {"device": "cpu"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT.pop("R1FLOW_PARENT_PID", None)
+
+
+def write_job(folder: Path, kind: str, **fields) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: str(folder / name) for name in ("out", "state")}
+    job = {"kind": kind, **own, "metrics": str(folder / "metrics.jsonl"), "result": str(folder / "result.json")}
+    path = folder / "job.json"
+    path.write_text(json.dumps({**job, "seed": 0, **fields}, default=str))
+    return path
+
+
+def run(path: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == expected, done.stderr
+    return done
+
+
+def kill_at(path: Path, step: int) -> None:
+    """Start the job and kill it once `step` stands in its metrics."""
+    process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: process.poll() is not None or len(metrics(path.parent)) >= step)
+    finally:
+        process.kill()
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    assert not (path.parent / "result.json").exists()
+
+
+def wait_until(condition, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The complete lines."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def steps(folder: Path) -> list[int]:
+    return [record["step"] for record in metrics(folder)]
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "out" / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+PRETRAIN = {
+    "vocabulary": 300,
+    "hidden": 32,
+    "feed_forward": 64,
+    "layers": 2,
+    "heads": 2,
+    "context": 128,
+    "batch_size": 4,
+    "steps": 30,
+    "optimizer": {"learning_rate": 0.01, "warmup_steps": 3},
+    "hardware": CPU,
+}
+SFT = {
+    "epochs": 10,
+    "batch_size": 8,
+    "micro_batch_size": 4,
+    "max_tokens": 64,
+    "optimizer": {"learning_rate": 0.01, "final_learning_rate_share": 0.1},
+    "hardware": CPU,
+    "save_every": 10,
+}
+RL = {
+    "steps": 40,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "minibatches": 2,
+    "clip_eps_low": 10,
+    "clip_eps_high": 10,
+    "kl_coef": 0.01,
+    "reference_refresh_steps": 5,
+    "sampling": {"max_new_tokens": 10, "batch_size": 16},
+    "micro_batch_tokens": 128,
+    "optimizer": {"learning_rate": 0.003},
+    "hardware": CPU,
+    "save_every": 6,
+    "samples_every": 10,
+}

@@ -1,0 +1,78 @@
+"""Which problems are asked: every pass a permutation, sources in their proportions, a curriculum, all resumable."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from grpo.data import Problem
+from grpo.errors import InputError
+from grpo.problem_order import ProblemOrder
+from grpo.rl_config import Curriculum
+
+
+def problems(count: int, source: str = "sums") -> list[Problem]:
+    return [Problem(f"{source}{i}", [], "", "exact", "reasoning", "en", source) for i in range(count)]
+
+
+def ids(taken: list[Problem]) -> list[str]:
+    return [problem.id for problem in taken]
+
+
+def test_each_pass_is_another_permutation_fixed_by_the_seed():
+    order = ProblemOrder(problems(5), seed=0)
+    first, second = ids(order.take(5)), ids(order.take(5))
+    assert sorted(first) == sorted(second) == ids(problems(5))
+    assert first != second
+    assert ids(ProblemOrder(problems(5), seed=0).take(10)) == first + second
+    assert ids(ProblemOrder(problems(5), seed=1).take(5)) != first
+
+
+def test_sources_come_in_the_proportion_of_their_weights():
+    order = ProblemOrder(problems(100, "maths") + problems(2, "code"), seed=0, weights={"maths": 3, "code": 1})
+    for _ in range(3):  # of each four, three are maths, although there is fifty times as much of it
+        assert Counter(p.source for p in order.take(4)) == {"maths": 3, "code": 1}
+
+
+def test_a_source_without_problems_is_named():
+    with pytest.raises(InputError, match=r"no problems of source 'cod'; sources here: code, maths"):
+        ProblemOrder(problems(1, "maths") + problems(1, "code"), seed=0, weights={"maths": 1, "cod": 1})
+
+
+def test_what_is_always_solved_rests_for_two_passes():
+    order = ProblemOrder(problems(3), seed=0, curriculum=Curriculum(rest=2))
+    first = order.take(3)
+    for problem in first:
+        order.observe(problem, 1.0 if problem.id == "sums1" else 0.5)
+    # Observed at the end of the first pass, where the second begins: it rests in that one and the next.
+    assert [sorted(ids(order.take(n))) for n in (2, 2)] == [["sums0", "sums2"]] * 2
+    assert "sums1" in ids(order.take(3))
+
+
+def test_what_is_never_solved_rests_too_and_between_the_limits_nothing_does():
+    order = ProblemOrder(problems(2), seed=0, curriculum=Curriculum(min_pass_rate=0.25, max_pass_rate=0.75, rest=1))
+    easy, hard = order.take(2)
+    order.observe(easy, 0.5)
+    order.observe(hard, 0.25)
+    assert ids(order.take(1)) == [easy.id]
+
+
+def test_where_all_rest_one_is_asked_all_the_same():
+    order = ProblemOrder(problems(2), seed=0, curriculum=Curriculum(rest=9))
+    for problem in order.take(2):
+        order.observe(problem, 0.0)
+    assert len(order.take(3)) == 3
+
+
+def test_a_restored_order_goes_on_where_the_other_stood():
+    def make() -> ProblemOrder:
+        sources = problems(5, "maths") + problems(4, "code")
+        return ProblemOrder(sources, seed=3, weights={"maths": 2, "code": 1}, curriculum=Curriculum())
+
+    order = make()
+    for problem in order.take(7):
+        order.observe(problem, 0.0 if problem.id.endswith("1") else 0.5)
+    other = make()
+    other.restore(order.state())
+    assert ids(other.take(20)) == ids(order.take(20))
