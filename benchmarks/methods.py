@@ -19,6 +19,7 @@ from machine import machine
 from flows.recipe import load_recipe
 from grpo.data import read_samples
 from tasks.evaluation import reasoning_metrics
+from tasks.store import Store
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -52,8 +53,8 @@ def dev1(home: Path, seed: int) -> dict[str, Path]:
     """Problems and Dev1 of the recipe `tiny`, made by its own stages."""
     for stage in ("problems", "base", "cold_start_data", "cold_start_sft"):
         r1(home, "run", "tiny", "--seed", str(seed), "--only", stage, "--json")
-    names = ("problems", "cold_start_sft")
-    return {name: Path(json.loads(r1(home, "show", f"latest:{name}"))["path"]) for name in names}
+    store = Store(home)
+    return {name: store.resolve(f"latest:{name}").path for name in ("problems", "cold_start_sft")}
 
 
 def train(kind: str, work: Path, **job: Any) -> dict[str, Any]:

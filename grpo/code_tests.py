@@ -17,6 +17,9 @@ from grpo.errors import InputError
 from grpo.pool_worker import AnswerFailure
 from grpo.sandbox import Limits, Result, run
 
+LIMITS = Limits(wall_s=4.0, cpu_s=4)
+TOTAL_S = 8.0
+"""Seconds for all runs of a program: less than `grpo.pool` gives an item, so that a slow program is told as one."""
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)")
 _PYTHON = ("python", "python3", "py")
 _BROKEN = {
@@ -42,7 +45,7 @@ _harness(__import__("os"), compile, exec, globals())
 """
 
 
-def passes(program: str, tests: list[dict[str, str]], limits: Limits, total_s: float | None = None) -> float:
+def passes(program: str, tests: list[dict[str, str]], limits: Limits = LIMITS, total_s: float = TOTAL_S) -> float:
     """1.0 if `program`, or the last fenced block in it, passes every test, else 0.0.
 
     `limits` hold for each run: one for each "stdin" test and one for all the assertions; `total_s` for all runs
@@ -50,7 +53,7 @@ def passes(program: str, tests: list[dict[str, str]], limits: Limits, total_s: f
     malformed.
     """
     check(tests)
-    deadline = time.monotonic() + (total_s if total_s is not None else float("inf"))
+    deadline = time.monotonic() + total_s
     program = extract(program)
     assertions = [test["assert"] for test in tests if "assert" in test]
     if assertions and not _asserts(program, assertions, _within(limits, deadline)):

@@ -96,9 +96,9 @@ def overlong(problem: Problem, response: Response, *, cache_tokens: Annotated[in
     """
     cache = cache_tokens or max(response.max_tokens // 5, 1)
     over = response.tokens - (response.max_tokens - cache)
-    if over <= 0 and response.finished:
-        return 0.0
-    return max(-over / cache, -1.0) if response.finished else -1.0
+    if not response.finished or over >= cache:
+        return -1.0
+    return -over / cache if over > 0 else 0.0
 
 
 def repetition(problem: Problem, response: Response, *, n: Annotated[int, Field(ge=1)] = 4) -> float:

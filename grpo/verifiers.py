@@ -98,16 +98,18 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
 
 
 def code(problem: Problem, answer: str) -> float:
-    """Share of the tests in ``metadata["tests"]`` that the program passes; see grpo/code_tests.py.
+    """1.0 if the program in the answer passes all of ``metadata["tests"]``; see grpo/code_tests.py.
 
-    The program is the answer, or its last fenced block. Raises `grpo.pool.AnswerFailure` if it breaks a limit.
+    Raises `grpo.pool.AnswerFailure` if the program breaks a limit.
     """
-    from grpo.code_tests import passes
+    from grpo.code_tests import check, passes
 
-    tests = problem.metadata.get("tests")
-    if not tests:
-        raise InputError(f"problem {problem.id}: verifier 'code' needs metadata['tests'], a list of at least one test")
-    return passes(program(answer), tests)
+    tests = problem.metadata.get("tests", [])
+    try:
+        check(tests)
+    except InputError as error:
+        raise InputError(f"problem {problem.id}, metadata['tests']: {error}") from None
+    return passes(answer, tests)
 
 
 def none(problem: Problem, answer: str) -> float:
@@ -174,15 +176,6 @@ def unpack_entry(value: Any) -> Any:
             return {unpack_entry(k): unpack_entry(v) for k, v in value["__items__"]}
         return {k: unpack_entry(v) for k, v in value.items()}
     return value
-
-
-_FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-
-
-def program(answer: str) -> str:
-    """The program in an answer: its last fenced block, or all of it where there is none."""
-    blocks = _FENCED.findall(answer)
-    return blocks[-1] if blocks else answer
 
 
 def _plain(text: str) -> str:

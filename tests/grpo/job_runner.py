@@ -29,8 +29,8 @@ def write_job(folder: Path, kind: str, **fields) -> Path:
     return path
 
 
-def run(path: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+def run(path: Path, expected: int = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == expected, done.stderr
     return done
 

@@ -6,7 +6,6 @@ import math
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -165,32 +164,42 @@ def test_a_reward_knows_its_domains():
 
 
 def test_every_reward_of_the_table_gives_a_number_for_anything():
-    texts = ["", "<think>", "</answer><answer>", "<think>\\boxed{</think><answer>\\boxed{</answer>", "\x00 ∞ 𝟙", "=" * 50]
+    texts = [
+        "",
+        "<think>",
+        "</answer><answer>",
+        "<think>\\boxed{</think><answer>\\boxed{</answer>",
+        "\x00 ∞ 𝟙",
+        "=" * 50,
+    ]
     for name, reward in REWARDS.items():
         check(name, {})
         for problem in [p for p in (REASONING, GENERAL, MATH) if p.domain in reward.domains]:
             assert all(-1 <= score(name, text, problem) <= 1 for text in texts)
 
 
+OWN = """
+import math
+
 def of_answer_length(problem, response, *, factor: float = 1.0):
     return factor * len(response.parts.answer or "")
-
 
 def nothing(problem, response):
     return {"nan": math.nan, "none": None, "text": "1"}[response.text]
 
-
 def of_one(problem):
     return 1.0
+"""
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """This file as a module that a user could name."""
-    (tmp_path / "own_rewards.py").write_text(Path(__file__).read_text())
+    """A module of a user's own."""
+    (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "broken_rewards.py").write_text("import no_such_thing")
     monkeypatch.syspath_prepend(tmp_path)
-    return "own_rewards"
+    yield "own_rewards"
+    sys.modules.pop("own_rewards", None)
 
 
 def test_a_users_own_function(own):
@@ -204,7 +213,9 @@ def test_a_users_own_function(own):
 def test_rewards_run_in_a_pool(own):
     with Pool(1, 30, None) as pool:
         hens = response("<think>we subtract</think><answer>277</answer>")
-        futures = [pool.submit(score_one, name, {}, REASONING, hens) for name in ("accuracy", f"{own}:of_answer_length")]
+        futures = [
+            pool.submit(score_one, name, {}, REASONING, hens) for name in ("accuracy", f"{own}:of_answer_length")
+        ]
         assert [future.result() for future in futures] == [1, 3]
         bad = pool.submit(score_one, f"{own}:nothing", {}, REASONING, response("nan")).result()
         assert bad == Failure("error", f"ValueError: reward '{own}:nothing' gave nan, which is no finite number", False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from grpo.errors import InputError
 from grpo.policy import IGNORE, load_tokenizer
 from grpo.sft import collate, tokenize
-from grpo.template import ZERO_TEMPLATE, Parts, completion_tokens, parse, prompt_tokens, render
+from grpo.template import ZERO_TEMPLATE, Parts, completion_tokens, parse, prompt_tokens, reasoning_span, render
 
 USER = [{"role": "user", "content": "What is 1 + 2?"}]
 
@@ -50,6 +52,21 @@ def test_malformed(completion):
     parts = parse(completion)
     assert not parts.well_formed
     assert (parts.reasoning, parts.summary, parts.answer) == MALFORMED[completion]
+
+
+def test_the_span_of_the_reasoning():
+    for text in ("<think>a b</think><answer>c</answer>", "<reasoning>a b</reasoning>", "so <think>a b"):
+        start, end = reasoning_span(text)
+        assert text[start:end] == "a b"
+    assert reasoning_span("a b") == (0, 0)
+
+
+@pytest.mark.parametrize("repeated", ["<answer>", "</think><answer>", "<think>", "<think></answer>"])
+def test_a_policy_that_repeats_a_tag_is_parsed_in_no_time(repeated):
+    # Time that grows with the square of 40,000 tags would be minutes.
+    started = time.monotonic()
+    parse("<think>" + repeated * 40_000)
+    assert time.monotonic() - started < 5
 
 
 def test_an_answer_of_several_lines():

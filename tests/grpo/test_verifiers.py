@@ -10,7 +10,8 @@ import pytest
 
 from grpo.data import Problem
 from grpo.errors import InputError
-from grpo.verifiers import VERIFIERS, pack_entry, unpack_entry, verify
+from grpo.pool import AnswerFailure
+from grpo.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify
 
 
 def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
@@ -100,6 +101,62 @@ def test_math_works_outside_the_main_thread() -> None:
     assert scores == [1.0]
 
 
+def test_what_has_no_value_is_wrong_and_other_errors_of_math_are_raised() -> None:
+    assert verify(problem("math", "5"), "\\frac{1}{0}") == 0.0
+    # math-verify 0.9 knows no order between these two kinds of relation; that says nothing of the answer.
+    with pytest.raises(KeyError):
+        verify(problem("math", "x \\neq 3"), "x > 3")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "one", "other", "same"),
+    [
+        ("number", "1,000", "1000.0", True),
+        ("number", "7", "8", False),
+        ("math", "\\frac{1}{2}", "0.5", True),
+        ("choice", "(B)", "the answer is B", True),
+        ("exact", "Paris.", "paris", True),
+        ("exact", "1,000", "1000", False),  # the rule compares text
+        ("reasoning_gym", "7.0", "7", True),  # its scorer knows the gold answer only: by value
+        ("reasoning_gym", "A B", "a  b", True),  # or by text
+        ("reasoning_gym", "A B", "B A", False),
+        ("code", "7", "8", False),
+    ],
+)
+def test_two_answers_agree_by_the_problems_rule(verifier: str, one: str, other: str, same: bool) -> None:
+    for gold in (one, other, "something else"):
+        assert agree(problem(verifier, gold), one, other) is same
+
+
+DOUBLE = "x = int(input())\nprint(2 * x)"
+DOUBLES = {"tests": [{"stdin": "3", "stdout": "6"}, {"stdin": "-1", "stdout": "-2"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (DOUBLE, 1.0),
+        (f"So:\n```python\n{DOUBLE}\n```\nIt doubles.", 1.0),
+        ("print(6)", 0.0),  # right for the first test only
+        ("print(", 0.0),
+    ],
+)
+def test_code_is_right_if_it_passes_all_tests(answer: str, score: float) -> None:
+    assert verify(problem("code", DOUBLE, DOUBLES), answer) == score
+
+
+def test_a_program_that_breaks_a_limit_is_counted_as_such() -> None:
+    with pytest.raises(AnswerFailure) as failure:
+        verify(problem("code", DOUBLE, DOUBLES), "while True: print('x' * 1000)")
+    assert failure.value.kind == "code_output"
+
+
+@pytest.mark.parametrize("metadata", [{}, {"tests": []}, {"tests": [{"input": "1"}]}])
+def test_code_needs_tests(metadata: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="problem p1, metadata\\['tests'\\]: code tests: "):
+        verify(problem("code", DOUBLE, metadata), DOUBLE)
+
+
 def test_unknown_verifier_names_the_known() -> None:
     with pytest.raises(InputError, match="unknown verifier 'maths'; known are exact, number, math, choice"):
         verify(problem("maths", "1"), "1")
@@ -122,7 +179,7 @@ def test_every_gold_answer_earns_full_reward_after_json(family: str) -> None:
     for entry in reasoning_gym.create_dataset(family, size=20, seed=7):
         metadata = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
         assert verify(problem("reasoning_gym", entry["answer"], metadata), entry["answer"]) == 1.0
-        assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") < 0.1
+        assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") == 0.0
 
 
 def test_scorer_uses_the_generators_parameters() -> None:
@@ -134,6 +191,40 @@ def test_scorer_uses_the_generators_parameters() -> None:
     coarse = packed | {"parameters": {"min_num_decimal_places": 1, "max_num_decimal_places": 2}}
     assert verify(problem("reasoning_gym", "0.12", coarse), "0.123") == 1.0
     assert verify(problem("reasoning_gym", "0.12", packed), "0.123") < 1.0
+
+
+def test_part_marks_are_no_verdict() -> None:
+    # reasoning-gym gives an answer that contains the gold one its share of the characters: 1 of 2.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0] | {"answer": "4"}
+    packed = {"family": "chain_sum", "entry": pack_entry(entry)}
+    assert reasoning_gym.get_score_answer_fn("chain_sum")("-4", entry) == 0.5
+    assert verify(problem("reasoning_gym", "4", packed), "-4") == 0.0
+    assert verify(problem("reasoning_gym", "4", packed), " 4\n") == 1.0
+
+
+def test_an_answer_that_a_scorer_cannot_read_is_wrong() -> None:
+    # int("2 x two") is a ValueError inside the scorer.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1)[0]
+    with pytest.raises(ValueError):
+        reasoning_gym.get_score_answer_fn("prime_factorization")("2 × two", entry)
+    packed = {"family": "prime_factorization", "entry": pack_entry(entry)}
+    assert verify(problem("reasoning_gym", entry["answer"], packed), "2 × two") == 0.0
+
+
+def test_a_scorer_that_cannot_read_the_gold_answer_either_is_at_fault() -> None:
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("sudoku", size=1, seed=1)[0]
+    gold = entry["answer"]
+    del entry["metadata"]
+    packed = {"family": "sudoku", "entry": pack_entry(entry)}
+    for answer in (gold, "1 2 3"):
+        with pytest.raises(KeyError, match="metadata"):
+            verify(problem("reasoning_gym", gold, packed), answer)
 
 
 def test_unknown_family_and_missing_metadata() -> None:

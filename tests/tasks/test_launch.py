@@ -199,7 +199,9 @@ done(2, 2)
 
 # Stopping the flow's own process: a real one, sent a real signal.
 FLOW = """
-import sys
+import signal, sys
+# A shell without job control starts what runs in the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from tasks import launch

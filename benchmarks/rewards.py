@@ -1,0 +1,115 @@
+"""How fast rewards are computed: 10,000 completions with more workers, and with some that take long.
+
+python benchmarks/rewards.py [--completions 10000] [--rounds 3] [--workers 1 2]
+
+The rounds alternate between the cases, and the median counts: what else the machine does then meets all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import os
+import statistics
+import time
+from concurrent.futures import Future, wait
+from typing import Any
+
+from machine import machine
+
+from grpo.data import Problem
+from grpo.pool import Pool
+from grpo.sandbox import Limits, protections, run
+from grpo.verifiers import verify
+
+SLOW_SHARE, SLOW_S = 0.01, 0.2
+WARM_UP = 200
+"""Items before the clock starts: the workers import what they need."""
+
+
+def problem(i: int) -> Problem:
+    """A different fraction each time, so that nothing is remembered; the answer is it before it is cancelled."""
+    gold = f"\\frac{{{2 * i + 1}}}{{14}}"
+    return Problem(str(i), [{"role": "user", "content": "question"}], gold, "math", "reasoning", "en", "benchmark")
+
+
+def answer(i: int) -> str:
+    return f"\\frac{{{4 * i + 2}}}{{28}}"
+
+
+def submit(pool: Pool, count: int, slow_share: float) -> tuple[list[Future[Any]], list[Future[Any]]]:
+    """Fast and slow items, the slow ones spread evenly among the others."""
+    every = round(1 / slow_share) if slow_share else 0
+    fast, slow = [], []
+    for i in range(count):
+        if every and i % every == every // 2:
+            slow.append(pool.submit(time.sleep, SLOW_S))
+        else:
+            fast.append(pool.submit(verify, problem(i), answer(i)))
+    return fast, slow
+
+
+def score(pool: Pool, count: int, slow_share: float) -> float:
+    """Seconds until all but the slow items are scored."""
+    began = time.perf_counter()
+    fast, slow = submit(pool, count, slow_share)
+    wait(fast)
+    seconds = time.perf_counter() - began
+    wait(slow)
+    assert all(future.result() == 1.0 for future in fast)
+    return seconds
+
+
+def trivial(pool: Pool, count: int) -> float:
+    began = time.perf_counter()
+    wait([pool.submit(operator.add, i, 1) for i in range(count)])
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--completions", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, 2, os.cpu_count() or 1}))
+    options = parser.parse_args()
+    count = options.completions
+    pools = {workers: Pool(workers, 60.0, 4 << 30) for workers in options.workers}
+    for workers, pool in pools.items():
+        score(pool, WARM_UP * workers, 0.0)
+    times: dict[tuple[int, str], list[float]] = {}
+    for _ in range(options.rounds):
+        for workers, pool in pools.items():
+            times.setdefault((workers, "trivial"), []).append(trivial(pool, count))
+            times.setdefault((workers, "all fast"), []).append(score(pool, count, 0.0))
+            times.setdefault((workers, "some slow"), []).append(score(pool, count, SLOW_SHARE))
+    for pool in pools.values():
+        pool.close()
+    took = {case: statistics.median(seconds) for case, seconds in times.items()}
+    load = os.getloadavg()[0]
+    print(f"{count:,} completions, median of {options.rounds} rounds, on {machine()}; load at the end {load:.1f}\n")
+    print("| workers | sum of two numbers, items/s | math verifier, items/s | speed-up |\n|---|---|---|---|")
+    base = took[options.workers[0], "all fast"]
+    for workers in options.workers:
+        fast = took[workers, "all fast"]
+        print(f"| {workers} | {count / took[workers, 'trivial']:,.0f} | {count / fast:,.0f} | {base / fast:.2f} |")
+    slow = round(count * SLOW_SHARE)
+    print(f"\n{slow} of the {count:,} take {1000 * SLOW_S:.0f} ms each. Seconds until the others are done:\n")
+    print("| workers | without slow ones | with | the slow ones alone, over the workers |\n|---|---|---|---|")
+    for workers in options.workers:
+        with_, held = took[workers, "some slow"], slow * SLOW_S / workers
+        print(f"| {workers} | {took[workers, 'all fast']:.2f} | {with_:.2f} | {held:.2f} |")
+    print(f"\nA sandboxed program that does nothing: {1000 * sandboxed(20):.0f} ms. Walls: {protections()}")
+
+
+def sandboxed(count: int) -> float:
+    """Median seconds of one run."""
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        assert run("pass", "", Limits()).kind == "ok"
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()

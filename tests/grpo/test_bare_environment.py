@@ -1,0 +1,51 @@
+"""grpo/ alone: an environment with what its README names, and neither Prefect nor MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.grpo.job_runner import RL, ROOT, result, write_job
+
+README = (ROOT / "grpo" / "README.md").read_text()
+PACKAGES = shlex.split(re.search(r"^pip install (.*)$", README, re.MULTILINE)[1])
+
+
+def in_bare(folder: Path, *command: str | Path, expected: int = 0) -> str:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([folder / "venv/bin/python", *command], cwd=folder, env=environment, capture_output=True)
+    assert done.returncode == expected, done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.mark.slow
+def test_grpo_trains_where_neither_prefect_nor_mlflow_is_installed(base, problems, tmp_path):
+    constraints = ROOT / "constraints.txt"
+    torch = re.search(r"^torch==\S+$", constraints.read_text(), re.MULTILINE)[0]
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv/bin/pip", "install", "--quiet", "--no-cache-dir"]
+    subprocess.run([*pip, torch], check=True)
+    subprocess.run([*pip, "--constraint", constraints, *PACKAGES], check=True)
+    shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("prefect", "mlflow", "pandas", "datasets"):
+        in_bare(tmp_path, "-c", f"import {package}", expected=1)
+    in_bare(tmp_path, "-m", "grpo.validate", problems)
+    settings = {**RL, "steps": 2, "rewards": {"accuracy": 1, "format": 1, "language": 1}}
+    fields = {"settings": settings, "model": base / "out", "problems": [problems], "template": "r1_zero"}
+    in_bare(tmp_path, "-m", "grpo.train", write_job(tmp_path / "job", "rl", **fields))
+    assert result(tmp_path / "job")["steps_completed"] == 2
+
+
+def test_the_readme_names_what_grpo_imports():
+    """Every package that a module of grpo/ imports is in the README's list; the packages they need come along."""
+    known = {name.partition("[")[0].replace("-", "_") for name in PACKAGES} | {"tokenizers", "grpo"}
+    for path in (ROOT / "grpo").glob("*.py"):
+        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
+            assert name in known or name in sys.stdlib_module_names, f"{path.name}: {name}"

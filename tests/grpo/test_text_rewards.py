@@ -1,0 +1,59 @@
+"""What is read from the text of a completion."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "found"),
+    [
+        ("so \\boxed{\\frac{1}{2}} and not \\boxed{3}, as 4 > 3", ["3"]),
+        ("so \\boxed{\\frac{1}{2}} it is", ["\\frac{1}{2}"]),
+        ("\\boxed{never closed, 5", ["5", "\\boxed{never closed, 5"]),
+        ("The answer is 7. It is odd.\nThree terms were summed.", ["7", "7", "7"]),
+        ("The answer is Paris.", ["Paris", "Paris"]),
+        ("the result is 3 + 4 = 7 hens", ["3 + 4 = 7 hens", "7 hens", "7"]),
+        ("so the result is -7", ["-7", "-7", "-7"]),
+        ("also ist das ergebnis 7", ["7", "7", "7"]),
+        ("Antwort: B", ["B", "B"]),
+        ("结果是 12，检查完毕。", ["12，检查完毕", "12，检查完毕", "12"]),
+        ("8 - 1 = 7", ["7", "7"]),
+        ("8-1", ["1", "8-1"]),  # a minus between numbers is no sign
+        ("it costs $1,234.50", ["$1,234.50", "it costs $1,234.50"]),
+        ("about 1/2, that is 50%", ["50%", "about 1/2, that is 50%"]),
+        ("so $x = \\sqrt{2}$.", ["2", "\\sqrt{2}"]),
+        ("Paris", ["Paris"]),
+        ("", []),
+    ],
+)
+def test_conclusions(reasoning, found):
+    assert conclusions(reasoning) == found
+
+
+def test_tags():
+    assert tags_in_order("<think></think><think></think><answer></answer>")
+    assert not tags_in_order("<think></think><answer>")
+    assert not tags_in_order("<think></reasoning><answer></answer>")
+    assert single_tags("<think></think><think></think><answer></answer>") == 0.5
+    assert single_tags("<reasoning></reasoning><answer></answer>") == 1
+
+
+def test_repeated_share():
+    assert repeated_share("a b c a b c", 3) == 1 / 4  # abc bca cab abc
+    assert repeated_share("a, a, a", 1) == 3 / 5  # a , a , a
+    assert repeated_share("減法減法", 2) == pytest.approx(1 / 3)  # in characters: 減法 法減 減法
+    assert repeated_share("はいはい", 2) == pytest.approx(1 / 3)
+    assert repeated_share("a b", 3) == 0
+
+
+@pytest.mark.parametrize("repeated", ["the answer is ", "\\boxed{", "1,000", "1 ", "answer\n", "=", "答案是", " "])
+def test_loops_are_read_in_no_time(repeated):
+    started = time.monotonic()
+    text = repeated * 40_000
+    conclusions(text), repeated_share(text, 4), tags_in_order(text)
+    assert time.monotonic() - started < 5
