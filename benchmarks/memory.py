@@ -2,9 +2,9 @@
 
 python benchmarks/memory.py [--model FOLDER] [--folder build/memory] [--output docs/memory.md]
 
-Two steps of GRPO without and with a penalty, GRPO with a reward model, and PPO, on a made Llama of the size of the recipe
-`tiny` and on SmolLM2-135M (converted once by benchmarks/real_model.py, or --model). Peak resident memory of the trainer's
-process; what Python and torch need before any model is loaded is measured too.
+Two steps of GRPO without and with a penalty, GRPO with a reward model, and PPO, on a made Llama of the size of the
+recipe `tiny` and on SmolLM2-135M (converted once by benchmarks/real_model.py, or --model). Peak resident memory of the
+trainer's process; what Python and torch need before any model is loaded is measured too.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def markdown(rows: dict[str, list[tuple[str, float]]], sizes: dict[str, float], 
     lines = [
         "# Memory by method",
         "",
-        f"`python benchmarks/memory.py` on {machine()}: peak resident memory of the trainer over two steps of 4 problems x",
-        "8 completions of at most 64 tokens, float32, AdamW, micro-batches of 1,024 tokens, in MB. An idle trainer (Python,",
-        f"torch, transformers) holds {floor:.0f} MB, which the second number of each cell leaves out.",
+        f"`python benchmarks/memory.py` on {machine()}: peak resident memory of the trainer over two steps of",
+        "4 problems x 8 completions of at most 64 tokens, float32, AdamW, micro-batches of 1,024 tokens, in MB. An",
+        f"idle trainer (Python, torch, transformers) holds {floor:.0f} MB; the number in brackets leaves that out.",
         "",
         "| method | models | " + " | ".join(f"{name} ({sizes[name]:.1f} M parameters)" for name in rows) + " |",
         "|---" * (len(rows) + 2) + "|",

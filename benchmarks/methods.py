@@ -1,6 +1,7 @@
 """What the recipe is measured against: each method from the same Dev1, on the same problems, for several seeds.
 
-python benchmarks/methods.py [--seeds 0 1 2] [--output docs/methods.md --plot docs/images/methods.png] [--folder build/methods]
+python benchmarks/methods.py [--seeds 0 1 2] [--folder build/methods] [--output docs/methods.md]
+    [--plot docs/images/methods.png]
 
 Every method gets as many steps and completions as GRPO. Results are kept in the folder; a second call continues.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine
+
 from flows.recipe import load_recipe
 from grpo.data import read_samples
 from tasks.evaluation import reasoning_metrics
@@ -121,9 +123,9 @@ def markdown(by_seed: dict[int, dict[str, Any]], plot: Path | None) -> str:
         "# The methods beside each other",
         "",
         f"`python benchmarks/methods.py --seeds {' '.join(map(str, seeds))}` on {machine()}.",
-        "Each method starts from the Dev1 of the recipe `tiny` and gets 70 steps of 24 problems x 8 completions with the",
-        "settings of its reasoning RL; only what the name says differs. pass@1: mean of 4 samples at temperature 0.6 on",
-        "256 held-out problems, with a 95% bootstrap interval over problems.",
+        "Each method starts from the Dev1 of the recipe `tiny` and gets 70 steps of 24 problems x 8 completions with",
+        "the settings of its reasoning RL; only what the name says differs. pass@1: mean of 4 samples at temperature",
+        "0.6 on 256 held-out problems, with a 95% bootstrap interval over problems.",
         "",
         *([f"![Accuracy of the completions while training]({plot.relative_to('docs')})", ""] if plot else []),
         "| method | " + " | ".join(f"pass@1, seed {s}" for s in seeds) + " | mean | language | tokens |",

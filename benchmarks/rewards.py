@@ -8,11 +8,12 @@ The rounds alternate between the cases, and the median counts: what else the mac
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import operator
 import os
 import statistics
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from typing import Any
 
 from machine import machine
@@ -66,6 +67,18 @@ def trivial(pool: Pool, count: int) -> float:
     return time.perf_counter() - began
 
 
+def part(first: int, beyond: int) -> float:
+    return sum(verify(problem(i), answer(i)) for i in range(first, beyond))
+
+
+def plain(executor: ProcessPoolExecutor, workers: int, count: int) -> float:
+    """Seconds for the fast items with one long task a process and nothing sent: what the machine can give."""
+    began = time.perf_counter()
+    edges = [count * i // workers for i in range(workers + 1)]
+    assert sum(executor.map(part, edges, edges[1:])) == count
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--completions", type=int, default=10_000)
@@ -74,24 +87,32 @@ def main() -> None:
     options = parser.parse_args()
     count = options.completions
     pools = {workers: Pool(workers, 60.0, 4 << 30) for workers in options.workers}
+    spawn = multiprocessing.get_context("spawn")
+    executors = {workers: ProcessPoolExecutor(workers, mp_context=spawn) for workers in options.workers}
     for workers, pool in pools.items():
         score(pool, WARM_UP * workers, 0.0)
+        plain(executors[workers], workers, WARM_UP * workers)
     times: dict[tuple[int, str], list[float]] = {}
     for _ in range(options.rounds):
         for workers, pool in pools.items():
             times.setdefault((workers, "trivial"), []).append(trivial(pool, count))
+            times.setdefault((workers, "plain"), []).append(plain(executors[workers], workers, count))
             times.setdefault((workers, "all fast"), []).append(score(pool, count, 0.0))
             times.setdefault((workers, "some slow"), []).append(score(pool, count, SLOW_SHARE))
-    for pool in pools.values():
+    for workers, pool in pools.items():
         pool.close()
+        executors[workers].shutdown()
     took = {case: statistics.median(seconds) for case, seconds in times.items()}
     load = os.getloadavg()[0]
     print(f"{count:,} completions, median of {options.rounds} rounds, on {machine()}; load at the end {load:.1f}\n")
-    print("| workers | sum of two numbers, items/s | math verifier, items/s | speed-up |\n|---|---|---|---|")
-    base = took[options.workers[0], "all fast"]
+    print("| workers | sum of two numbers, items/s | math verifier, items/s | speed-up | plain processes | speed-up |")
+    print("|---|---|---|---|---|---|")
     for workers in options.workers:
-        fast = took[workers, "all fast"]
-        print(f"| {workers} | {count / took[workers, 'trivial']:,.0f} | {count / fast:,.0f} | {base / fast:.2f} |")
+        cells = [f"{count / took[workers, 'trivial']:,.0f}"]
+        for case in ("all fast", "plain"):
+            seconds = took[workers, case]
+            cells += [f"{count / seconds:,.0f}", f"{took[options.workers[0], case] / seconds:.2f}"]
+        print(f"| {workers} | {' | '.join(cells)} |")
     slow = round(count * SLOW_SHARE)
     print(f"\n{slow} of the {count:,} take {1000 * SLOW_S:.0f} ms each. Seconds until the others are done:\n")
     print("| workers | without slow ones | with | the slow ones alone, over the workers |\n|---|---|---|---|")

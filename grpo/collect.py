@@ -25,12 +25,11 @@ from grpo.methods import Method
 from grpo.models import Models
 from grpo.pool import Failure
 from grpo.problem_order import ProblemOrder
-from grpo.rewards import Response, total
+from grpo.rewards import MODEL_REWARDS, Response, total
 from grpo.rollout import Completion, generator_for, sample_batches
 from grpo.scoring import Failures, Scorer
 from grpo.steps import step_rewards
 from grpo.template import parse, prompt_tokens
-
 
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
 """(prompts, completions) -> a number for each completion token, [B, C]."""
@@ -63,7 +62,9 @@ class Collector:
     ):
         self.job, self.settings, self.method, self.models = job, job.settings, method, models
         self.tokenizer, self.scorer, self.pools = tokenizer, scorer, pools
-        self.weights = {name: term.weight for name, term in self.settings.rewards.items()}
+        # A reward model that the recipe gives no weight is shown in the metrics all the same.
+        self.weights = dict.fromkeys(MODEL_REWARDS, 0.0)
+        self.weights |= {name: term.weight for name, term in self.settings.rewards.items()}
         self.credit = CREDITS[method.credit]
         # Offline data is fitted as it is; online, the ratio is between policies at the sampling temperature.
         self.temperature = self.settings.sampling.temperature if method.data == "policy" else 1.0

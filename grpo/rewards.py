@@ -82,8 +82,8 @@ def length(
 ) -> float:
     """Minus `per_token` for each token that the completion is away from `shortest`..`longest`; 0 within, unbounded.
 
-    The form of L1-Exact (arXiv 2503.04697, eq. 1, which has one target length and 0.0003), for a range. The default,
-    0..0, makes every token cost. (Kimi k1.5's length reward compares within a group, which a reward does not see.)
+    The linear form of L1-Exact (arXiv 2503.04697), which has one target length, for a range. The default, 0..0, makes
+    every token cost. (Kimi k1.5's length reward compares within a group, which a reward does not see.)
     """
     away = max(shortest - response.tokens, response.tokens - max(shortest, longest), 0)
     return -per_token * away if away else 0.0

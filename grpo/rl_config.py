@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from grpo.config import Hardware, Lora, Optimizer, Sampling, Settings
 from grpo.health import HealthSettings
 from grpo.rewards import check as check_reward
+from grpo.steps import find as find_step_reward
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 
@@ -178,6 +179,8 @@ class RL(Settings):
     def _rewards_are_known(self) -> RL:
         for name, term in self.rewards.items():
             check_reward(name, term.options)
+        if self.supervision == "process":
+            find_step_reward(self.step_reward)
         return self
 
     @model_validator(mode="after")

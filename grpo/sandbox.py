@@ -28,7 +28,7 @@ from grpo.processes import LINUX
 Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
 
 _BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox_child import main; main()"
-_ANSWER_S = 10.0
+_ANSWER_S = 30.0
 """How much longer than the program the supervisor may take: to start, to kill and to clean."""
 _MARK = "SANDBOX_RUN"
 _ENVIRONMENT = {
@@ -42,10 +42,13 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use. A thread counts as a process; a file counts for at least 4 KiB of the disk."""
+    """What one run may use. CPU time is each process's own, in whole seconds.
+
+    A thread counts as a process; a file counts for at least 4 KiB of the disk.
+    """
 
     wall_s: float = 10.0
-    cpu_s: int = 10
+    cpu_s: float = 10.0
     memory_bytes: int = 1 << 30
     processes: int = 32
     disk_bytes: int = 16 << 20

@@ -40,11 +40,14 @@ def main() -> NoReturn:
     adopt_orphans()
     order = json.loads(_read(int.from_bytes(_read(8), "big")))
     try:
-        result = _Run(order, alarm).result()
-    finally:
-        end_descendants(0)
-        if order["folder"]:
-            scratch.remove(order["folder"])
+        try:
+            result = _Run(order, alarm).result()
+        finally:
+            end_descendants(0)
+            if order["folder"] and os.path.isdir(order["folder"]):
+                scratch.remove(order["folder"])
+    except Exception as error:  # nothing that a program can bring about; it must not be taken for its doing
+        result = {"kind": "failed", "stdout": "", "stderr": f"{type(error).__name__}: {error}"}
     if result is not None:
         with contextlib.suppress(OSError):  # nobody is left to be told
             write(1, json.dumps(result).encode())
@@ -93,12 +96,13 @@ class _Run:
             self._take(descriptor)
         if kind == "stopped":
             return None
-        text = {name: bytes(self.taken[name]).decode(errors="replace") for name in ("stdout", "stderr")}
+        most = self.limits["output_bytes"]
+        text = {name: bytes(self.taken[name][:most]).decode(errors="replace") for name in ("stdout", "stderr")}
         if self.taken["report"]:
             self.ended = json.loads(self.taken["report"].splitlines()[0])  # what failed comes first
         if "failed" in self.ended:
             return {"kind": "failed", "stdout": "", "stderr": self.ended["failed"]}
-        if not kind and self._output() > self.limits["output_bytes"]:
+        if not kind and self._output() > most:
             kind = "output"
         return {"kind": kind or self._told_by_its_end(text["stderr"]), **text}
 

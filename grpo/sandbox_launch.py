@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -103,8 +104,9 @@ class Launch:
 
     def _limit(self) -> None:
         limits = self.order["limits"]
+        cpu_s = math.ceil(limits["cpu_s"])
         wanted = {
-            "RLIMIT_CPU": (limits["cpu_s"], limits["cpu_s"] + 1),
+            "RLIMIT_CPU": (cpu_s, cpu_s + 1),
             "RLIMIT_AS": (limits["memory_bytes"],) * 2,
             "RLIMIT_FSIZE": (limits["disk_bytes"],) * 2,
             "RLIMIT_NPROC": (limits["processes"] + self.counted + _SPARE_TASKS,) * 2,

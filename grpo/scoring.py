@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from grpo.errors import TrainingStopped
 from grpo.logprobs import pad
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
-from grpo.rewards import MODEL_REWARDS, Response, find, score_one
+from grpo.rewards import MODEL_REWARDS, Response, find, load, score_one
 from grpo.rl_config import Scoring
 
 
@@ -70,7 +71,9 @@ class Scorer:
         """`rewards`: name of each reward -> its options. The processes start here, reward models are loaded later."""
         rules = [name for name in rewards if name not in MODEL_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
-        self.pool = Pool(scoring.workers or os.cpu_count() or 1, scoring.time_limit_s, int(scoring.memory_gb * 1e9))
+        workers = scoring.workers or os.cpu_count() or 1
+        prepare = functools.partial(load, rules)  # what a worker imports first is on nobody's time
+        self.pool = Pool(workers, scoring.time_limit_s, int(scoring.memory_gb * 1e9), prepare)
         self.helpful: RewardModelScorer | None = None
         self.safe: RewardModelScorer | None = None
 

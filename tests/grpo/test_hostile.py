@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from grpo.sandbox import protections
 from tests.grpo.job_runner import RL, metrics, run, steps, write_job
 from tests.grpo.user_rewards import HOSTILE, VERIFIERS
 
 
-def processes() -> set[int]:
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
-
-
-def commands(pids: set[int]) -> dict[int, str]:
+def processes_of(mark: str) -> dict[str, str]:
+    """Command lines of the processes that have `mark` in their environment."""
     found = {}
-    for pid in pids:
+    for entry in Path("/proc").iterdir():
         try:
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found[entry.name] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # no process, or gone
             continue
     return found
 
@@ -33,7 +28,6 @@ def test_training_goes_on_among_hostile_programs(rl_fields, tmp_path, monkeypatc
     scratch, turns = tmp_path / "tmp", tmp_path / "turns"
     scratch.mkdir()
     turns.mkdir()
-    before = processes()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         options = {"folder": str(turns), "port": server.getsockname()[1]}
@@ -62,12 +56,5 @@ def test_training_goes_on_among_hostile_programs(rl_fields, tmp_path, monkeypatc
         assert count["reward_failures_code_output"] == 2
         assert count["reward_failures_code_disk"] == 2
         assert sum(count.values()) >= 14
-    left = commands(processes() - before)
-    assert not {pid: c for pid, c in left.items() if "grpo" in c or str(scratch) in c}, left
+    assert processes_of(str(scratch)) == {}
     assert list(scratch.iterdir()) == []
-    assert not list(Path(tempfile.gettempdir()).glob("r1flow*"))
-
-
-def test_what_protects_this_machine_is_known():
-    assert all(isinstance(value, bool) for value in protections().values())
-    assert os.getpid() > 0
