@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prefect import flow
 from prefect.states import State
 
-from flows.reasoning_rl import train
+from flows.reasoning_rl import train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
@@ -26,7 +26,7 @@ def build(context: Context) -> Outcome:
     )
 
 
-STAGE = Stage("alignment_rl", 2, ("problems", "sft_data", "sft", "reward_models"), build)
+STAGE = Stage("alignment_rl", 2, ("problems", "sft_data", "sft", "reward_models"), build, extra=user_code)
 
 
 @flow(name=STAGE.name)

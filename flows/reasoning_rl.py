@@ -11,6 +11,7 @@ from prefect.states import State
 from flows.cold_start_data import EXAMPLES
 from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.rewards import source_digest
 from grpo.rl_config import RL
 
 
@@ -36,7 +37,14 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
 
 
-STAGE = Stage("reasoning_rl", 2, ("problems", "cold_start_data", "cold_start_sft"), build)
+def user_code(config: RL) -> dict[str, Any]:
+    """Digests of the user's own rewards, so that a changed function is a changed stage."""
+    steps = [config.step_reward] if config.supervision == "process" else []
+    names = [name for name in [*config.rewards, *steps] if ":" in name]
+    return {"user_code": {name: source_digest(name) for name in names}} if names else {}
+
+
+STAGE = Stage("reasoning_rl", 2, ("problems", "cold_start_data", "cold_start_sft"), build, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -33,7 +33,7 @@ from tasks.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 
-NOT_HASHED = {"device"}
+NOT_HASHED = {"device", "workers"}
 
 
 class Where(BaseModel):

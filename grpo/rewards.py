@@ -7,13 +7,17 @@ nothing here loads torch. What a function raises is counted as a failure by whoe
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import math
 import numbers
+import os
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -148,7 +152,12 @@ def find(name: str) -> Reward:
 
 
 def import_function(name: str) -> Callable[..., Any]:
-    """What "module:function" names. Raises InputError if it cannot be imported or is no function."""
+    """What "module:function" names. Raises InputError if it cannot be imported or is no function.
+
+    Modules beside the user, in the working directory, are found too: installed commands do not look there themselves.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -158,6 +167,12 @@ def import_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"{name!r}: module {module_name!r} has no function {function_name!r}")
     return function
+
+
+def source_digest(name: str) -> str:
+    """SHA-256 of the file that a user's "module:function" stands in: its code decides what a run makes."""
+    function = import_function(name)
+    return hashlib.sha256(Path(inspect.getsourcefile(function) or "").read_bytes()).hexdigest()
 
 
 def check(name: str, options: Mapping[str, Any]) -> None:

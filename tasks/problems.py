@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from grpo.code_tests import check as check_tests
 from grpo.data import Message, Problem
 from grpo.errors import InputError
+from grpo.validate import validate
 from grpo.verifiers import VERIFIERS, pack_entry, verify
 
 Row = tuple[str, dict[str, Any]]
@@ -143,11 +145,21 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> Load
             unverifiable += 1
         else:
             kept.append(problem)
+    if getattr(source, "verifier", None) == "code":
+        _check_solutions(source, kept)
     problems, duplicates = drop_duplicates(kept)
     if not problems:
         raise InputError(f"{_label(source)}: no problem left of {read} read ({unverifiable} unverifiable)")
     counts = {"read": read, "duplicates": duplicates, "unverifiable": unverifiable, "kept": len(problems)}
     return LoadResult(problems, counts)
+
+
+def _check_solutions(source: Any, problems: list[Problem]) -> None:
+    """Reference solutions must pass their tests: run side by side, since each takes a sandbox of its own."""
+    if findings := validate(problems):
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        text = next(p.text for p in problems if p.id == findings[0].problem_id)
+        raise InputError(f"{_label(source)}: problem {_short(text)}: {findings[0].what}{more}; mend or remove it")
 
 
 def drop_duplicates(problems: Iterable[Problem]) -> tuple[list[Problem], int]:
@@ -332,7 +344,9 @@ def _row_problem(source: FileSource | HubSource, where: str, row: dict[str, Any]
         name: _json_value(_column(row, name, "metadata_columns", where), name, where)
         for name in source.metadata_columns
     }
-    answer, solution = ("", "") if source.verifier == "none" else _answer(source, where, row)
+    # Tests say what is right; a reference solution is welcome, not needed.
+    unanswered = source.verifier == "none" or (source.verifier == "code" and source.answer_column not in row)
+    answer, solution = ("", "") if unanswered else _answer(source, where, row)
     if solution:
         metadata.setdefault("solution", solution)
     problem = _problem(
@@ -344,7 +358,13 @@ def _row_problem(source: FileSource | HubSource, where: str, row: dict[str, Any]
         language=source.language,
         metadata=metadata,
     )
-    if source.verifier != "none" and verify(problem, problem.answer) < 1.0:
+    if source.verifier == "code":
+        try:
+            check_tests(metadata.get("tests"))
+        except InputError as error:
+            remedy = "" if "tests" in metadata else "; keep their column with metadata_columns"
+            raise InputError(f"{where}: {error}{remedy}") from None
+    elif source.verifier != "none" and verify(problem, problem.answer) < 1.0:
         raise InputError(
             f"{where}: {source.answer_column} {_short(problem.answer)} is not right by its own verifier "
             f"{source.verifier!r}; correct it or choose another verifier"

@@ -326,3 +326,33 @@ def test_too_few_held_out_is_an_error() -> None:
         split(problems, 1.0, "salt", held_out_min=11)
     with pytest.raises(InputError, match="held_out_share is 2"):
         split(problems, 2, "salt")
+
+
+# --- code
+
+
+DOUBLE = {"prompt": "Print twice the number.", "tests": [{"stdin": "4", "stdout": "8"}]}
+
+
+def test_a_code_problem_needs_tests_and_no_answer(tmp_path):
+    path = write(tmp_path / "code.jsonl", json.dumps(DOUBLE))
+    (problem,) = from_file(path, verifier="code", metadata_columns=["tests"]).problems
+    assert problem.metadata["tests"] == DOUBLE["tests"]
+    assert verify(problem, "print(2 * int(input()))") == 1.0
+    assert verify(problem, "print(3 * int(input()))") == 0.0
+
+
+def test_a_code_problem_without_tests_is_named(tmp_path):
+    path = write(tmp_path / "code.jsonl", json.dumps(DOUBLE | {"tests": [{"stdin": "4"}]}))
+    assert failure(path, verifier="code", metadata_columns=["tests"]).startswith(
+        f"{path}, line 1: code tests: test 0 must be"
+    )
+    assert "keep their column with metadata_columns" in failure(path, verifier="code")
+
+
+def test_a_reference_solution_that_fails_its_tests_is_named(tmp_path):
+    right, wrong = (DOUBLE | {"answer": f"print({n} * int(input()))", "prompt": f"times {n}"} for n in (2, 3))
+    path = write(tmp_path / "code.jsonl", json.dumps(right), json.dumps(wrong))
+    message = failure(path, verifier="code", metadata_columns=["tests"])
+    assert "'times 3'" in message or '"times 3"' in message
+    assert "scores 0" in message
