@@ -75,10 +75,10 @@ def peak_mb(name: str, model: Path, work: Path, settings: dict[str, Any], reward
     write_problems(work / "problems.parquet")
     base = {
         "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 8,
-        "sampling": {"max_new_tokens": 64, "batch_size": 32},
-        "micro_batch_tokens": 1024,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "sampling": {"max_new_tokens": 32, "batch_size": 32},
+        "micro_batch_tokens": 512,
         "optimizer": {"learning_rate": 1e-6},
         "save_every": 1000,
     }
@@ -110,7 +110,7 @@ def markdown(rows: dict[str, list[tuple[str, float]]], sizes: dict[str, float], 
         "# Memory by method",
         "",
         f"`python benchmarks/memory.py` on {machine()}: peak resident memory of the trainer over two steps of",
-        "4 problems x 8 completions of at most 64 tokens, float32, AdamW, micro-batches of 1,024 tokens, in MB. An",
+        "2 problems x 4 completions of at most 32 tokens, float32, AdamW, micro-batches of 512 tokens, in MB. An",
         f"idle trainer (Python, torch, transformers) holds {floor:.0f} MB; the number in brackets leaves that out.",
         "",
         "| method | models | " + " | ".join(f"{name} ({sizes[name]:.1f} M parameters)" for name in rows) + " |",

@@ -7,6 +7,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flows.problems import HELD_OUT, TRAIN
 from flows.r1 import R1 as GRAPH
 from flows.recipe import Recipe
@@ -60,6 +62,17 @@ def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str,
     shown = r1("show", alone["stages"][0]["key"][:12]).stdout
     dev2 = next(s for s in first_run["stages"] if s["name"] == "reasoning_rl")
     assert dev2["key"] in shown  # not the newer one, which another test may have made with another kl_coef
+
+
+@pytest.mark.parametrize("stage", ["reasoning_rl", "alignment_rl"])
+def test_a_field_puts_another_method_in_the_place_of_grpo(r1: Any, first_run: dict[str, Any], stage: str) -> None:
+    # SFT is the one that needs another input, the demonstrations: those of the SFT that came before.
+    done = r1.tiny("run", "--only", stage, "--set", f"{stage}.method=sft", "--set", f"{stage}.steps=3")
+    assert statuses(done) == {stage: "ran"}
+    shown = r1("show", done["stages"][0]["key"]).stdout
+    manifest, _ = json.JSONDecoder().raw_decode(shown)
+    assert manifest["config"]["method"] == "sft"
+    assert ("cold_start_data" if stage == "reasoning_rl" else "sft_data") in manifest["inputs"]
 
 
 def test_sft_starts_from_base(r1: Any, first_run: dict[str, Any]) -> None:
