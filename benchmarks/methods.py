@@ -159,7 +159,7 @@ def markdown(by_seed: dict[int, dict[str, Any]], plot: Path | None) -> str:
         "",
         "How to read it: RFT and online RFT are paid for right answers only, the others for format and language too,",
         "which the column language shows. RFT and DPO learn from completions of Dev1, the others from their own. DPO",
-        "has a tenth of the others' learning rate, since at theirs it unlearns; no other rate was tuned for any of them.",
+        "has a tenth of the others' learning rate, since at theirs it unlearns; no other rate was tuned.",
         "What a model of this size can reach is near, so a difference smaller than the intervals is none: a claim that",
         "is not reproduced here is not refuted at the size that it was made for.",
     ]

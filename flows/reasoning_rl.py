@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rewards import source_digest
 from grpo.rl_config import RL
+
+
+logger = logging.getLogger(__name__)
 
 
 def build(context: Context) -> Outcome:
@@ -29,6 +33,8 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
         problems=[context.path("problems") / TRAIN],
         **job,
     )
+    for finding in result["findings"]:
+        logger.warning("%s: %s", finding["name"], finding["message"])
     return Outcome(
         metrics=result["metrics"],
         steps_completed=result["steps_completed"],
