@@ -1,4 +1,4 @@
-"""Alignment RL: RL on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
+"""Alignment RL: GRPO on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def files(config: Problems) -> dict[str, str | Path]:
     return found
 
 
-STAGE = Stage("problems", 1, (), build, files=files)
+STAGE = Stage("problems", 2, (), build, files=files)
 
 
 @flow(name=STAGE.name, log_prints=False)

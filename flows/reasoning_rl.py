@@ -1,4 +1,4 @@
-"""Reasoning RL: RL with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
+"""Reasoning RL: GRPO with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rewards import source_digest
 from grpo.rl_config import RL
-
 
 logger = logging.getLogger(__name__)
 

@@ -65,7 +65,7 @@ def _shown(sample: Sample, prompt: str) -> dict[str, Any]:
     return {"prompt": prompt, "completion": sample.completion, "verdict": sample.verdict, "reason": sample.reason}
 
 
-STAGE = Stage("sft_data", 1, ("problems", "reasoning_rl"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
+STAGE = Stage("sft_data", 2, ("problems", "reasoning_rl"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
 
 
 @flow(name=STAGE.name)
