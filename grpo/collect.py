@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from grpo.advantages import zero_variance_groups
 from grpo.credit import CREDITS, Scored, Step
 from grpo.data import Problem
 from grpo.experience import Rollout
+from grpo.groups import Group, metrics_of, samples_of
 from grpo.jobs import RLJob
 from grpo.logprobs import completion_logprobs, micro_batches
 from grpo.methods import Method
@@ -27,25 +28,21 @@ from grpo.pool import Failure
 from grpo.problem_order import ProblemOrder
 from grpo.rewards import MODEL_REWARDS, Response, total
 from grpo.rollout import Completion, generator_for, sample_batches
-from grpo.scoring import Failures, Scorer
+from grpo.scoring import Failures, Scorer, Scores
 from grpo.steps import step_rewards
 from grpo.template import parse, prompt_tokens
 
+T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
 """(prompts, completions) -> a number for each completion token, [B, C]."""
 
 
 @dataclass
-class Group:
-    """One problem and its scored completions; a list runs over the completions."""
+class Pending:
+    """Scores of a group that other processes are working on."""
 
-    problem: Problem
-    prompt: list[int]
-    completions: list[Completion]
-    responses: list[Response]
-    breakdowns: list[dict[str, float]]
-    rewards: Tensor  # [G]
-    steps: list[list[Step]] | None
+    scores: Scores
+    steps: list[Future[Any]] | None  # under process supervision
 
 
 class Collector:
@@ -86,11 +83,11 @@ class Collector:
             replaced += len(flat)
         for group in groups:
             if "accuracy" in group.breakdowns[0]:
-                pass_rate = _mean([b["accuracy"] for b in group.breakdowns])
+                pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
                 self.pools[group.problem.domain].observe(group.problem, pass_rate)
         rollout = self._with_credit(groups)
-        rollout.metrics = self._metrics(groups, failures) | {"replaced_groups": float(replaced)}
-        rollout.samples = self._samples(groups[:2], rollout, step)
+        rollout.metrics = metrics_of(groups, failures) | {"replaced_groups": float(replaced)}
+        rollout.samples = samples_of(groups[:2], rollout.advantages, step)
         return rollout
 
     def _problems_for(self, step: int, minibatches: int) -> list[Problem]:
@@ -114,7 +111,8 @@ class Collector:
         prompts = [
             prompt_tokens(self.tokenizer, p.messages, self.job.template, self.job.zero_template) for p in problems
         ]
-        groups: dict[int, Callable[[], tuple[Group, Failures]]] = {}
+        sampled: dict[int, list[Completion]] = {}
+        scores: dict[int, Pending] = {}
         with self.models.sampler() as model:
             for index, completions in sample_batches(
                 model,
@@ -125,53 +123,56 @@ class Collector:
                 eos_id=self.tokenizer.eos_token_id,
                 generator=generator_for(self.job.seed, *draw),
             ):
-                # Scoring goes on in other processes while the next batch is sampled.
-                groups[index] = self._score(problems[index], prompts[index], completions, sampling.max_new_tokens)
-        finished = [groups[i]() for i in range(len(problems))]
+                # Scoring goes on in other processes while the next batch is sampled and the models measure.
+                scores[index] = self._start_scores(problems[index], completions, sampling.max_new_tokens)
+                sampled[index] = completions
+        tokens = [[c.tokens for c in sampled[i]] for i in range(len(problems))]
+        ref_logprobs, values = self._reference_and_values(prompts, tokens)
         failures = Failures()
-        for _, counted in finished:
-            failures.add(counted)
+        groups: list[Group] = []
+        for i, problem in enumerate(problems):
+            breakdowns, failed = scores[i].scores.finish()
+            failures.add(failed)
+            rewards = torch.tensor([total(b, self.weights) for b in breakdowns])
+            steps = self._token_steps(scores[i], sampled[i], rewards.tolist(), failures)
+            responses = scores[i].scores.responses
+            groups.append(
+                Group(
+                    problem, prompts[i], sampled[i], responses, breakdowns, rewards, steps, ref_logprobs[i], values[i]
+                )
+            )
         failures.stop_above(settings.scoring.max_failure_share)
-        return [group for group, _ in finished], failures
+        return groups, failures
 
-    def _score(
-        self, problem: Problem, prompt: list[int], completions: list[Completion], max_tokens: int
-    ) -> Callable[[], tuple[Group, Failures]]:
-        """Begin to score a group; what is returned waits for the end."""
+    def _start_scores(self, problem: Problem, completions: list[Completion], max_tokens: int) -> Pending:
         texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
         responses = [
             Response(text, parse(text), len(c.tokens), c.finished, max_tokens)
             for text, c in zip(texts, completions, strict=True)
         ]
         scores = self.scorer.start([problem] * len(responses), responses)
-        by_step = self._start_steps(problem, texts) if self.settings.supervision == "process" else None
+        if self.settings.supervision == "outcome":
+            return Pending(scores, None)
+        submit = self.scorer.pool.submit
+        return Pending(scores, [submit(step_rewards, self.settings.step_reward, problem, text) for text in texts])
 
-        def finish() -> tuple[Group, Failures]:
-            breakdowns, failures = scores.finish()
-            rewards = torch.tensor([total(b, self.weights) for b in breakdowns])
-            steps = None
-            if by_step is not None:
-                steps = [
-                    self._token_steps(f, c, r) for f, c, r in zip(by_step, completions, rewards.tolist(), strict=True)
-                ]
-            return Group(problem, prompt, completions, responses, breakdowns, rewards, steps), failures
-
-        return finish
-
-    def _start_steps(self, problem: Problem, texts: list[str]) -> list[Future[Any]]:
-        return [self.scorer.pool.submit(step_rewards, self.settings.step_reward, problem, text) for text in texts]
-
-    def _token_steps(self, future: Future[Any], completion: Completion, outcome: float) -> list[Step]:
+    def _token_steps(
+        self, pending: Pending, completions: list[Completion], outcomes: list[float], failures: Failures
+    ) -> list[list[Step]] | None:
         """Steps by the token that ends them; the completion's end is the last step and carries the outcome, scaled to
-        the 0..1 of the others. A step reward that failed leaves the outcome alone."""
-        found = future.result()
+        the 0..1 of the others. Where a step reward fails it is counted, and the outcome stands alone."""
+        if pending.steps is None:
+            return None
         scale = sum(abs(w) for w in self.weights.values()) or 1.0
-        steps = (
-            []
-            if isinstance(found, Failure)
-            else [(self._token_at(completion.tokens, end), reward) for end, reward in found]
-        )
-        return [*steps, (len(completion.tokens) - 1, outcome / scale)]
+        of_group: list[list[Step]] = []
+        for future, completion, outcome in zip(pending.steps, completions, outcomes, strict=True):
+            found = future.result()
+            if isinstance(found, Failure):
+                failures.count([found])
+                found = []
+            steps = [(self._token_at(completion.tokens, end), reward) for end, reward in found]
+            of_group.append([*steps, (len(completion.tokens) - 1, outcome / scale)])
+        return of_group
 
     def _token_at(self, tokens: list[int], characters: int) -> int:
         """Index of the token with which the decoded text first holds so many characters."""
@@ -184,18 +185,29 @@ class Collector:
                 low = middle + 1
         return low
 
-    def _with_credit(self, groups: list[Group]) -> Rollout:
-        prompts = [g.prompt for g in groups for _ in g.completions]
-        sampled = [c for g in groups for c in g.completions]
-        tokens = [c.tokens for c in sampled]
+    def _reference_and_values(
+        self, prompts: list[list[int]], tokens: list[list[list[int]]]
+    ) -> tuple[list[list[Tensor] | None], list[list[Tensor] | None]]:
+        """What the reference and the learnt value say of each group's completions, where the method asks them."""
+        repeated = [prompt for prompt, group in zip(prompts, tokens, strict=True) for _ in group]
+        flat = [completion for group in tokens for completion in group]
         ref_logprobs = values = None
         if self.method.needs_reference(self.settings):
             with self.models.reference() as reference:
                 ref_logprobs = self._measure(
-                    lambda p, c: completion_logprobs(reference, p, c, self.temperature), prompts, tokens
+                    lambda p, c: completion_logprobs(reference, p, c, self.temperature), repeated, flat
                 )
         if self.models.value is not None:
-            values = self._measure(self.models.value, prompts, tokens)
+            values = self._measure(self.models.value, repeated, flat)
+        size = self.settings.group_size
+        return _grouped(ref_logprobs, len(prompts), size), _grouped(values, len(prompts), size)
+
+    def _with_credit(self, groups: list[Group]) -> Rollout:
+        prompts = [g.prompt for g in groups for _ in g.completions]
+        sampled = [c for g in groups for c in g.completions]
+        tokens = [c.tokens for c in sampled]
+        ref_logprobs = _flat([g.ref_logprobs for g in groups])
+        values = _flat([g.values for g in groups])
         breakdowns = [b for g in groups for b in g.breakdowns]
         rewards = torch.stack([g.rewards for g in groups])
         best = (rewards > rewards.mean(1, keepdim=True)).flatten().tolist()
@@ -204,7 +216,7 @@ class Collector:
             # Where no rule decides, RFT keeps what is better than its group.
             right=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
             lengths=[len(t) for t in tokens],
-            steps=[s for g in groups for s in g.steps or []] if groups[0].steps is not None else None,
+            steps=_flat([g.steps for g in groups]),
             logprobs=[torch.tensor(c.logprobs) for c in sampled],
             ref_logprobs=ref_logprobs,
             values=values,
@@ -233,48 +245,12 @@ class Collector:
             results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}
         return [results[i] for i in range(len(tokens))]
 
-    def _metrics(self, groups: list[Group], failures: Failures) -> dict[str, float]:
-        rewards = torch.stack([g.rewards for g in groups])
-        completions = [c for g in groups for c in g.completions]
-        metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups)
-        domains = {g.problem.domain for g in groups}
-        for domain in sorted(domains) if len(domains) > 1 else []:
-            of_domain = [g for g in groups if g.problem.domain == domain]
-            metrics[f"{domain}_reward"] = _mean([r for g in of_domain for r in g.rewards.tolist()])
-            metrics |= _component_means(f"{domain}_reward_", of_domain)
-        return metrics | {
-            "zero_variance_share": zero_variance_groups(rewards).float().mean().item(),
-            "completion_tokens": _mean([len(c.tokens) for c in completions]),
-            "truncated_share": _mean([not c.finished for c in completions]),
-            "reward_failures": float(failures.kinds.total()),
-            **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
-        }
 
-    def _samples(self, groups: list[Group], rollout: Rollout, step: int) -> list[dict[str, Any]]:
-        kept: list[dict[str, Any]] = []
-        for group in groups:
-            for response, breakdown, reward in zip(
-                group.responses, group.breakdowns, group.rewards.tolist(), strict=True
-            ):
-                kept.append(
-                    {
-                        "step": step,
-                        "problem": group.problem.text,
-                        "gold": group.problem.answer,
-                        "completion": response.text,
-                        "reward": reward,
-                        "advantage": rollout.advantages[len(kept)][0].item(),
-                        **breakdown,
-                    }
-                )
-        return kept
+def _grouped(values: list[Tensor] | None, groups: int, size: int) -> list[list[Tensor] | None]:
+    return [None if values is None else values[i * size : (i + 1) * size] for i in range(groups)]
 
 
-def _component_means(prefix: str, groups: list[Group]) -> dict[str, float]:
-    breakdowns = [b for g in groups for b in g.breakdowns]
-    names = sorted({name for b in breakdowns for name in b})
-    return {prefix + name: _mean([b[name] for b in breakdowns if name in b]) for name in names}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _flat(of_groups: list[list[T] | None]) -> list[T] | None:
+    """One list of all groups' values; None if they have none."""
+    known = [values for values in of_groups if values is not None]
+    return [value for values in known for value in values] if known else None

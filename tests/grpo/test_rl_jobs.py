@@ -136,6 +136,16 @@ def test_failures_below_the_share_are_counted_and_training_goes_on(rl_fields, tm
     assert [r["reward_failures_error"] for r in metrics(tmp_path)] == [16, 16]
 
 
+def test_step_rewards_that_fail_are_counted_and_the_outcome_stands_alone(rl_fields, tmp_path):
+    settings = {**RL, "steps": 2, "supervision": "process", "step_reward": "tests.grpo.user_rewards:broken"}
+    settings["scoring"] = {"max_failure_share": 1.0}
+    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    records = metrics(tmp_path)
+    # At most one a completion, of 16 in the rollout; those without a think block have no steps.
+    assert all(8 <= r["reward_failures_error"] <= 16 for r in records)
+    assert any(r["grad_norm"] > 0 for r in records)
+
+
 def test_weights_that_are_no_numbers_roll_back_and_then_stop(rl_fields, tmp_path):
     settings = {**RL, "save_every": 1, "optimizer": {"learning_rate": 0.9, "max_grad_norm": 1e30}}
     settings |= {"clip_eps_high": 1e30, "kl_coef": 1e30, "health": {"max_roll_backs": 1}}
@@ -163,6 +173,8 @@ def test_general_prompts_join_in_the_last_steps(sft, problems, reward_models, tm
     for name in ("reward_helpful", "reward_safe"):
         assert [name in r for r in records] == [False, False, True, True]
     assert all("reward_accuracy" in r and "kl" not in r for r in records)
+    for name in ("reasoning_reward", "general_reward", "general_reward_safe", "reasoning_reward_language"):
+        assert [name in r for r in records] == [False, False, True, True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")

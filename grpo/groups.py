@@ -1,0 +1,80 @@
+"""Scored groups of completions, and what is said of them in metrics and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.advantages import zero_variance_groups
+from grpo.credit import Step
+from grpo.data import Problem
+from grpo.rewards import Response
+from grpo.rollout import Completion
+from grpo.scoring import Failures
+
+
+@dataclass
+class Group:
+    """One problem and its scored completions; a list runs over the completions."""
+
+    problem: Problem
+    prompt: list[int]
+    completions: list[Completion]
+    responses: list[Response]
+    breakdowns: list[dict[str, float]]
+    rewards: Tensor  # [G]
+    steps: list[list[Step]] | None
+    ref_logprobs: list[Tensor] | None
+    values: list[Tensor] | None
+
+
+def metrics_of(groups: list[Group], failures: Failures) -> dict[str, float]:
+    """Means over the completions of a rollout, by component and, where there are several, by domain."""
+    rewards = torch.stack([g.rewards for g in groups])
+    completions = [c for g in groups for c in g.completions]
+    metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups)
+    domains = {g.problem.domain for g in groups}
+    for domain in sorted(domains) if len(domains) > 1 else []:
+        of_domain = [g for g in groups if g.problem.domain == domain]
+        metrics[f"{domain}_reward"] = _mean([r for g in of_domain for r in g.rewards.tolist()])
+        metrics |= _component_means(f"{domain}_reward_", of_domain)
+    return metrics | {
+        "zero_variance_share": zero_variance_groups(rewards).float().mean().item(),
+        "completion_tokens": _mean([len(c.tokens) for c in completions]),
+        "truncated_share": _mean([not c.finished for c in completions]),
+        "reward_failures": float(failures.kinds.total()),
+        **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
+    }
+
+
+def samples_of(groups: list[Group], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:
+    """Completions of a rollout's first groups, for people; `advantages` begin with these groups'."""
+    kept: list[dict[str, Any]] = []
+    for group in groups:
+        for response, breakdown, reward in zip(group.responses, group.breakdowns, group.rewards.tolist(), strict=True):
+            kept.append(
+                {
+                    "step": step,
+                    "problem": group.problem.text,
+                    "gold": group.problem.answer,
+                    "completion": response.text,
+                    "reward": reward,
+                    "advantage": advantages[len(kept)][0].item(),
+                    **breakdown,
+                }
+            )
+    return kept
+
+
+def _component_means(prefix: str, groups: list[Group]) -> dict[str, float]:
+    breakdowns = [b for g in groups for b in g.breakdowns]
+    names = sorted({name for b in breakdowns for name in b})
+    return {prefix + name: _mean([b[name] for b in breakdowns if name in b]) for name in names}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
