@@ -1,6 +1,7 @@
 """How fast rewards are computed: 10,000 completions with more workers, and with some that take long.
 
 python benchmarks/rewards.py [--completions 10000] [--rounds 3] [--workers 1 2]
+    [--output docs/rewards.md]
 
 The rounds alternate between the cases, and the median counts: what else the machine does then meets all alike.
 """
@@ -14,6 +15,7 @@ import os
 import statistics
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 from machine import machine
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, 2, os.cpu_count() or 1}))
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     count = options.completions
     pools = {workers: Pool(workers, 60.0, 4 << 30) for workers in options.workers}
@@ -104,22 +107,33 @@ def main() -> None:
         executors[workers].shutdown()
     took = {case: statistics.median(seconds) for case, seconds in times.items()}
     load = os.getloadavg()[0]
-    print(f"{count:,} completions, median of {options.rounds} rounds, on {machine()}; load at the end {load:.1f}\n")
-    print("| workers | sum of two numbers, items/s | math verifier, items/s | speed-up | plain processes | speed-up |")
-    print("|---|---|---|---|---|---|")
+    lines = [
+        "# How fast rewards are computed",
+        "",
+        f"`python benchmarks/rewards.py` on {machine()}, median of {options.rounds} rounds.",
+    ]
+    lines.append(f"{count:,} completions; the machine's load at the end was {load:.1f}.\n")
+    lines.append(
+        "| workers | sum of two numbers, items/s | math verifier, items/s | speed-up | plain processes | speed-up |"
+    )
+    lines.append("|---|---|---|---|---|---|")
     for workers in options.workers:
         cells = [f"{count / took[workers, 'trivial']:,.0f}"]
         for case in ("all fast", "plain"):
             seconds = took[workers, case]
             cells += [f"{count / seconds:,.0f}", f"{took[options.workers[0], case] / seconds:.2f}"]
-        print(f"| {workers} | {' | '.join(cells)} |")
+        lines.append(f"| {workers} | {' | '.join(cells)} |")
     slow = round(count * SLOW_SHARE)
-    print(f"\n{slow} of the {count:,} take {1000 * SLOW_S:.0f} ms each. Seconds until the others are done:\n")
-    print("| workers | without slow ones | with | the slow ones alone, over the workers |\n|---|---|---|---|")
+    lines.append(f"\n{slow} of the {count:,} take {1000 * SLOW_S:.0f} ms each. Seconds until the others are done:\n")
+    lines.append("| workers | without slow ones | with | the slow ones alone, over the workers |\n|---|---|---|---|")
     for workers in options.workers:
         with_, held = took[workers, "some slow"], slow * SLOW_S / workers
-        print(f"| {workers} | {took[workers, 'all fast']:.2f} | {with_:.2f} | {held:.2f} |")
-    print(f"\nA sandboxed program that does nothing: {1000 * sandboxed(20):.0f} ms. Walls: {protections()}")
+        lines.append(f"| {workers} | {took[workers, 'all fast']:.2f} | {with_:.2f} | {held:.2f} |")
+    lines.append(f"\nA sandboxed program that does nothing: {1000 * sandboxed(20):.0f} ms. Walls: {protections()}")
+    text = "\n".join(lines) + "\n"
+    if options.output:
+        options.output.write_text(text)
+    print(text)
 
 
 def sandboxed(count: int) -> float:
