@@ -47,7 +47,11 @@ Rewards = Annotated[dict[str, RewardTerm], BeforeValidator(_terms)]
 class Scoring(Settings):
     """The processes that rewards run in."""
 
-    workers: int | None = Field(None, ge=1, description="Processes. None: one a processor core.")
+    workers: int | None = Field(
+        None,
+        ge=1,
+        description="Processes. None: one a processor core; more of them where verifiers wait, for a service say.",
+    )
     time_limit_s: float = Field(10.0, gt=0, description="Seconds for one reward of one completion, then it is killed.")
     memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
     max_failure_share: float = Field(
