@@ -20,6 +20,7 @@ from tests.grpo.job_runner import (
     metrics,
     result,
     run,
+    run_here,
     same,
     steps,
     wait_until,
@@ -87,7 +88,7 @@ MEASURED = {
 @pytest.mark.parametrize("name", METHODS)
 def test_one_field_switches_the_method(name, rl_fields, base, sft, tmp_path):
     settings = {**RL, "steps": 6, **METHODS[name]}
-    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}, demonstrations=base / "sft.parquet"))
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}, demonstrations=base / "sft.parquet"))
     records = metrics(tmp_path)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert records[-1].keys() >= MEASURED.get(name, set()) | {"loss", "grad_norm"}
@@ -103,7 +104,7 @@ def test_dynamic_sampling_replaces_groups_without_variance(rl_fields, tmp_path):
     for rounds in (0, 8):
         settings = {**RL, "steps": 8, "rewards": {"accuracy": 1}, "dynamic_sampling_rounds": rounds}
         folder = tmp_path / str(rounds)
-        run(write_job(folder, "rl", **{**rl_fields, "settings": settings}))
+        run_here(write_job(folder, "rl", **{**rl_fields, "settings": settings}))
         shares[rounds] = [r["zero_variance_share"] for r in metrics(folder)]
         assert any(r["replaced_groups"] for r in metrics(folder)) == bool(rounds)
     assert sum(shares[8]) < sum(shares[0])
@@ -112,7 +113,7 @@ def test_dynamic_sampling_replaces_groups_without_variance(rl_fields, tmp_path):
 def test_a_longer_completion_is_allowed_from_a_step_on(rl_fields, tmp_path):
     # With an end mark that the policy must not reach: 3 tokens are too few for any answer, 10 are enough for some.
     settings = {**RL, "steps": 4, "minibatches": 1, "max_new_tokens_from": {"0": 3, "2": 10}}
-    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
     lengths = [r["completion_tokens"] for r in metrics(tmp_path)]
     assert lengths[:2] == [3, 3]
     assert min(lengths[2:]) > 3
@@ -131,7 +132,7 @@ def test_a_reward_that_always_fails_stops_the_run_and_says_why(rl_fields, tmp_pa
 def test_failures_below_the_share_are_counted_and_training_goes_on(rl_fields, tmp_path):
     settings = {**RL, "steps": 2, "rewards": {"format": 1, "tests.grpo.user_rewards:broken": 1}}
     settings["scoring"] = {"max_failure_share": 1.0}
-    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
     # Both minibatches of a rollout of 16 completions show the rollout's count.
     assert [r["reward_failures_error"] for r in metrics(tmp_path)] == [16, 16]
 
@@ -139,7 +140,7 @@ def test_failures_below_the_share_are_counted_and_training_goes_on(rl_fields, tm
 def test_step_rewards_that_fail_are_counted_and_the_outcome_stands_alone(rl_fields, tmp_path):
     settings = {**RL, "steps": 2, "supervision": "process", "step_reward": "tests.grpo.user_rewards:broken"}
     settings["scoring"] = {"max_failure_share": 1.0}
-    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
     records = metrics(tmp_path)
     # At most one a completion, of 16 in the rollout; those without a think block have no steps.
     assert all(8 <= r["reward_failures_error"] <= 16 for r in records)
