@@ -7,4 +7,6 @@ import platform
 
 
 def machine() -> str:
-    return f"{os.cpu_count()} CPU cores ({platform.machine()}, {platform.system()}, Python {platform.python_version()})"
+    system = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+    threads = os.environ.get("OMP_NUM_THREADS")  # another number rounds otherwise, and trains another model
+    return f"{os.cpu_count()} CPU cores ({system}{f', OMP_NUM_THREADS={threads}' if threads else ''})"
