@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import pickle
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from grpo.places import Place
 from grpo.pool_worker import CLEANUP_S, AnswerFailure, receive, send
 
 __all__ = ["AnswerFailure", "Failure", "Pool"]
@@ -47,9 +50,14 @@ class Failure:
     of_answer: bool
 
 
+SLOW_S = 0.05
+"""An item that takes longer leaves its place to another: most verifiers that take this long wait for something."""
+
+
 class Pool:
     """`workers` processes, each with `memory_bytes` of address space, that give an item `time_limit_s` seconds.
 
+    Beside slow items up to `workers` more processes start, so that what waits does not hold up what computes.
     `prepare`, a module-level function, runs once in each new worker before its first item: what it imports counts
     against nobody's time. Any thread may submit. Items are started in the order in which they were submitted.
     """
@@ -66,11 +74,27 @@ class Pool:
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._workers = [_Worker(time_limit_s, memory_bytes, prepare) for _ in range(workers)]
-        self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
-        for thread in self._threads:
-            thread.start()
+        self._make_worker = functools.partial(_Worker, time_limit_s, memory_bytes, prepare)
+        self._most = 2 * workers
+        self._places = threading.Semaphore(workers)  # to begin an item takes one
+        self._workers: list[_Worker] = []
+        self._threads: list[threading.Thread] = []
+        for _ in range(workers):
+            self._add(spare=False)
         atexit.register(self.close)
+
+    def _add(self, spare: bool) -> None:
+        worker = self._make_worker()
+        thread = threading.Thread(target=self._serve, args=(worker, spare), daemon=True)
+        self._workers.append(worker)
+        self._threads.append(thread)
+        thread.start()
+
+    def _help(self) -> None:
+        """Another process beside a slow item, while there may be one more."""
+        with self._lock:
+            if not self._closed and len(self._workers) < self._most and not self._items.empty():
+                self._add(spare=True)
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """The future of ``function(*args, **kwargs)``, or of a `Failure`.
@@ -107,21 +131,29 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: _Worker, spare: bool) -> None:
         # One thread a worker: the kernel ends a worker when the thread that started it ends.
+        place = Place(self._places, self._help)
         try:
             worker.start()
-            while (item := self._items.get()) is not None:
+            if spare:
+                worker.get_ready()  # before it takes a place from another
+            while True:
+                place.take()
+                item = self._items.get()
+                if item is None:
+                    break
                 if not item.future.set_running_or_notify_cancel():
                     continue
                 try:
-                    value = worker.run(item)
+                    value = worker.run(item, place.leave)
                 except BaseException as error:
                     item.future.set_exception(error)
                 else:
                     item.future.set_result(value)
                 worker.start()
         finally:
+            place.leave()
             worker.kill()
 
 
@@ -178,19 +210,26 @@ class _Worker:
         self._ready = False
         self._known.clear()
 
-    def run(self, item: _Item) -> Any:
-        """The function's value or a `Failure`. RuntimeError if no process can be started."""
+    def get_ready(self) -> None:
+        """Waits until the process is ready; what is wrong with it, `run` says."""
+        with contextlib.suppress(Exception):
+            self._started()
+
+    def run(self, item: _Item, slow: Callable[[], None]) -> Any:
+        """The function's value or a `Failure`; `slow` is called if it takes longer than SLOW_S. RuntimeError if no
+        process can be started."""
         starting = True
         try:
             connection = self._started()
             starting = item.function not in self._known
             deadline = time.monotonic() + (START_LIMIT_S if starting else self._limit_s)
             send(connection, bytes([starting]) + item.payload, deadline)
-            reply = receive(connection, deadline)
+            reply = self._reply(connection, deadline, lambda: None if starting else slow())
             if starting and not reply:  # what it needs is imported, and its time begins
                 starting = False
                 self._known.add(item.function)
-                reply = receive(connection, time.monotonic() + self._limit_s)
+                deadline = time.monotonic() + self._limit_s
+                reply = self._reply(connection, deadline, slow)
             return self._value(reply)
         except TimeoutError:
             self.kill()
@@ -204,6 +243,13 @@ class _Worker:
             if starting:
                 raise RuntimeError(f"a scoring worker ended while it started: {how}") from None
             return Failure("crash", f"the worker process ended: {how}", False)
+
+    def _reply(self, connection: socket.socket, deadline: float, slow: Callable[[], None]) -> bytes:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        if not poll.poll(1000 * SLOW_S):
+            slow()
+        return receive(connection, deadline)
 
     def _started(self) -> socket.socket:
         if self._process is None:

@@ -351,3 +351,13 @@ def test_control_c_reaches_the_owner_alone(tmp_path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True, timeout=PATIENCE_S
     )
     assert (done.stdout, done.stderr) == ("None 7\n", "")
+
+
+def test_waiting_items_do_not_hold_up_the_others(tmp_path):
+    """One worker, and an item that waits for what a later one does: a process beside it takes the later one."""
+    path = str(tmp_path / "done")
+    with Pool(1, 60.0, None) as pool:
+        waiting = pool.submit(wait_for, path)
+        writing = pool.submit(write_later, path, "x")
+        assert writing.result(timeout=60) is None
+        assert waiting.result(timeout=60) == "saw it"
