@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from grpo.advantages import zero_variance_groups
-from grpo.credit import CREDITS, Scored, Step
+from grpo.credit import CREDITS, Evidence, Step
 from grpo.data import Problem
 from grpo.experience import Rollout
 from grpo.groups import Group, metrics_of, samples_of
@@ -24,25 +22,15 @@ from grpo.jobs import RLJob
 from grpo.logprobs import completion_logprobs, micro_batches
 from grpo.methods import Method
 from grpo.models import Models
-from grpo.pool import Failure
 from grpo.problem_order import ProblemOrder
-from grpo.rewards import MODEL_REWARDS, Response, total
+from grpo.rewards import MODEL_REWARDS, total
 from grpo.rollout import Completion, generator_for, sample_batches
-from grpo.scoring import Failures, Scorer, Scores
-from grpo.steps import step_rewards
-from grpo.template import parse, prompt_tokens
+from grpo.scoring import Failures, Scorer, Scores, responses_of
+from grpo.template import prompt_tokens
 
 T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
 """(prompts, completions) -> a number for each completion token, [B, C]."""
-
-
-@dataclass
-class Pending:
-    """Scores of a group that other processes are working on."""
-
-    scores: Scores
-    steps: list[Future[Any]] | None  # under process supervision
 
 
 class Collector:
@@ -55,16 +43,15 @@ class Collector:
         models: Models,
         tokenizer: Any,
         scorer: Scorer,
-        pools: dict[str, ProblemOrder],
+        orders: dict[str, ProblemOrder],
     ):
         self.job, self.settings, self.method, self.models = job, job.settings, method, models
-        self.tokenizer, self.scorer, self.pools = tokenizer, scorer, pools
+        self.tokenizer, self.scorer, self.orders = tokenizer, scorer, orders
         # A reward model that the recipe gives no weight is shown in the metrics all the same.
         self.weights = dict.fromkeys(MODEL_REWARDS, 0.0)
         self.weights |= {name: term.weight for name, term in self.settings.rewards.items()}
         self.credit = CREDITS[method.credit]
-        # Offline data is fitted as it is; online, the ratio is between policies at the sampling temperature.
-        self.temperature = self.settings.sampling.temperature if method.data == "policy" else 1.0
+        self.temperature = method.temperature(self.settings)
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
         """A rollout for updates that begin at `step`; another `attempt` draws other completions."""
@@ -75,16 +62,12 @@ class Collector:
             flat = zero_variance_groups(torch.stack([g.rewards for g in groups])).nonzero().flatten().tolist()
             if not flat:
                 break
-            asked = [self.pools[groups[i].problem.domain].take(1)[0] for i in flat]
+            asked = [self.orders[groups[i].problem.domain].take(1)[0] for i in flat]
             fresh, more = self._sample_and_score(asked, step, (step, attempt, number))
             for i, group in zip(flat, fresh, strict=True):
                 groups[i] = group
             failures.add(more)
             replaced += len(flat)
-        for group in groups:
-            if "accuracy" in group.breakdowns[0]:
-                pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
-                self.pools[group.problem.domain].observe(group.problem, pass_rate)
         rollout = self._with_credit(groups)
         rollout.metrics = metrics_of(groups, failures) | {"replaced_groups": float(replaced)}
         rollout.samples = samples_of(groups[:2], rollout.advantages, step)
@@ -98,9 +81,9 @@ class Collector:
             share = settings.general_share if number >= settings.steps - settings.general_last_steps else 0.0
             general = math.ceil(settings.prompts_per_step * share)
             if reasoning := settings.prompts_per_step - general:
-                chosen += self.pools["reasoning"].take(reasoning)
+                chosen += self.orders["reasoning"].take(reasoning)
             if general:
-                chosen += self.pools["general"].take(general)
+                chosen += self.orders["general"].take(general)
         return chosen
 
     def _sample_and_score(
@@ -112,7 +95,7 @@ class Collector:
             prompt_tokens(self.tokenizer, p.messages, self.job.template, self.job.zero_template) for p in problems
         ]
         sampled: dict[int, list[Completion]] = {}
-        scores: dict[int, Pending] = {}
+        scores: dict[int, Scores] = {}
         with self.models.sampler() as model:
             for index, completions in sample_batches(
                 model,
@@ -124,55 +107,49 @@ class Collector:
                 generator=generator_for(self.job.seed, *draw),
             ):
                 # Scoring goes on in other processes while the next batch is sampled and the models measure.
-                scores[index] = self._start_scores(problems[index], completions, sampling.max_new_tokens)
+                responses = responses_of(self.tokenizer, completions, sampling.max_new_tokens)
+                scores[index] = self.scorer.start(problems[index], responses)
                 sampled[index] = completions
         tokens = [[c.tokens for c in sampled[i]] for i in range(len(problems))]
         ref_logprobs, values = self._reference_and_values(prompts, tokens)
         failures = Failures()
         groups: list[Group] = []
         for i, problem in enumerate(problems):
-            breakdowns, failed = scores[i].scores.finish()
-            failures.add(failed)
-            rewards = torch.tensor([total(b, self.weights) for b in breakdowns])
-            steps = self._token_steps(scores[i], sampled[i], rewards.tolist(), failures)
-            responses = scores[i].scores.responses
-            groups.append(
-                Group(
-                    problem, prompts[i], sampled[i], responses, breakdowns, rewards, steps, ref_logprobs[i], values[i]
-                )
+            scored = scores[i].finish()
+            failures.add(scored.failures)
+            rewards = torch.tensor([total(b, self.weights) for b in scored.breakdowns])
+            steps = None
+            if scored.steps is not None:
+                of_each = zip(sampled[i], scored.steps, rewards.tolist(), strict=True)
+                steps = [self._token_steps(completion, found, reward) for completion, found, reward in of_each]
+            group = Group(
+                problem=problem,
+                prompt=prompts[i],
+                completions=sampled[i],
+                responses=scores[i].responses,
+                breakdowns=scored.breakdowns,
+                rewards=rewards,
+                steps=steps,
+                ref_logprobs=ref_logprobs[i],
+                values=values[i],
             )
+            self._observe(group)
+            groups.append(group)
         failures.stop_above(settings.scoring.max_failure_share)
         return groups, failures
 
-    def _start_scores(self, problem: Problem, completions: list[Completion], max_tokens: int) -> Pending:
-        texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-        responses = [
-            Response(text, parse(text), len(c.tokens), c.finished, max_tokens)
-            for text, c in zip(texts, completions, strict=True)
-        ]
-        scores = self.scorer.start([problem] * len(responses), responses)
-        if self.settings.supervision == "outcome":
-            return Pending(scores, None)
-        submit = self.scorer.pool.submit
-        return Pending(scores, [submit(step_rewards, self.settings.step_reward, problem, text) for text in texts])
+    def _observe(self, group: Group) -> None:
+        """Groups that dynamic sampling is to replace count too: they are what a curriculum passes over."""
+        if "accuracy" in group.breakdowns[0]:
+            pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
+            self.orders[group.problem.domain].observe(group.problem, pass_rate)
 
-    def _token_steps(
-        self, pending: Pending, completions: list[Completion], outcomes: list[float], failures: Failures
-    ) -> list[list[Step]] | None:
-        """Steps by the token that ends them; the completion's end is the last step and carries the outcome, scaled to
-        the 0..1 of the others. Where a step reward fails it is counted, and the outcome stands alone."""
-        if pending.steps is None:
-            return None
+    def _token_steps(self, completion: Completion, steps: list[tuple[int, float]], outcome: float) -> list[Step]:
+        """Steps by the token that ends them, not by the character; the completion's end is the last step and carries
+        the outcome, scaled to the 0..1 of the others."""
         scale = sum(abs(w) for w in self.weights.values()) or 1.0
-        of_group: list[list[Step]] = []
-        for future, completion, outcome in zip(pending.steps, completions, outcomes, strict=True):
-            found = future.result()
-            if isinstance(found, Failure):
-                failures.count([found])
-                found = []
-            steps = [(self._token_at(completion.tokens, end), reward) for end, reward in found]
-            of_group.append([*steps, (len(completion.tokens) - 1, outcome / scale)])
-        return of_group
+        by_token = [(self._token_at(completion.tokens, end), reward) for end, reward in steps]
+        return [*by_token, (len(completion.tokens) - 1, outcome / scale)]
 
     def _token_at(self, tokens: list[int], characters: int) -> int:
         """Index of the token with which the decoded text first holds so many characters."""
@@ -211,7 +188,7 @@ class Collector:
         breakdowns = [b for g in groups for b in g.breakdowns]
         rewards = torch.stack([g.rewards for g in groups])
         best = (rewards > rewards.mean(1, keepdim=True)).flatten().tolist()
-        scored = Scored(
+        evidence = Evidence(
             rewards=rewards,
             # Where no rule decides, RFT keeps what is better than its group.
             right=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
@@ -221,7 +198,7 @@ class Collector:
             ref_logprobs=ref_logprobs,
             values=values,
         )
-        credit = self.credit(scored, self.settings)
+        credit = self.credit(evidence, self.settings)
         return Rollout(
             prompts=prompts,
             completions=tokens,

@@ -19,7 +19,7 @@ Step = tuple[int, float]
 
 
 @dataclass
-class Scored:
+class Evidence:
     """What credit is made of: P groups of G completions, N = P * G; lists run over completions."""
 
     rewards: Tensor  # [P, G]
@@ -38,43 +38,42 @@ class Credit:
     units: list[list[int]] | None = None  # None: each sequence by itself
 
 
-def one(scored: Scored, settings: RL) -> Credit:
+def one(evidence: Evidence, settings: RL) -> Credit:
     """Every completion is to be imitated (SFT)."""
-    return Credit([torch.ones(length) for length in scored.lengths])
+    return Credit([torch.ones(length) for length in evidence.lengths])
 
 
-def right(scored: Scored, settings: RL) -> Credit:
+def right(evidence: Evidence, settings: RL) -> Credit:
     """Right completions are to be imitated, the others ignored (RFT, online RFT)."""
-    return Credit([torch.full((n,), float(ok)) for n, ok in zip(scored.lengths, scored.right, strict=True)])
+    return Credit([torch.full((n,), float(ok)) for n, ok in zip(evidence.lengths, evidence.right, strict=True)])
 
 
-def pairs(scored: Scored, settings: RL) -> Credit:
+def pairs(evidence: Evidence, settings: RL) -> Credit:
     """The better and the worse completions of each problem, in pairs (DPO)."""
-    return Credit([torch.zeros(n) for n in scored.lengths], units=[list(pair) for pair in pair_up(scored.rewards)])
+    return Credit([torch.zeros(n) for n in evidence.lengths], units=[list(pair) for pair in pair_up(evidence.rewards)])
 
 
-def group(scored: Scored, settings: RL) -> Credit:
+def group(evidence: Evidence, settings: RL) -> Credit:
     """Relative to the group: one advantage a completion, or one a step and the tokens before its end (GRPO)."""
-    if scored.steps is not None:
-        return Credit(_by_steps(scored, scored.steps, settings))
-    advantages = ADVANTAGES[settings.advantage](scored.rewards, settings.std).flatten().tolist()
-    return Credit([torch.full((n,), a) for n, a in zip(scored.lengths, advantages, strict=True)])
+    if evidence.steps is not None:
+        return Credit(_by_steps(evidence, evidence.steps, settings))
+    advantages = ADVANTAGES[settings.advantage](evidence.rewards, settings.std).flatten().tolist()
+    return Credit([torch.full((n,), a) for n, a in zip(evidence.lengths, advantages, strict=True)])
 
 
-def value(scored: Scored, settings: RL) -> Credit:
+def value(evidence: Evidence, settings: RL) -> Credit:
     """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
-    assert scored.logprobs is not None and scored.values is not None
-    mask = _stack([torch.ones(n) for n in scored.lengths])
-    logprobs = _stack(scored.logprobs)
-    reference = _stack(scored.ref_logprobs) if scored.ref_logprobs is not None else logprobs
-    rewards = token_rewards(scored.rewards.flatten(), logprobs, reference, mask, settings.kl_coef)
-    advantages, returns = gae(rewards, _stack(scored.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
+    assert evidence.logprobs is not None and evidence.values is not None
+    mask = _stack([torch.ones(n) for n in evidence.lengths])
+    reference = None if evidence.ref_logprobs is None else _stack(evidence.ref_logprobs)
+    rewards = token_rewards(evidence.rewards.flatten(), _stack(evidence.logprobs), reference, mask, settings.kl_coef)
+    advantages, returns = gae(rewards, _stack(evidence.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
     if settings.ppo.whiten:
         advantages = whiten(advantages, mask)
-    return Credit(_unstack(advantages, scored.lengths), returns=_unstack(returns, scored.lengths))
+    return Credit(_unstack(advantages, evidence.lengths), returns=_unstack(returns, evidence.lengths))
 
 
-CREDITS: dict[str, Callable[[Scored, RL], Credit]] = {
+CREDITS: dict[str, Callable[[Evidence, RL], Credit]] = {
     "one": one,
     "right": right,
     "pairs": pairs,
@@ -83,11 +82,11 @@ CREDITS: dict[str, Callable[[Scored, RL], Credit]] = {
 }
 
 
-def _by_steps(scored: Scored, steps: list[list[Step]], settings: RL) -> list[Tensor]:
-    size = scored.rewards.shape[1]
+def _by_steps(evidence: Evidence, steps: list[list[Step]], settings: RL) -> list[Tensor]:
+    size = evidence.rewards.shape[1]
     advantages: list[Tensor] = []
     for start in range(0, len(steps), size):
-        of_group, lengths = steps[start : start + size], scored.lengths[start : start + size]
+        of_group, lengths = steps[start : start + size], evidence.lengths[start : start + size]
         table = process_advantages(
             [[reward for _, reward in s] for s in of_group],
             [[end for end, _ in s] for s in of_group],

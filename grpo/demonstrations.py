@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.experience import Rollout
 from grpo.jobs import RLJob
+from grpo.problem_order import permutation
 from grpo.template import completion_tokens, prompt_tokens
 
 
@@ -52,10 +51,4 @@ class Demonstrations:
 
     def _at(self, position: int) -> tuple[list[int], list[int]]:
         epoch, index = divmod(position, len(self.rows))
-        return self.rows[self._order(epoch)[index]]
-
-    @functools.lru_cache(maxsize=2)  # noqa: B019  # one object a job, and it lives as long as the job
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.rows)))
-        random.Random(f"{self.job.seed}/{epoch}").shuffle(order)
-        return order
+        return self.rows[permutation(len(self.rows), f"{self.job.seed}/{epoch}")[index]]

@@ -30,6 +30,11 @@ class Method:
         """Whether anything reads the log-probabilities of a reference."""
         return self.kl == "pairs" or (self.kl in ("loss", "reward") and settings.kl_coef > 0)
 
+    def temperature(self, settings: RL) -> float:
+        """Of the log-probabilities: online, the ratio is between policies at the sampling temperature; what somebody
+        else wrote is fitted as it is."""
+        return settings.sampling.temperature if self.data == "policy" else 1.0
+
     def keeps_initial(self, settings: RL) -> bool:
         """Whether a second, frozen policy has to be kept."""
         return self.data == "initial" or self.needs_reference(settings)

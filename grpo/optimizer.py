@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from grpo.config import Optimizer
 
 
-def make_optimizer(parameters: Iterable[torch.nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+def make_optimizer(
+    parameters: Iterable[torch.nn.Parameter] | list[dict[str, Any]], settings: Optimizer
+) -> torch.optim.AdamW:
+    """AdamW; groups of parameters may have peak learning rates of their own ("lr")."""
     return torch.optim.AdamW(
         parameters,
         lr=settings.learning_rate,

@@ -14,6 +14,14 @@ from grpo.rl_config import Curriculum
 ALL = ""
 
 
+@functools.lru_cache(maxsize=64)
+def permutation(size: int, name: str) -> list[int]:
+    """An order of `size` things, fixed by its name."""
+    order = list(range(size))
+    random.Random(name).shuffle(order)
+    return order
+
+
 class ProblemOrder:
     """Each pass over a source is a permutation of its own, fixed by the seed.
 
@@ -67,14 +75,8 @@ class ProblemOrder:
         problems = self.sources[source]
         for _ in range(len(problems)):
             epoch, index = divmod(self.positions[source], len(problems))
-            problem = problems[self._permutation(source, epoch)[index]]
+            problem = problems[permutation(len(problems), f"{self.seed}/{source}/{epoch}")[index]]
             self.positions[source] += 1
             if self.resting.get(problem.id, 0) <= epoch:
                 return problem
         return problem  # all of them rest: better an easy problem than none
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019  # one object a job, and it lives as long as the job
-    def _permutation(self, source: str, epoch: int) -> list[int]:
-        order = list(range(len(self.sources[source])))
-        random.Random(f"{self.seed}/{source}/{epoch}").shuffle(order)
-        return order

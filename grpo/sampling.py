@@ -11,8 +11,8 @@ from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import Response
 from grpo.rollout import generator_for, sample_batches
 from grpo.runlog import Metrics, write_result
-from grpo.scoring import Failures, Scorer, Scores
-from grpo.template import parse, prompt_tokens
+from grpo.scoring import Failures, Scorer, Scores, responses_of
+from grpo.template import prompt_tokens
 
 
 def run_sampling(job: SampleJob) -> None:
@@ -86,19 +86,16 @@ class PolicySampler:
             eos_id=self.tokenizer.eos_token_id,
             generator=generator_for(seed, shard),
         ):
-            texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-            responses = [
-                Response(text, parse(text), len(c.tokens), c.finished, task.sampling.max_new_tokens)
-                for text, c in zip(texts, completions, strict=True)
-            ]
+            responses = responses_of(self.tokenizer, completions, task.sampling.max_new_tokens)
             # Scoring goes on in other processes while the next batch is sampled.
-            scores[index] = self.scorer.start([problems[index]] * len(responses), responses)
+            scores[index] = self.scorer.start(problems[index], responses)
         failures = Failures()
         samples: list[Sample] = []
-        for index in range(len(problems)):
-            breakdowns, failed = scores[index].finish()
-            failures.add(failed)
-            samples += map(self._sample, scores[index].problems, scores[index].responses, breakdowns)
+        for index, problem in enumerate(problems):
+            scored = scores[index].finish()
+            failures.add(scored.failures)
+            for response, breakdown in zip(scores[index].responses, scored.breakdowns, strict=True):
+                samples.append(self._sample(problem, response, breakdown))
         failures.stop_above(self.job.scoring.max_failure_share)
         return samples, failures
 

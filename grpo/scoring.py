@@ -20,6 +20,18 @@ from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_one
 from grpo.rl_config import Scoring
+from grpo.rollout import Completion
+from grpo.steps import step_rewards
+from grpo.template import parse
+
+
+def responses_of(tokenizer: Any, completions: Sequence[Completion], max_tokens: int) -> list[Response]:
+    """Sampled completions as rewards read them; `max_tokens` is the longest that they could be."""
+    texts = tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+    return [
+        Response(text, parse(text), len(c.tokens), c.finished, max_tokens)
+        for text, c in zip(texts, completions, strict=True)
+    ]
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
@@ -67,8 +79,11 @@ class Scorer:
         self,
         rewards: Mapping[str, Mapping[str, Any]],
         scoring: Scoring,
+        step_reward: str | None = None,
     ):
-        """`rewards`: name of each reward -> its options. The processes start here, reward models are loaded later."""
+        """`rewards`: name of each reward -> its options; `step_reward`: what scores the steps of the reasoning, if
+        anything does. The processes start here, reward models are loaded later."""
+        self.step_reward = step_reward
         rules = [name for name in rewards if name not in MODEL_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
         workers = scoring.workers or os.cpu_count() or 1
@@ -82,17 +97,21 @@ class Scorer:
         self.helpful = RewardModelScorer(helpful_model, hardware) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, hardware) if safe_model else None
 
-    def start(self, problems: Sequence[Problem], responses: Sequence[Response]) -> Scores:
-        """Begin to score each response to its problem."""
-        futures = [
+    def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
+        """Begin to score the responses to a problem."""
+        submit = self.pool.submit
+        rules = [
             {
-                name: self.pool.submit(score_one, name, options, problem, response)
+                name: submit(score_one, name, options, problem, response)
                 for name, (reward, options) in self.rules.items()
                 if problem.domain in reward.domains
             }
-            for problem, response in zip(problems, responses, strict=True)
+            for response in responses
         ]
-        return Scores(self, list(problems), list(responses), futures)
+        steps = None
+        if self.step_reward is not None:
+            steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
+        return Scores(self, problem, list(responses), rules, steps)
 
     def close(self) -> None:
         self.pool.close()
@@ -131,37 +150,50 @@ class Failures:
 
 
 @dataclass
+class Scored:
+    """Scores of the responses to a problem."""
+
+    breakdowns: list[dict[str, float]]  # unweighted
+    steps: list[list[tuple[int, float]]] | None  # (character where a step ends, its reward), under process supervision
+    failures: Failures
+
+
+@dataclass
 class Scores:
-    """Scores in the making."""
+    """Scores in the making, of the responses to a problem."""
 
     scorer: Scorer
-    problems: list[Problem]
+    problem: Problem
     responses: list[Response]
-    futures: list[dict[str, Future[Any]]]
+    rules: list[dict[str, Future[Any]]]
+    steps: list[Future[Any]] | None
 
-    def finish(self) -> tuple[list[dict[str, float]], Failures]:
-        """The unweighted breakdown of each completion, and what failed.
+    def finish(self) -> Scored:
+        """Waits for the rules and asks the reward models.
 
-        A reward that fails is 0, since an answer that breaks its verifier is not a right one, and it is counted.
+        A reward that fails is 0, since an answer that breaks its verifier is not a right one, and it is counted. Where
+        the reward of the steps fails there are none.
         """
-        breakdowns: list[dict[str, float]] = []
-        failures = Failures(completions=len(self.futures))
-        for of_completion in self.futures:
-            results = {name: future.result() for name, future in of_completion.items()}
-            failures.count([value for value in results.values() if isinstance(value, Failure)])
-            breakdowns.append({n: 0.0 if isinstance(value, Failure) else value for n, value in results.items()})
-        self._ask_models(breakdowns)
-        return breakdowns, failures
+        results = [{name: future.result() for name, future in of_response.items()} for of_response in self.rules]
+        steps = None if self.steps is None else [future.result() for future in self.steps]
+        failures = Failures(completions=len(results))
+        for i, of_response in enumerate(results):
+            values = [*of_response.values(), *(() if steps is None else (steps[i],))]
+            failures.count([value for value in values if isinstance(value, Failure)])
+        breakdowns = [{n: 0.0 if isinstance(v, Failure) else v for n, v in found.items()} for found in results]
+        if self.problem.domain == "general":
+            self._ask_models(breakdowns)
+        known = None if steps is None else [[] if isinstance(found, Failure) else found for found in steps]
+        return Scored(breakdowns, known, failures)
 
     def _ask_models(self, breakdowns: list[dict[str, float]]) -> None:
-        general = [i for i, problem in enumerate(self.problems) if problem.domain == "general"]
-        messages = [self.problems[i].messages for i in general]
-        if self.scorer.helpful and general:
-            summaries = [self.responses[i].parts.summary for i in general]
-            for i, score in zip(general, self.scorer.helpful(messages, summaries), strict=True):
-                breakdowns[i]["helpful"] = score
-        if self.scorer.safe and general:
-            texts = [self.responses[i].text for i in general]
-            for i, score in zip(general, self.scorer.safe(messages, texts), strict=True):
+        messages = [self.problem.messages] * len(breakdowns)
+        if self.scorer.helpful:
+            scores = self.scorer.helpful(messages, [response.parts.summary for response in self.responses])
+            for breakdown, score in zip(breakdowns, scores, strict=True):
+                breakdown["helpful"] = score
+        if self.scorer.safe:
+            scores = self.scorer.safe(messages, [response.text for response in self.responses])
+            for breakdown, score in zip(breakdowns, scores, strict=True):
                 # The head gives a logit; the probability of "safe" is bounded, as a reward should be.
-                breakdowns[i]["safe"] = torch.tensor(score).sigmoid().item()
+                breakdown["safe"] = torch.tensor(score).sigmoid().item()

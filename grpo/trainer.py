@@ -54,10 +54,11 @@ class Trainer:
         self.job, self.settings = job, job.settings
         self.method = METHODS[self.settings.method]
         self.scorer: Scorer | None = None
-        self.pools = make_pools(job) if self.method.data != "given" else {}
-        if self.pools:  # its processes start while the models load
+        self.orders = make_orders(job) if self.method.data != "given" else {}
+        if self.orders:  # its processes start while the models load
             options = {name: term.options for name, term in self.settings.rewards.items()}
-            self.scorer = Scorer(options, self.settings.scoring)
+            step_reward = self.settings.step_reward if self.settings.supervision == "process" else None
+            self.scorer = Scorer(options, self.settings.scoring, step_reward)
         torch.manual_seed(job.seed)
         self.tokenizer = load_tokenizer(job.model)
         self.models = Models(job.model, self.settings, self.method)
@@ -76,7 +77,7 @@ class Trainer:
         if self.scorer is None:
             return Demonstrations(self.job, self.tokenizer)
         self.scorer.load_models(self.job.helpful_model, self.job.safe_model, self.settings.hardware)
-        return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.pools)
+        return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders)
 
     def run(self) -> None:
         try:
@@ -179,7 +180,7 @@ class Trainer:
             "models": self.models.state(),
             "optimizer": self.update.optimizer.state_dict(),
             "rng": checkpoint.rng_state(),
-            "pools": {name: pool.state() for name, pool in self.pools.items()},
+            "orders": {name: order.state() for name, order in self.orders.items()},
             "health": self.health.state(),
             "attempt": self.attempt,
             "samples": self.samples,
@@ -193,15 +194,15 @@ class Trainer:
         self.models.restore(payload["models"])
         self.update.optimizer.load_state_dict(payload["optimizer"])
         checkpoint.set_rng_state(payload["rng"])
-        for name, state in payload["pools"].items():
-            self.pools[name].restore(state)
+        for name, state in payload["orders"].items():
+            self.orders[name].restore(state)
         self.health.restore(payload["health"])
         self.samples, self.findings = payload["samples"], payload["findings"]
         pending = payload["pending"]
         self.pending = Pending(**(pending | {"rollout": Rollout(**pending["rollout"])})) if pending else None
 
 
-def make_pools(job: RLJob) -> dict[str, ProblemOrder]:
+def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
     """The problems of each domain in their order; InputError where a domain that the job trains on has none."""
     settings = job.settings
     problems = read_problems(job.problems)

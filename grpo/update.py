@@ -14,7 +14,7 @@ from grpo.logprobs import completion_logprobs, micro_batches, stack
 from grpo.methods import Method
 from grpo.models import Models
 from grpo.objectives import Objective, Scale, Tokens
-from grpo.optimizer import learning_rate_share
+from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.rl_config import RL
 
 Stats = dict[str, Tensor]
@@ -27,7 +27,7 @@ class Update:
     def __init__(self, settings: RL, method: Method, models: Models):
         self.settings, self.models = settings, models
         self.device = next(models.policy.parameters()).device
-        self.temperature = settings.sampling.temperature if method.data == "policy" else 1.0
+        self.temperature = method.temperature(settings)
         imitates = method.credit in ("one", "right")
         self.objective = Objective(
             "likelihood" if imitates else settings.objective,
@@ -43,10 +43,7 @@ class Update:
         self.members = 2 if method.credit == "pairs" else 1
         self.groups = models.parameter_groups()
         self.peaks = [group["lr"] for group in self.groups]
-        optimizer = settings.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.groups, betas=(0.9, optimizer.adam_beta2), weight_decay=optimizer.weight_decay
-        )
+        self.optimizer = make_optimizer(self.groups, settings.optimizer)
 
     def __call__(self, rollout: Rollout, units: Sequence[int], step: int, rate: float = 1.0) -> dict[str, float]:
         """Step number `step`, counted from 0, on these units of the rollout. `rate` scales the learning rate.
@@ -62,6 +59,7 @@ class Update:
             tokens=max(1, sum(len(rollout.completions[i]) for i in rows if rollout.learnt[i])),
             budget=self.settings.max_new_tokens(step),
         )
+        units = [unit for unit in units if any(rollout.learnt[row] for row in rollout.units[unit])]
         stats: dict[str, float] = {"learning_rate": self.peaks[0] * rate}
         self.models.policy.train()
         for batch in micro_batches(

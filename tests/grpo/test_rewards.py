@@ -303,7 +303,9 @@ def test_preference_models_score_general_prompts_only():
 
     scorer.helpful, scorer.safe = model("helpful", 2.5), model("safe", 0.0)  # type: ignore[assignment]
     try:
-        (reasoning, general), _ = scorer.start([REASONING, GENERAL], [response(completion)] * 2).finish()
+        (reasoning,), (general,) = (
+            scorer.start(problem, [response(completion)]).finish().breakdowns for problem in (REASONING, GENERAL)
+        )
     finally:
         scorer.close()
     assert reasoning == {"accuracy": 0, "format": 1}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from grpo.train import read_job
+from grpo.trainer import Trainer
 from tests.grpo.job_runner import (
     COMMAND,
     ENVIRONMENT,
@@ -108,6 +110,18 @@ def test_dynamic_sampling_replaces_groups_without_variance(rl_fields, tmp_path):
         shares[rounds] = [r["zero_variance_share"] for r in metrics(folder)]
         assert any(r["replaced_groups"] for r in metrics(folder)) == bool(rounds)
     assert sum(shares[8]) < sum(shares[0])
+
+
+def test_problems_that_dynamic_sampling_replaced_rest_too(rl_fields, tmp_path):
+    settings = {**RL, "rewards": {"accuracy": 1}, "dynamic_sampling_rounds": 8, "curriculum": {"rest": 1}}
+    trainer = Trainer(read_job(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})))
+    try:
+        metrics_of_first = trainer.collect(step=0, minibatches=2, attempt=0).metrics
+    finally:
+        trainer.scorer.close()
+    left_flat = round(4 * metrics_of_first["zero_variance_share"])  # of 4 problems in a rollout
+    assert metrics_of_first["replaced_groups"] > 0
+    assert len(trainer.orders["reasoning"].resting) > left_flat
 
 
 def test_a_longer_completion_is_allowed_from_a_step_on(rl_fields, tmp_path):

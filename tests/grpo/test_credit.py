@@ -1,0 +1,97 @@
+"""What each token earned, by the credit of each method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpo.credit import CREDITS, Credit, Evidence
+from grpo.rl_config import RL
+
+
+def credit(name: str, evidence: Evidence, **fields) -> Credit:
+    base = {"steps": 1, "sampling": {"max_new_tokens": 8}, "optimizer": {"learning_rate": 1e-6}}
+    return CREDITS[name](evidence, RL.model_validate({**base, **fields}))
+
+
+def plain(vectors: list[torch.Tensor]) -> list[list[float]]:
+    return [[round(value, 4) for value in vector.tolist()] for vector in vectors]
+
+
+HENS = Evidence(rewards=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), right=[True, False, True, False], lengths=[1, 2, 3, 1])
+
+
+def test_sft_imitates_all_rft_what_is_right():
+    assert plain(credit("one", HENS).advantages) == [[1], [1, 1], [1, 1, 1], [1]]
+    assert plain(credit("right", HENS).advantages) == [[1], [0, 0], [1, 1, 1], [0]]
+
+
+def test_grpo_gives_a_completions_advantage_to_each_of_its_tokens():
+    assert plain(credit("group", HENS).advantages) == [[1], [-1, -1], [1, 1, 1], [-1]]
+    assert credit("group", HENS).units is None
+
+
+def test_the_choice_of_advantage_and_std_is_the_recipes():
+    # Less the mean of the other three: 1 - 1/3 and 0 - 2/3.
+    assert plain(credit("group", HENS, advantage="rloo").advantages)[:2] == [[0.6667], [-0.6667, -0.6667]]
+    # Sample std of 1, 0, 1, 0: the root of 1/3, so 0.5 / 0.5774.
+    assert plain(credit("group", HENS, std="sample").advantages)[0] == [0.866]
+
+
+def test_dpo_pairs_the_better_with_the_worse():
+    made = credit("pairs", HENS)
+    # Among equals the order is the group's: 0 and 2 are right; the worst is the last of the wrong ones.
+    assert made.units == [[0, 3], [2, 1]]
+    assert plain(made.advantages) == [[0], [0, 0], [0, 0, 0], [0]]
+
+
+def test_a_step_earns_what_it_and_later_steps_are_worth():
+    # Rewards of all steps: 1, 0 and 0, 1: mean 0.5, std 0.5, so +1, -1 and -1, +1.
+    evidence = Evidence(
+        rewards=torch.tensor([[0.0, 1.0]]),
+        right=[False, True],
+        lengths=[3, 4],
+        steps=[[(0, 1.0), (2, 0.0)], [(1, 0.0), (3, 1.0)]],
+    )
+    # First: token 0 has both steps before it ends, tokens 1 and 2 only the second. Second: likewise.
+    assert plain(credit("group", evidence).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
+
+
+def test_ppo_pays_the_penalty_in_the_reward():
+    # kl_coef 0.5; log pi - log ref is 0.2 on the first token, 0 on the second, which earns the outcome 1 too.
+    evidence = Evidence(
+        rewards=torch.tensor([[1.0]]),
+        right=[True],
+        lengths=[2],
+        logprobs=[torch.tensor([-1.0, -2.0])],
+        ref_logprobs=[torch.tensor([-1.2, -2.0])],
+        values=[torch.tensor([0.3, 0.4])],
+    )
+    made = credit("value", evidence, kl_coef=0.5, ppo={"whiten": False})
+    assert made.returns is not None
+    # gamma = lambda = 1: the return is the sum of what is still to come, -0.1 + 1 and 1; less the values.
+    assert plain(made.returns) == [[0.9, 1.0]]
+    assert plain(made.advantages) == [[0.6, 0.6]]
+
+
+def test_ppo_without_a_reference_pays_none():
+    evidence = Evidence(
+        rewards=torch.tensor([[1.0]]),
+        right=[True],
+        lengths=[2],
+        logprobs=[torch.tensor([-1.0, -2.0])],
+        values=[torch.zeros(2)],
+    )
+    assert plain(credit("value", evidence, kl_coef=0, ppo={"whiten": False}).advantages) == [[1, 1]]
+
+
+@pytest.mark.parametrize("name", CREDITS)
+def test_vectors_are_as_long_as_their_completions(name):
+    evidence = Evidence(
+        rewards=HENS.rewards,
+        right=HENS.right,
+        lengths=HENS.lengths,
+        logprobs=[torch.zeros(n) for n in HENS.lengths],
+        values=[torch.zeros(n) for n in HENS.lengths],
+    )
+    assert [len(v) for v in credit(name, evidence).advantages] == HENS.lengths

@@ -1,0 +1,41 @@
+"""Scores of a group: rules and steps in the pool, failures counted once a completion."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo.data import Problem
+from grpo.errors import TrainingStopped
+from grpo.rewards import Response
+from grpo.rl_config import Scoring
+from grpo.scoring import Failures, Scorer
+from grpo.template import parse
+
+PROBLEM = Problem("hens", [], "277", "number", "reasoning", "en", "test")
+
+
+def responses(*texts: str) -> list[Response]:
+    return [Response(text, parse(text), tokens=9, finished=True, max_tokens=20) for text in texts]
+
+
+def test_a_completion_that_fails_twice_is_one_broken_completion():
+    broken = "tests.grpo.user_rewards:broken"
+    scorer = Scorer({broken: {}, "format": {}}, Scoring(workers=1), step_reward=broken)
+    try:
+        texts = ("<think>subtract</think><answer>277</answer>", "no steps here")
+        scored = scorer.start(PROBLEM, responses(*texts)).finish()
+    finally:
+        scorer.close()
+    assert scored.breakdowns == [{broken: 0.0, "format": 1.0}, {broken: 0.0, "format": 0.0}]
+    assert scored.steps == [[], []]
+    # The reward fails for both, the step reward for the one that has a step.
+    assert scored.failures.kinds == {"error": 3}
+    assert (scored.failures.completions, scored.failures.broken) == (2, 2)
+
+
+def test_more_than_the_share_stops_and_names_the_first():
+    failures = Failures(completions=4, broken=2, example="ZeroDivisionError: division by zero")
+    failures.stop_above(0.5)
+    failures.add(Failures(completions=1, broken=1, example="another"))
+    with pytest.raises(TrainingStopped, match="rewards failed for 3 of 5 completions .*ZeroDivisionError"):
+        failures.stop_above(0.5)
