@@ -12,7 +12,7 @@ from grpo.config import Hardware, Sampling
 from grpo.data import Message
 from grpo.errors import InputError
 from grpo.policy import load_policy, load_tokenizer
-from grpo.rollout import generator_for, sample
+from grpo.rollout import sample, seed_of
 from grpo.template import prompt_tokens
 
 
@@ -58,9 +58,8 @@ def talk(given: Any, tokenizer: Any, model: Any) -> None:
             [prompt],
             1,
             settings,
-            pad_id=tokenizer.pad_token_id,
             eos_id=tokenizer.eos_token_id,
-            generator=generator_for(given.seed, turn),
+            seeds=[seed_of(given.seed, turn)],
         )[0][0]
         text = tokenizer.decode(completion.tokens, skip_special_tokens=True).strip()
         print(text, flush=True)

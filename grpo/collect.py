@@ -19,12 +19,13 @@ from grpo.data import Problem
 from grpo.experience import Rollout
 from grpo.groups import Group, metrics_of, samples_of
 from grpo.jobs import RLJob
-from grpo.logprobs import completion_logprobs, micro_batches
+from grpo.logprobs import completion_logprobs
 from grpo.methods import Method
 from grpo.models import Models
+from grpo.packing import micro_batches
 from grpo.problem_order import ProblemOrder
 from grpo.rewards import MODEL_REWARDS, total
-from grpo.rollout import Completion, generator_for, sample_batches
+from grpo.rollout import Completion, sample_groups, seed_of
 from grpo.scoring import Failures, Scorer, Scores, responses_of
 from grpo.template import prompt_tokens
 
@@ -97,16 +98,15 @@ class Collector:
         sampled: dict[int, list[Completion]] = {}
         scores: dict[int, Scores] = {}
         with self.models.sampler() as model:
-            for index, completions in sample_batches(
+            for index, completions in sample_groups(
                 model,
                 prompts,
                 settings.group_size,
                 sampling,
-                pad_id=self.tokenizer.pad_token_id,
                 eos_id=self.tokenizer.eos_token_id,
-                generator=generator_for(self.job.seed, *draw),
+                seeds=[seed_of(self.job.seed, *draw, number) for number in range(len(prompts))],
             ):
-                # Scoring goes on in other processes while the next batch is sampled and the models measure.
+                # Scoring goes on in other processes while other groups are sampled and the models measure.
                 responses = responses_of(self.tokenizer, completions, sampling.max_new_tokens)
                 scores[index] = self.scorer.start(problems[index], responses)
                 sampled[index] = completions
@@ -216,8 +216,8 @@ class Collector:
     def _measure(self, of: PerToken, prompts: list[list[int]], tokens: list[list[int]]) -> list[Tensor]:
         """A number for each completion token, [T] a sequence, computed in micro-batches."""
         results: dict[int, Tensor] = {}
-        lengths = [len(p) + len(t) for p, t in zip(prompts, tokens, strict=True)]
-        for batch in micro_batches(lengths, self.settings.micro_batch_tokens):
+        units = [[i] for i in range(len(tokens))]
+        for batch in micro_batches(prompts, tokens, units, self.settings.micro_batch_tokens):
             table = of([prompts[i] for i in batch], [tokens[i] for i in batch]).float().cpu()
             results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}
         return [results[i] for i in range(len(tokens))]

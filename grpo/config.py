@@ -65,7 +65,21 @@ ZERO_TEMPLATE = (
 """The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
 
-class Pretrain(Settings):
+class Supervised(Settings):
+    """What the loop of pretraining, SFT and reward models reads."""
+
+    batch_size: int = Field(128, ge=1, description="Sequences a step. R1 SFT: 128; distillation: 64.")
+    micro_batch_tokens: int = Field(
+        16384,
+        ge=64,
+        description="Tokens in one forward and backward pass, side by side without padding; bounds memory.",
+    )
+    optimizer: Optimizer
+    hardware: Hardware = Hardware()
+    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
+
+
+class Pretrain(Supervised):
     """A small Llama-style base model with its own tokenizer, for recipes that start from nothing."""
 
     vocabulary: int = Field(384, ge=300, description="Entries of the byte-level BPE tokenizer trained on the corpus.")
@@ -74,11 +88,8 @@ class Pretrain(Settings):
     layers: int = Field(4, ge=1, description="Transformer blocks.")
     heads: int = Field(4, ge=1, description="Attention heads.")
     context: int = Field(256, ge=16, description="Longest sequence, tokens; documents are packed into half of it.")
-    batch_size: int = Field(64, ge=1, description="Packed sequences a step.")
+    batch_size: int = Field(64, ge=1, description="Blocks of text a step.")
     steps: int = Field(ge=1, description="Optimizer steps.")
-    optimizer: Optimizer
-    hardware: Hardware = Hardware()
-    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Pretrain:
@@ -87,24 +98,11 @@ class Pretrain(Settings):
         return self
 
 
-class SFT(Settings):
+class SFT(Supervised):
     epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
     max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; none: all epochs.")
-    batch_size: int = Field(128, ge=1, description="Sequences a step. R1: 128; distillation: 64.")
-    micro_batch_size: int = Field(16, ge=1, description="Sequences in memory at once; the rest is accumulated.")
     max_tokens: int = Field(32768, ge=16, description="Longer sequences are dropped and counted. R1: 32,768.")
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
-    optimizer: Optimizer
-    hardware: Hardware = Hardware()
-    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
-
-    @model_validator(mode="after")
-    def _micro_batches_fill_the_batch(self) -> SFT:
-        if self.batch_size % min(self.micro_batch_size, self.batch_size):
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
-            )
-        return self
 
 
 class RewardModel(SFT):

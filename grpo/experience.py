@@ -29,9 +29,5 @@ class Rollout:
     metrics: dict[str, float]
     samples: list[dict[str, Any]] = field(default_factory=list)  # a few of them, for people
 
-    def length(self, unit: int) -> int:
-        """Tokens of the longest sequence of a unit."""
-        return max(len(self.prompts[i]) + len(self.completions[i]) for i in self.units[unit])
-
     def mask(self, rows: Sequence[int]) -> list[Tensor]:
         return [torch.full((len(self.completions[i]),), float(self.learnt[i])) for i in rows]

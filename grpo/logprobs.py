@@ -1,24 +1,28 @@
-"""Log-probabilities of completions under a model, and the batches that they are computed in."""
+"""Log-probabilities of completions under a model, without ever holding the logits of a whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo.attention import hidden_states
+from grpo.packing import pack
 
-def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> Tensor:
-    """[B, T] from B rows of different lengths."""
-    width = max(len(row) for row in rows)
-    fill = [[value] * (width - len(row)) for row in rows]
-    return torch.tensor([[*f, *r] if left else [*r, *f] for r, f in zip(rows, fill, strict=True)])
+CHUNK_BYTES = 2**26
+"""Logits held at once, in float32: large enough for full speed of the matrix product, small beside any model."""
 
 
 def stack(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """[B, T] from B vectors of different lengths; what is past a row's end holds 0."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
+
+
+def trunk_of(model: Any) -> Any:
+    """The transformer under a language model's head; adapters are inside it and stay in force."""
+    return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
 
 
 def completion_states(
@@ -30,13 +34,17 @@ def completion_states(
     row, the tokens themselves [N], and the row [N] and column [N] of each in a [B, C] table of completions.
     """
     device = next(trunk.parameters()).device
-    ids = pad([[*p, *c] for p, c in zip(prompts, completions, strict=True)], 0).to(device)
-    lengths = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)], device=device)
-    attention = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
-    hidden = trunk(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
-    predictors = torch.tensor(list(_predictors(prompts, completions)), device=device)
-    rows, positions, columns = predictors.unbind(1)
-    return hidden[rows, positions], ids[rows, positions + 1], rows, columns
+    # Nothing is predicted by a completion's last token, so it is not computed.
+    packed = pack(prompts, [completion[:-1] for completion in completions], device)
+    hidden = hidden_states(trunk, packed.ids, packed.positions, packed.attention)
+    places: list[int] = []
+    for first, start, completion in zip(packed.first, packed.starts, completions, strict=True):
+        places += [first, *range(start, start + len(completion) - 1)] if completion else []
+    rows = [row for row, completion in enumerate(completions) for _ in completion]
+    columns = [column for completion in completions for column in range(len(completion))]
+    targets = [token for completion in completions for token in completion]
+    index = torch.tensor([places, targets, rows, columns], device=device)
+    return hidden.index_select(0, index[0]), index[1], index[2], index[3]
 
 
 def completion_logprobs(
@@ -44,37 +52,61 @@ def completion_logprobs(
 ) -> Tensor:
     """Log-probability of every completion token given what precedes it, at a softmax temperature.
 
-    Returns [B, C] with C the longest completion; positions past a completion's end hold 0. The vocabulary-wide
-    logits exist for completion tokens only: with long prompts they would dominate the memory.
+    Returns [B, C] with C the longest completion; positions past a completion's end hold 0.
     """
     states, targets, rows, columns = completion_states(trunk_of(model), prompts, completions)
-    logits = model.get_output_embeddings()(states).float() / temperature
-    chosen = logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(1)
+    chosen = token_logprobs(states, model.get_output_embeddings(), targets, temperature)
     return chosen.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), chosen)
 
 
-def trunk_of(model: Any) -> Any:
-    """The transformer under a language model's head; adapters are inside it and stay in force."""
-    return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
+def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(head(states) / temperature) at `targets`, [N], for states [N, H]; float32."""
+    return _TokenLogprobs.apply(states, head.weight, head.bias, targets, temperature)
 
 
-def _predictors(
-    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, int, int]]:
-    """(row, position whose output predicts the token, column in the completion) for every completion token."""
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        for column in range(len(completion)):
-            yield row, len(prompt) - 1 + column, column
+class _TokenLogprobs(torch.autograd.Function):
+    """Logits exist for a chunk of tokens at a time, in the backward pass too, which computes them again: one more
+    product with the head, instead of [N, V] and its gradient in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
+        found = [_chosen(_logits(states[c], weight, bias, t), targets[c]) for c in _chunks(states, weight)]
+        chosen, normalizer = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(states, weight, bias, targets, normalizer)
+        ctx.temperature = t
+        return chosen
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, bias, targets, normalizer = ctx.saved_tensors
+        of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for c in _chunks(states, weight):
+            # d logp_y / d logits = onehot(y) - softmax
+            of_logits = _logits(states[c], weight, bias, ctx.temperature)
+            of_logits.sub_(normalizer[c, None]).exp_().mul_(-gradient[c, None])
+            of_logits[torch.arange(len(of_logits), device=gradient.device), targets[c]] += gradient[c]
+            of_logits = of_logits.div_(ctx.temperature).to(weight.dtype)
+            if of_states is not None:
+                torch.mm(of_logits, weight, out=of_states[c])
+            if of_weight is not None:
+                of_weight.addmm_(of_logits.t(), states[c])
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+        return of_states, of_weight, of_bias, None, None
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices sorted by length and cut so that no batch holds more than `max_tokens` padded tokens (at least one)."""
-    batches: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        longest = max(longest, lengths[index])
-        if not batches or longest * (len(batches[-1]) + 1) > max_tokens:
-            batches.append([])
-            longest = lengths[index]
-        batches[-1].append(index)
-    return batches
+def _chunks(states: Tensor, weight: Tensor) -> list[slice]:
+    size = max(1, CHUNK_BYTES // (4 * len(weight)))
+    return [slice(start, start + size) for start in range(0, len(states), size)]
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = torch.nn.functional.linear(states, weight, bias).float()
+    return logits.div_(temperature) if temperature != 1.0 else logits
+
+
+def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    normalizer = logits.logsumexp(1)
+    return logits.gather(1, targets[:, None]).squeeze(1) - normalizer, normalizer

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from grpo.attention import NAME
 from grpo.config import Hardware, Lora
 from grpo.errors import InputError
 from grpo.jobs import CopyModelJob
 from grpo.runlog import write_result
-
-IGNORE = -100
 
 
 def choose_device(hardware: Hardware) -> torch.device:
@@ -39,7 +38,9 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
 
     With `lora` only adapters are trained; `reference_mode` then shows the model without them.
     """
-    policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
+    policy = _load(
+        AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype), attn_implementation=NAME
+    )
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
         policy.enable_input_require_grads()
@@ -90,6 +91,7 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         new=("score.weight",),
         num_labels=1,
         dtype=getattr(torch, hardware.dtype),
+        attn_implementation=NAME,
     )
     return loaded.to(choose_device(hardware)).eval()
 

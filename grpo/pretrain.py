@@ -10,11 +10,14 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from grpo.attention import NAME
 from grpo.config import Pretrain
 from grpo.errors import InputError
 from grpo.jobs import PretrainJob
+from grpo.policy import choose_device
 from grpo.runlog import write_result
-from grpo.supervised import fit
+from grpo.sft import cross_entropy
+from grpo.supervised import Example, fit
 
 BOS, END, PAD, USER, ASSISTANT = "<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -46,18 +49,11 @@ def pretrain(job: PretrainJob) -> None:
             tie_word_embeddings=True,
         )
     )
-    done = fit(
-        job,
-        model,
-        blocks,
-        collate,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        micro_batch_size=settings.batch_size,
-        save_every=settings.save_every,
-        optimizer=settings.optimizer,
-        hardware=settings.hardware,
-    )
+    model.set_attn_implementation(NAME)
+    model.to(device=choose_device(settings.hardware))  # type: ignore[call-arg]
+    # Each block's first token only tells what the others follow.
+    examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
+    done = fit(job, model, examples, cross_entropy, settings, settings.steps)
     model.save_pretrained(job.out)
     tokenizer.save_pretrained(job.out)
     parameters = sum(p.numel() for p in model.parameters())
@@ -107,8 +103,3 @@ def pack(tokenizer: Any, documents: list[str], length: int) -> list[list[int]]:
     if not blocks:
         raise InputError(f"the corpus has {len(stream)} tokens, less than one block of {length}; give more text")
     return blocks
-
-
-def collate(blocks: list[list[int]]) -> dict[str, torch.Tensor]:
-    ids = torch.tensor(blocks)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.jobs import RewardModelJob
-from grpo.logprobs import pad
+from grpo.packing import shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
-from grpo.scoring import conversation_tokens, score_rows
-from grpo.supervised import fit
+from grpo.scoring import conversation_tokens, score_sequences
+from grpo.supervised import Example, fit, planned_steps
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
 
@@ -37,30 +36,16 @@ def train_reward_model(job: RewardModelJob) -> None:
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     train, held_out = (
-        [_tokens(tokenizer, row, job.loss) for row in rows] for rows in read_preferences(job.data, job.loss)
+        [_example(tokenizer, row, job.loss) for row in rows] for rows in read_preferences(job.data, job.loss)
     )
-    fitting = [row for row in train if max(map(len, row[:-1])) <= settings.max_tokens]
+    fitting = [example for example in train if max(map(len, _rows(example))) <= settings.max_tokens]
     if not fitting:
         raise InputError(f"{job.data}: nothing fits in max_tokens={settings.max_tokens} ({len(train)} dropped)")
     torch.manual_seed(job.seed)  # the head is drawn anew
     model = load_reward_model(job.model, settings.hardware)
     model.config.pad_token_id = tokenizer.pad_token_id
-    steps = settings.epochs * math.ceil(len(fitting) / settings.batch_size)
-    steps = min(steps, settings.max_steps or steps)
-    done = fit(
-        job,
-        model,
-        fitting,
-        _collate,
-        steps=steps,
-        batch_size=settings.batch_size,
-        micro_batch_size=settings.micro_batch_size,
-        save_every=settings.save_every,
-        optimizer=settings.optimizer,
-        hardware=settings.hardware,
-        loss=_pair_loss if job.loss == "pairs" else _point_loss,
-    )
-    model.eval()
+    steps = planned_steps(len(fitting), settings, settings.epochs, settings.max_steps)
+    done = fit(job, model, fitting, _pair_loss if job.loss == "pairs" else _point_loss, settings, steps)
     metrics = {"held_out_accuracy": _accuracy(model, held_out, job.loss)} if held_out else {}
     model.save_pretrained(job.out)
     save_tokenizer(tokenizer, job.model, job.out)
@@ -74,37 +59,40 @@ def read_preferences(path: Path, loss: str) -> tuple[list[dict[str, Any]], list[
     return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
 
 
-def _tokens(tokenizer: Any, row: dict[str, Any], loss: str) -> tuple[Any, ...]:
-    """(chosen ids, rejected ids, None) or (response ids, label)."""
-    if loss == "pairs":
-        sides = (conversation_tokens(tokenizer, row["messages"], row[side]) for side in ("chosen", "rejected"))
-        return (*sides, None)
-    return conversation_tokens(tokenizer, row["messages"], row["response"]), float(row["label"])
+def _example(tokenizer: Any, row: dict[str, Any], loss: str) -> Example:
+    """Two sequences, chosen and rejected, that share what they have in common; or one, with its label."""
+    if loss == "points":
+        ids = conversation_tokens(tokenizer, row["messages"], row["response"])
+        return Example([ids[:1]], [ids[1:]], weight=1, label=float(row["label"]))
+    sides = [conversation_tokens(tokenizer, row["messages"], row[side]) for side in ("chosen", "rejected")]
+    shared = shared_prefix(sides)
+    return Example([side[:shared] for side in sides], [side[shared:] for side in sides], weight=1)
 
 
-def _collate(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
-    # Lists of ids pass through as they are: score_rows pads them. The mask only counts tokens.
-    ids = [side for row in rows for side in row[:-1]]
-    return {"rows": rows, "attention_mask": pad([[1] * len(side) for side in ids], 0)}
+def _rows(example: Example) -> list[list[int]]:
+    return [[*prompt, *rest] for prompt, rest in zip(example.prompts, example.rests, strict=True)]
 
 
-def _pair_loss(model: Any, batch: dict[str, Any]) -> Tensor:
-    rows = batch["rows"]
-    scores = score_rows(model, [row[0] for row in rows] + [row[1] for row in rows])
-    return bradley_terry(scores[: len(rows)], scores[len(rows) :])
+def _scores(model: Any, examples: list[Example]) -> Tensor:
+    prompts = [prompt for example in examples for prompt in example.prompts]
+    return score_sequences(model, prompts, [rest for example in examples for rest in example.rests])
 
 
-def _point_loss(model: Any, batch: dict[str, Any]) -> Tensor:
-    rows = batch["rows"]
-    scores = score_rows(model, [row[0] for row in rows])
-    return pointwise(scores, torch.tensor([row[1] for row in rows], device=scores.device))
+def _pair_loss(model: Any, examples: list[Example]) -> Tensor:
+    scores = _scores(model, examples)
+    return bradley_terry(scores[::2], scores[1::2]) * len(examples)
+
+
+def _point_loss(model: Any, examples: list[Example]) -> Tensor:
+    scores = _scores(model, examples)
+    return pointwise(scores, scores.new_tensor([example.label for example in examples])) * len(examples)
 
 
 @torch.inference_mode()
-def _accuracy(model: Any, rows: list[tuple[Any, ...]], loss: str) -> float:
+def _accuracy(model: Any, examples: list[Example], loss: str) -> float:
     """Share of held-out pairs in the right order, or of held-out points on the right side of 0."""
     right = 0
-    for row in rows:
-        scores = score_rows(model, row[:-1]).tolist()
-        right += scores[0] > scores[1] if loss == "pairs" else (scores[0] > 0) == (row[1] > 0.5)
-    return right / len(rows)
+    for example in examples:
+        scores = _scores(model, [example]).tolist()
+        right += scores[0] > scores[1] if loss == "pairs" else (scores[0] > 0) == (example.label > 0.5)
+    return right / len(examples)

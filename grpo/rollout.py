@@ -1,21 +1,24 @@
 """Sampling completions from a policy in the training process.
 
-Prompts are left-padded; a prompt is computed once for its whole group; finished sequences leave the batch, so that
-the slowest completion does not hold the others' memory and time.
+Each completion draws from random numbers of its own: what it says does not depend on who shares its batch, how many
+processes divide the prompts among them, or what was sampled before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from grpo.config import Sampling
-from grpo.logprobs import pad
+from grpo.decoding import Decoder
+
+CANDIDATES = 1024
+"""Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""
 
 
 @dataclass
@@ -28,13 +31,28 @@ class Completion:
     finished: bool
 
 
-def generator_for(seed: int, *parts: int) -> torch.Generator:
-    """A stream of its own for (seed, step, batch...): what was sampled before does not move it, so a resumed run
-    samples what an undisturbed one would have."""
+@dataclass
+class _Row:
+    """A completion that is being written, and the uniform random numbers that choose its tokens."""
+
+    prompt: int
+    number: int
+    chances: list[float]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+
+def seed_of(seed: int, *parts: int) -> int:
+    """A seed of its own for (seed, step, prompt...)."""
     mixed = seed
     for part in parts:
         mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
-    return torch.Generator().manual_seed(mixed)
+    return mixed
+
+
+def generator_for(seed: int, *parts: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_of(seed, *parts))
 
 
 def sample(
@@ -43,107 +61,85 @@ def sample(
     per_prompt: int,
     settings: Sampling,
     *,
-    pad_id: int,
     eos_id: int,
-    generator: torch.Generator,
+    seeds: Sequence[int],
 ) -> list[list[Completion]]:
-    """`per_prompt` completions for each of `prompts` (token ids), in their order."""
-    groups = dict(
-        sample_batches(model, prompts, per_prompt, settings, pad_id=pad_id, eos_id=eos_id, generator=generator)
-    )
+    """`per_prompt` completions for each of `prompts` (token ids), in their order; `seeds`: one for each prompt."""
+    groups = dict(sample_groups(model, prompts, per_prompt, settings, eos_id=eos_id, seeds=seeds))
     return [groups[i] for i in range(len(prompts))]
 
 
-def sample_batches(
+@torch.inference_mode()
+def sample_groups(
     model: Any,
     prompts: Sequence[Sequence[int]],
     per_prompt: int,
     settings: Sampling,
     *,
-    pad_id: int,
     eos_id: int,
-    generator: torch.Generator,
+    seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
-    """As `sample`, but each prompt's index and completions as soon as their batch is done, so that a caller can go on
-    with them while the next batch is sampled."""
-    # Prompts of like length share a batch: less padding.
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    at_once = max(1, settings.batch_size // per_prompt)
-    for start in range(0, len(order), at_once):
-        chosen = order[start : start + at_once]
-        flat = _sample_batch(model, [prompts[i] for i in chosen], per_prompt, settings, pad_id, eos_id, generator)
-        for position, index in enumerate(chosen):
-            yield index, flat[position * per_prompt : (position + 1) * per_prompt]
+    """As `sample`, but each prompt's index and completions as soon as the last of them has ended, so that a caller can
+    go on with them while others are sampled."""
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
+    decoder, rows, logits = Decoder(model), list[_Row](), None
+    ended: dict[int, list[_Row]] = {i: [] for i in waiting}
+    while waiting or rows:
+        joining: list[int] = []
+        while waiting and (
+            len(joining) * per_prompt + len(rows) + per_prompt <= settings.batch_size or not (joining or rows)
+        ):
+            joining.append(waiting.popleft())
+        if joining:
+            after_prompts = decoder.join([prompts[i] for i in joining], per_prompt).repeat_interleave(per_prompt, 0)
+            logits = after_prompts if logits is None else torch.cat([logits, after_prompts])
+            rows += [row for i in joining for row in _rows(i, per_prompt, settings.max_new_tokens, seeds[i])]
+        assert logits is not None
+        chances = torch.tensor([row.chances[len(row.tokens)] for row in rows], dtype=torch.float64)
+        chosen, logprobs = choose(logits.float().cpu(), settings, chances)
+        gone = []
+        for place, (row, token, logprob) in enumerate(zip(rows, chosen.tolist(), logprobs.tolist(), strict=True)):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.finished = token == eos_id
+            if row.finished or len(row.tokens) == settings.max_new_tokens:
+                gone.append(place)
+        left = decoder.leave(gone) if gone else range(len(rows))
+        for place in gone:
+            of_prompt = ended[rows[place].prompt]
+            of_prompt.append(rows[place])
+            if len(of_prompt) == per_prompt:
+                of_prompt.sort(key=lambda row: row.number)
+                yield rows[place].prompt, [Completion(row.tokens, row.logprobs, row.finished) for row in of_prompt]
+        rows = [rows[place] for place in left]
+        logits = decoder.step([row.tokens[-1] for row in rows]) if rows else None
 
 
-@torch.inference_mode()
-def _sample_batch(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    per_prompt: int,
-    settings: Sampling,
-    pad_id: int,
-    eos_id: int,
-    generator: torch.Generator,
-) -> list[Completion]:
-    device = next(model.parameters()).device
-    ids = pad(prompts, pad_id, left=True).to(device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    attention = (torch.arange(ids.shape[1], device=device) >= ids.shape[1] - lengths[:, None]).long()
-    cache = DynamicCache(config=model.config)
-    output = model(
-        input_ids=ids,
-        attention_mask=attention,
-        position_ids=(attention.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
-        logits_to_keep=1,
-    )
-    cache.batch_repeat_interleave(per_prompt)
-    logits = output.logits[:, -1].repeat_interleave(per_prompt, 0)
-    attention = attention.repeat_interleave(per_prompt, 0)
-    position = lengths.repeat_interleave(per_prompt, 0)
-
-    count = len(prompts) * per_prompt
-    tokens = torch.full((count, settings.max_new_tokens), pad_id)
-    logprobs = torch.zeros(count, settings.max_new_tokens)
-    ends = torch.full((count,), settings.max_new_tokens)
-    finished = torch.zeros(count, dtype=torch.bool)
-    rows = torch.arange(count)  # which completion each sequence of the shrinking batch belongs to
-    for step in range(settings.max_new_tokens):
-        token, logprob = choose(logits.float().cpu(), settings, generator)
-        tokens[rows, step], logprobs[rows, step] = token, logprob
-        ended = token == eos_id
-        ends[rows[ended]], finished[rows[ended]] = step + 1, True
-        if ended.all() or step + 1 == settings.max_new_tokens:
-            break
-        attention = torch.cat([attention, attention.new_ones(len(attention), 1)], 1)
-        if ended.any():
-            keep = (~ended).nonzero().squeeze(1)
-            rows, token = rows[keep], token[keep]
-            kept = keep.to(device)
-            cache.batch_select_indices(kept)
-            attention, position = attention[kept], position[kept]
-        output = model(
-            input_ids=token[:, None].to(device),
-            attention_mask=attention,
-            position_ids=position[:, None],
-            past_key_values=cache,
-        )
-        logits, position = output.logits[:, -1], position + 1
-    return [
-        Completion(t[:end].tolist(), p[:end].tolist(), bool(f))
-        for t, p, end, f in zip(tokens, logprobs, ends.tolist(), finished, strict=True)
-    ]
+def _rows(prompt: int, count: int, length: int, seed: int) -> list[_Row]:
+    chances = torch.rand(count, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return [_Row(prompt, number, row) for number, row in enumerate(chances.tolist())]
 
 
-def choose(logits: Tensor, settings: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw one token a row from [B, V] logits. Returns tokens [B] and their log-probabilities [B] before top-p."""
+def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row from [B, V] logits, where the uniform numbers `chances` [B] fall in the distribution.
+
+    Returns tokens [B] and their log-probabilities [B] before top-p.
+    """
     logprobs = torch.log_softmax(logits / settings.temperature, -1)
-    probabilities = logprobs.exp()
+    probabilities, order = logprobs.exp(), None
     if settings.top_p < 1:
-        descending, order = probabilities.sort(-1, descending=True)
-        # A token stays if the mass before it is below top_p, so the most probable one always stays.
-        outside = descending.cumsum(-1) - descending >= settings.top_p
-        probabilities = torch.zeros_like(probabilities).scatter(-1, order, descending.masked_fill(outside, 0))
-    token = torch.multinomial(probabilities, 1, generator=generator)
+        probabilities, order = _nucleus(probabilities, settings.top_p)
+    mass = probabilities.cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(mass, (chances * mass[:, -1])[:, None], right=True).clamp(max=mass.shape[1] - 1)
+    token = place if order is None else order.gather(1, place)
     return token.squeeze(1), logprobs.gather(1, token).squeeze(1)
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The most probable tokens that hold `top_p` of the mass, in falling order, others at 0; and which they are."""
+    descending, order = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
+    if (descending.sum(-1) < top_p).any():
+        descending, order = probabilities.sort(-1, descending=True)
+    # A token stays if the mass before it is below top_p, so the most probable one always stays.
+    outside = descending.cumsum(-1) - descending >= top_p
+    return descending.masked_fill(outside, 0), order

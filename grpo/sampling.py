@@ -9,7 +9,7 @@ from grpo.data import Problem, Sample, read_problems, write_rows
 from grpo.jobs import SampleJob, SampleTask
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import Response
-from grpo.rollout import generator_for, sample_batches
+from grpo.rollout import sample_groups, seed_of
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Failures, Scorer, Scores, responses_of
 from grpo.template import prompt_tokens
@@ -77,17 +77,16 @@ class PolicySampler:
         task = self.task
         prompts = [prompt_tokens(self.tokenizer, p.messages, task.template, task.zero_template) for p in problems]
         scores: dict[int, Scores] = {}
-        for index, completions in sample_batches(
+        for index, completions in sample_groups(
             self.policy,
             prompts,
             task.samples_per_problem,
             task.sampling,
-            pad_id=self.tokenizer.pad_token_id,
             eos_id=self.tokenizer.eos_token_id,
-            generator=generator_for(seed, shard),
+            seeds=[seed_of(seed, shard, number) for number in range(len(prompts))],
         ):
             responses = responses_of(self.tokenizer, completions, task.sampling.max_new_tokens)
-            # Scoring goes on in other processes while the next batch is sampled.
+            # Scoring goes on in other processes while others are sampled.
             scores[index] = self.scorer.start(problems[index], responses)
         failures = Failures()
         samples: list[Sample] = []

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from grpo.attention import hidden_states
 from grpo.config import Hardware
 from grpo.data import Message, Problem
 from grpo.errors import TrainingStopped
-from grpo.logprobs import pad
+from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_one
@@ -59,13 +60,17 @@ class RewardModelScorer:
 
 
 def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Scalar head at each row's last token: token ids, B rows -> [B]."""
+    """Scores of B whole sequences of token ids, [B]; what they have in common at the start is computed once."""
+    shared = shared_prefix(rows)
+    return score_sequences(model, [row[:shared] for row in rows], [row[shared:] for row in rows])
+
+
+def score_sequences(model: Any, prompts: Sequence[Sequence[int]], rests: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Scalar head at the last token of each sequence prompt + rest (token ids): B sequences -> [B]."""
     device = next(model.parameters()).device
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    ids = pad(rows, 0).to(device)
-    mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
-    hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    return model.score(hidden[torch.arange(len(rows), device=device), lengths - 1]).squeeze(-1).float()
+    packed = pack(prompts, rests, device)
+    hidden = hidden_states(model.base_model, packed.ids, packed.positions, packed.attention)
+    return model.score(hidden[torch.tensor(packed.last, device=device)]).squeeze(-1).float()
 
 
 class Scorer:

@@ -1,136 +1,102 @@
-"""The loop under pretraining, SFT and reward models: transformers.Trainer with our schedule, metrics and resuming."""
+"""The loop under pretraining, SFT and reward models: batches of examples, packed, in an order fixed by the seed."""
 
 from __future__ import annotations
 
-import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from torch import Tensor
 
-from grpo.config import Hardware, Optimizer
+from grpo import checkpoint
+from grpo.config import Supervised
 from grpo.errors import InputError
 from grpo.jobs import JobBase
 from grpo.optimizer import learning_rate_share, make_optimizer
-from grpo.policy import choose_device
+from grpo.packing import micro_batches
+from grpo.policy import load_trainable_state, trainable_state
+from grpo.problem_order import permutation
 from grpo.runlog import Metrics
 
-_COMPLETE = "complete"
+
+@dataclass(frozen=True)
+class Example:
+    """One or more sequences that are learnt together, each a prompt (not empty) and what follows it, in token ids."""
+
+    prompts: list[list[int]]
+    rests: list[list[int]]
+    weight: int  # its share in the mean of a batch: learnt tokens, or 1
+    label: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, (*self.prompts, *self.rests)))
 
 
-class Batches:
-    """Collates rows and counts their tokens for the throughput shown."""
-
-    def __init__(self, collate: Callable[[list[Any]], dict[str, Any]]):
-        self.collate, self.tokens = collate, 0
-
-    def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        batch = self.collate(rows)
-        self.tokens += sum(int(v.sum()) for k, v in batch.items() if k.endswith("attention_mask"))
-        return batch
+Loss = Callable[[Any, list[Example]], Tensor]
+"""(model, examples) -> the SUM of their losses; the loop divides by the weight of the whole batch."""
 
 
-class _Log(TrainerCallback):
-    """Writes each step to metrics.jsonl and marks a checkpoint complete once all of its files are there."""
-
-    def __init__(self, metrics: Metrics, batches: Batches):
-        self.metrics, self.batches = metrics, batches
-        self.started, self.tokens = time.perf_counter(), 0
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        if not logs or "loss" not in logs:
-            return
-        now, tokens = time.perf_counter(), self.batches.tokens
-        values = {k: v for k, v in logs.items() if k not in ("epoch", "step")}
-        rate = (tokens - self.tokens) / (now - self.started)
-        self.started, self.tokens = now, tokens
-        self.metrics.log(state.global_step, state.max_steps, **values, tokens_per_s=rate)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _COMPLETE).touch()
+def planned_steps(examples: int, settings: Supervised, epochs: int, max_steps: int | None) -> int:
+    """Each epoch ends with a batch of what is left."""
+    steps = epochs * -(-examples // settings.batch_size)
+    return min(steps, max_steps or steps)
 
 
-def fit(
-    job: JobBase,
-    model: Any,
-    rows: Sequence[Any],
-    collate: Callable[[list[Any]], dict[str, Any]],
-    *,
-    steps: int,
-    batch_size: int,
-    micro_batch_size: int,
-    save_every: int,
-    optimizer: Optimizer,
-    hardware: Hardware,
-    loss: Callable[[Any, dict[str, Any]], torch.Tensor] | None = None,
-) -> int:
-    """Train `model` in place and return the optimizer steps done. `loss(model, batch)` replaces the model's own."""
-    if not rows:
+def fit(job: JobBase, model: Any, examples: Sequence[Example], loss: Loss, settings: Supervised, steps: int) -> int:
+    """Train `model` in place and return the optimizer steps done."""
+    if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
-    set_seed(job.seed)
-    resume = _last_complete(job.state)
-    micro = min(micro_batch_size, batch_size)
-    arguments = TrainingArguments(
-        output_dir=str(job.state),
-        max_steps=steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=math.ceil(batch_size / micro),
-        max_grad_norm=optimizer.max_grad_norm,
-        save_steps=save_every,
-        save_total_limit=2,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        seed=job.seed,
-        use_cpu=choose_device(hardware).type == "cpu",
-        bf16=hardware.dtype == "bfloat16",
-        gradient_checkpointing=hardware.gradient_checkpointing,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-    )
-    adamw = make_optimizer(model.parameters(), optimizer)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: learning_rate_share(step, steps, optimizer))
-    batches = Batches(collate)
-    metrics = Metrics(job.metrics, int(resume.name.split("-")[1]) if resume else 0)
-    trainer = _Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,  # any indexable with a length will do
-        data_collator=batches,
-        optimizers=(adamw, schedule),
-        callbacks=[_Log(metrics, batches)],
-    )
-    trainer.replaced_loss = loss
-    trainer.remove_callback(_printer())
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return trainer.state.global_step
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters, settings.optimizer)
+    step = 0
+    if found := checkpoint.load_latest(job.state):
+        step, state = found
+        load_trainable_state(model, state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    metrics = Metrics(job.metrics, step)
+    model.train()
+    while step < steps:
+        started = time.perf_counter()
+        batch = _batch(examples, step, settings.batch_size, job.seed)
+        rate = settings.optimizer.learning_rate * learning_rate_share(step, steps, settings.optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        total = _backward(model, batch, loss, settings.micro_batch_tokens)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, settings.optimizer.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
+        metrics.log(step, steps, loss=total, grad_norm=norm.item(), learning_rate=rate, tokens_per_s=tokens)
+        if step % settings.save_every == 0 and step < steps:
+            state = {"model": trainable_state(model), "optimizer": optimizer.state_dict()}
+            checkpoint.save(job.state, step, state)
+    model.eval()
+    return step
 
 
-class _Trainer(Trainer):
-    replaced_loss: Callable[[Any, dict[str, Any]], torch.Tensor] | None = None
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        if self.replaced_loss is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        value = self.replaced_loss(model, inputs)
-        return value / self.args.gradient_accumulation_steps if num_items_in_batch is not None else value
+def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list[Example]:
+    """Batch number `step`: every epoch goes through all examples in an order of its own."""
+    epoch, number = divmod(step, -(-len(examples) // size))
+    order = permutation(len(examples), f"{seed}/{epoch}")
+    return [examples[i] for i in order[number * size : (number + 1) * size]]
 
 
-def _printer() -> Any:
-    from transformers.trainer_callback import PrinterCallback
-
-    return PrinterCallback
-
-
-def _last_complete(state: Path) -> Path | None:
-    found = sorted(state.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
-    complete = [path for path in found if (path / _COMPLETE).exists()]
-    for path in set(found) - set(complete):
-        shutil.rmtree(path)
-    return complete[-1] if complete else None
+def _backward(model: Any, batch: list[Example], loss: Loss, max_tokens: int) -> float:
+    """Gradients of the batch's mean loss, which is returned."""
+    prompts = [prompt for example in batch for prompt in example.prompts]
+    rests = [rest for example in batch for rest in example.rests]
+    units: list[list[int]] = []
+    for example in batch:
+        first = units[-1][-1] + 1 if units else 0
+        units.append([*range(first, first + len(example.prompts))])
+    weight = sum(example.weight for example in batch)
+    total = 0.0
+    for part in micro_batches(prompts, rests, units, max_tokens):
+        value = loss(model, [batch[number] for number in part]) / weight
+        value.backward()
+        total += value.item()
+    return total

@@ -10,11 +10,12 @@ from torch import Tensor
 from grpo.dpo import dpo_loss
 from grpo.experience import Rollout
 from grpo.gae import value_loss
-from grpo.logprobs import completion_logprobs, micro_batches, stack
+from grpo.logprobs import completion_logprobs, stack
 from grpo.methods import Method
 from grpo.models import Models
 from grpo.objectives import Objective, Scale, Tokens
 from grpo.optimizer import learning_rate_share, make_optimizer
+from grpo.packing import micro_batches
 from grpo.rl_config import RL
 
 Stats = dict[str, Tensor]
@@ -40,7 +41,8 @@ class Update:
         self.loss: Loss = {"pairs": self._pair_loss, "value": self._actor_critic_loss}.get(
             method.credit, self._policy_loss
         )
-        self.members = 2 if method.credit == "pairs" else 1
+        # A row without advantage moves nothing where the advantage is all that the loss multiplies.
+        self.skips_zeros = self.loss == self._policy_loss and not self.objective.kl_coef
         self.groups = models.parameter_groups()
         self.peaks = [group["lr"] for group in self.groups]
         self.optimizer = make_optimizer(self.groups, settings.optimizer)
@@ -59,13 +61,13 @@ class Update:
             tokens=max(1, sum(len(rollout.completions[i]) for i in rows if rollout.learnt[i])),
             budget=self.settings.max_new_tokens(step),
         )
-        units = [unit for unit in units if any(rollout.learnt[row] for row in rollout.units[unit])]
+        parts = [
+            rollout.units[unit] for unit in units if any(self._counts(rollout, row) for row in rollout.units[unit])
+        ]
         stats: dict[str, float] = {"learning_rate": self.peaks[0] * rate}
         self.models.policy.train()
-        for batch in micro_batches(
-            [rollout.length(unit) for unit in units], self.settings.micro_batch_tokens // self.members
-        ):
-            part = [row for position in batch for row in rollout.units[units[position]]]
+        for batch in micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens):
+            part = [row for number in batch for row in parts[number]]
             loss, measured = self.loss(rollout, part, scale)
             loss.backward()
             _combine(stats, {"loss": loss.detach(), **measured})
@@ -77,6 +79,9 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         self.models.policy.eval()
         return stats
+
+    def _counts(self, rollout: Rollout, row: int) -> bool:
+        return rollout.learnt[row] and not (self.skips_zeros and not rollout.advantages[row].any())
 
     def _tokens(self, rollout: Rollout, rows: list[int]) -> Tokens:
         reference = rollout.ref_logprobs

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config import Hardware, Optimizer, Pretrain
 from grpo.data import Problem, write_rows
@@ -58,6 +58,12 @@ def tokenizer(model_folder):
 @pytest.fixture(scope="session")
 def policy(model_folder):
     return load_policy(model_folder, Hardware(device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def plain(model_folder):
+    """The same model as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ PRETRAIN = {
 SFT = {
     "epochs": 10,
     "batch_size": 8,
-    "micro_batch_size": 4,
+    "micro_batch_tokens": 128,
     "max_tokens": 64,
     "optimizer": {"learning_rate": 0.01, "final_learning_rate_share": 0.1},
     "hardware": CPU,

@@ -1,9 +1,8 @@
-"""Micro-batches, and model folders with something wrong in them."""
+"""Model folders with something wrong in them."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -11,29 +10,9 @@ import pytest
 
 from grpo.config import Hardware
 from grpo.errors import InputError
-from grpo.logprobs import micro_batches, pad
 from grpo.policy import check_model_folder, load_policy, load_tokenizer
 
 CPU = Hardware(device="cpu")
-
-
-def test_pad():
-    assert pad([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
-    assert pad([[1], [2, 3]], 9, left=True).tolist() == [[9, 1], [2, 3]]
-
-
-def test_micro_batches_by_hand():
-    # Sorted 2, 3, 3, 5, 20: 3 sequences of 3 are 9 tokens, a fourth of 5 would be 20; 20 alone exceeds the bound.
-    assert micro_batches([5, 3, 20, 2, 3], 10) == [[3, 1, 4], [0], [2]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_micro_batches_cover_every_index_once_within_the_bound(seed):
-    rng = random.Random(seed)
-    lengths = [rng.randint(1, 50) for _ in range(100)]
-    batches = micro_batches(lengths, 128)
-    assert sorted(i for batch in batches for i in batch) == list(range(100))
-    assert all(len(batch) * max(lengths[i] for i in batch) <= 128 for batch in batches)
 
 
 def remove(name):

@@ -116,7 +116,7 @@ def test_problems_that_dynamic_sampling_replaced_rest_too(rl_fields, tmp_path):
     settings = {**RL, "rewards": {"accuracy": 1}, "dynamic_sampling_rounds": 8, "curriculum": {"rest": 1}}
     trainer = Trainer(read_job(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})))
     try:
-        metrics_of_first = trainer.collect(step=0, minibatches=2, attempt=0).metrics
+        metrics_of_first = trainer.collect(step=0, minibatches=2, attempt=1).metrics
     finally:
         trainer.scorer.close()
     left_flat = round(4 * metrics_of_first["zero_variance_share"])  # of 4 problems in a rollout

@@ -7,7 +7,7 @@ import torch
 
 from grpo.config import Sampling
 from grpo.logprobs import completion_logprobs
-from grpo.rollout import choose, generator_for, sample
+from grpo.rollout import choose, generator_for, sample, sample_groups, seed_of
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,8 @@ def draw(policy, tokenizer, prompts, per_prompt=3, seed=0, eos_id=None, **settin
         prompts,
         per_prompt,
         settings,
-        pad_id=tokenizer.pad_token_id,
         eos_id=tokenizer.eos_token_id if eos_id is None else eos_id,
-        generator=generator_for(seed),
+        seeds=[seed_of(seed, number) for number in range(len(prompts))],
     )
 
 
@@ -68,19 +67,28 @@ def frequent_token(policy, tokenizer, prompts):
     return flat.mode().values.item()
 
 
-def test_completion_logprobs_are_those_of_the_model(policy, prompts):
-    completion = [9, 8, 7]
-    with torch.no_grad():
-        logits = policy(torch.tensor([[*prompts[0], *completion]])).logits[0]
-        expected = torch.log_softmax(logits / 0.5, -1)[len(prompts[0]) - 1 : -1].gather(1, torch.tensor([completion]).T)
-        found = completion_logprobs(policy, [prompts[0], prompts[2]], [completion, [1] * 5], 0.5)
-    torch.testing.assert_close(found[0], torch.cat([expected.squeeze(1), torch.zeros(2)]), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 12])
+def test_who_shares_the_batch_does_not_matter(policy, tokenizer, prompts, batch_size):
+    # The first three prompts alone, in any batches, with the others waiting: the same random numbers choose.
+    ends = frequent_token(policy, tokenizer, prompts)
+    expected = tokens_of(draw(policy, tokenizer, prompts, eos_id=ends))
+    assert tokens_of(draw(policy, tokenizer, prompts, eos_id=ends, batch_size=batch_size)) == expected
+    assert tokens_of(draw(policy, tokenizer, prompts[:3], eos_id=ends, batch_size=batch_size)) == expected[:3]
 
 
-def test_a_tiny_temperature_is_greedy_generation(policy, tokenizer, prompts):
+def test_a_group_comes_as_soon_as_it_is_done(policy, tokenizer, prompts):
+    # One group at a time fits: the longest prompt, number 2, is first, and nothing waits for the others.
+    settings = Sampling(max_new_tokens=4, batch_size=3)
+    seeds = list(range(4))
+    found = sample_groups(policy, prompts, 3, settings, eos_id=tokenizer.eos_token_id, seeds=seeds)
+    order = [index for index, _ in found]
+    assert order == sorted(range(4), key=lambda i: -len(prompts[i]))
+
+
+def test_a_tiny_temperature_is_greedy_generation(policy, plain, tokenizer, prompts):
     groups = draw(policy, tokenizer, prompts, 2, temperature=1e-4)
     for prompt, group in zip(prompts, groups, strict=True):
-        expected = policy.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)[0, len(prompt) :]
+        expected = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)[0, len(prompt) :]
         assert [c.tokens for c in group] == [expected.tolist()] * 2
 
 
@@ -109,6 +117,29 @@ def test_groups_come_in_the_order_of_their_prompts(policy, tokenizer, prompts):
         assert tokens_of(groups) == [[tokens, tokens] for tokens in alone]
 
 
+def evenly(count):
+    """Chances in the middle of equal parts of [0, 1)."""
+    return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+
+
+def test_a_token_without_probability_is_never_chosen():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(3, 5)
+    chances = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    token, logprob = choose(logits, Sampling(max_new_tokens=1), chances)
+    assert token.tolist() == [1, 3, 3]
+    torch.testing.assert_close(logprob, torch.full((3,), 0.5).log())
+
+
+@pytest.mark.parametrize("tokens", [10, 5000])
+def test_the_nucleus_is_the_same_whether_all_tokens_are_sorted_or_few(tokens, monkeypatch):
+    torch.manual_seed(0)
+    logits, settings = torch.randn(8, tokens) * 3, Sampling(top_p=0.95, max_new_tokens=1)
+    few = choose(logits, settings, evenly(8))
+    monkeypatch.setattr("grpo.rollout.CANDIDATES", 1)  # never enough
+    all_of_them = choose(logits, settings, evenly(8))
+    assert few[0].tolist() == all_of_them[0].tolist()
+
+
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.4, {2}), (0.49, {2}), (0.6, {2, 0}), (0.81, {2, 0, 3}), (1.0, {0, 1, 2, 3})]
 )
@@ -116,14 +147,14 @@ def test_top_p_keeps_exactly_the_nucleus(top_p, kept):
     # By falling probability: tokens 2, 0, 3 and 1, with 0, 0.5, 0.75 and 0.88 of the mass before them.
     probabilities = torch.tensor([0.25, 0.12, 0.5, 0.13])
     logits = probabilities.log().expand(2000, 4)
-    token, logprob = choose(logits, Sampling(top_p=top_p, max_new_tokens=1), generator_for(0))
+    token, logprob = choose(logits, Sampling(top_p=top_p, max_new_tokens=1), evenly(2000))
     assert set(token.tolist()) == kept
     torch.testing.assert_close(logprob, probabilities[token].log())  # of the whole distribution, not of the nucleus
 
 
 def test_frequencies_follow_the_temperature():
-    # At temperature 1/2 the odds 3 : 1 become 9 : 1; 10,000 draws have a standard error of 0.003.
+    # At temperature 1/2 the odds 3 : 1 become 9 : 1, so of 10,000 chances spread evenly 9,000 choose the first.
     logits = torch.tensor([3.0, 1.0]).log().expand(10_000, 2)
-    token, logprob = choose(logits, Sampling(temperature=0.5, max_new_tokens=1), generator_for(0))
-    assert (token == 0).float().mean().item() == pytest.approx(0.9, abs=0.012)
+    token, logprob = choose(logits, Sampling(temperature=0.5, max_new_tokens=1), evenly(10_000))
+    assert (token == 0).sum().item() == 9_000
     assert logprob[token == 0][0].item() == pytest.approx(torch.tensor(0.9).log().item())

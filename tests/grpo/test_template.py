@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from grpo.errors import InputError
-from grpo.policy import IGNORE, load_tokenizer
-from grpo.sft import collate, tokenize
+from grpo.policy import load_tokenizer
+from grpo.sft import cross_entropy, tokenize
 from grpo.template import ZERO_TEMPLATE, Parts, completion_tokens, parse, prompt_tokens, reasoning_span, render
 
 USER = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -119,22 +120,25 @@ def test_a_sum_has_the_same_tokens_in_a_prompt_and_in_a_solution(tokenizer):
     assert {tokenizer.convert_tokens_to_ids(t) for t in ("Ġ1", "Ġ+", "Ġ2")} <= set(ids) & set(terms)
 
 
-def test_only_the_response_is_learnt(tokenizer):
+def test_only_the_response_is_learnt(tokenizer, policy, plain):
     pairs = [{"messages": USER, "completion": "3"}, {"messages": USER, "completion": "it is 3"}]
-    rows, dropped = tokenize(tokenizer, pairs, 100)
+    examples, dropped = tokenize(tokenizer, pairs, 100)
     assert dropped == 0
-    batch = collate(rows)
-    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
-    learnt = [[label for label in row if label != IGNORE] for row in batch["labels"].tolist()]
-    assert [tokenizer.decode(row) for row in learnt] == ["3<|end|>", "it is 3<|end|>"]
-    assert batch["attention_mask"].sum(1).tolist() == [len(p) + len(c) for p, c in rows]
-    for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
-        assert all(label in (IGNORE, i) for i, label in zip(ids, labels, strict=True))
+    assert [tokenizer.decode(e.rests[0]) for e in examples] == ["3<|end|>", "it is 3<|end|>"]
+    assert [e.weight for e in examples] == [len(e.rests[0]) for e in examples]
+    # The loss is the plain model's cross-entropy with labels on the completion only, summed over its tokens.
+    losses = []
+    for e in examples:
+        ids = torch.tensor([[*e.prompts[0], *e.rests[0]]])
+        labels = torch.tensor([[*([-100] * len(e.prompts[0])), *e.rests[0]]])
+        losses.append(plain(ids, labels=labels).loss.item() * e.weight)
+    with torch.no_grad():
+        assert cross_entropy(policy, examples).item() == pytest.approx(sum(losses), rel=1e-5)
 
 
 def test_long_sequences_are_dropped_and_counted(tokenizer):
     pairs = [{"messages": USER, "completion": c} for c in ("3", "it is 3")]
-    short = len(tokenize(tokenizer, pairs, 100)[0][0][0]) + 2  # prompt, "3", end
+    short = len(tokenize(tokenizer, pairs, 100)[0][0].prompts[0]) + 2  # prompt, "3", end
     rows, dropped = tokenize(tokenizer, pairs, short)
     assert (len(rows), dropped) == (1, 1)
     assert tokenize(tokenizer, pairs, short - 1) == ([], 2)

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from grpo.advantages import ADVANTAGES
+from grpo.attention import NAME
 from grpo.dpo import dpo_loss
 from grpo.logprobs import completion_logprobs
 from grpo.objectives import Objective, Scale, Tokens
@@ -215,7 +216,7 @@ def test_through_the_model_with_a_temperature(grpo_trainer, model_folder):
     )
     trl_loss.backward()
 
-    policy = LlamaForCausalLM.from_pretrained(model_folder)
+    policy = LlamaForCausalLM.from_pretrained(model_folder, attn_implementation=NAME)
     tokens = Tokens(
         logprobs=completion_logprobs(policy, prompts, completions, 0.7),
         old_logprobs=old,
@@ -247,7 +248,7 @@ def test_dpo(model_folder, tokenizer, tmp_path, loss_type, length_average):
         train_dataset=Dataset.from_dict({"prompt": ["a"], "chosen": [" b"], "rejected": [" c"]}),
         processing_class=tokenizer,
     )
-    policy, reference = (LlamaForCausalLM.from_pretrained(model_folder) for _ in range(2))
+    policy, reference = (LlamaForCausalLM.from_pretrained(model_folder, attn_implementation=NAME) for _ in range(2))
     with torch.no_grad():  # a policy that has moved from its reference, the same in both
         generator = torch.Generator().manual_seed(2)
         for ours, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):

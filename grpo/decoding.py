@@ -1,0 +1,219 @@
+"""Token by token for many sequences at once: caches of keys and values, and what each new token looks at.
+
+A group's prompt is cached once; each sequence has a cache of its own for what it has said. Sequences that end leave the
+batch at once, and groups that wait take their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.attention import Packed, hidden_states
+from grpo.logprobs import trunk_of
+from grpo.packing import pack
+
+GROWTH = 64
+"""Tokens that the sequences' caches have room for at first; then the room doubles."""
+
+
+class Decoder:
+    """The sequences that are being written: rows 0 to n - 1, and their groups 0 to g - 1."""
+
+    def __init__(self, model: Any):
+        self.model, self.trunk, self.head = model, trunk_of(model), model.get_output_embeddings()
+        self.device = next(model.parameters()).device
+        self.caches: dict[int, _Cache] = {}
+        self.prompt_lengths: list[int] = []  # of the groups
+        self.group_of: list[int] = []  # of the rows
+        self.said: list[int] = []  # tokens that each row has said
+        self._batch: _Batch | None = None
+
+    @property
+    def longest(self) -> int:
+        return max(self.prompt_lengths) + max(self.said) + 1
+
+    def join(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
+        """Take in groups of `size` rows each, behind the others. Returns the logits after each prompt, [g, V]."""
+        packed = pack(prompts, [[] for _ in prompts], self.device)
+        layout = _Prefill(packed.attention)
+        hidden = hidden_states(self.trunk, packed.ids, packed.positions, layout)
+        first, width = len(self.prompt_lengths), max(map(len, prompts))
+        # Shorter prompts are filled up with any token; it is masked.
+        index = [
+            [*range(end - len(prompt) + 1, end + 1), *([end] * (width - len(prompt)))]
+            for prompt, end in zip(prompts, packed.last, strict=True)
+        ]
+        places = torch.tensor(index, device=self.device)
+        self.prompt_lengths += map(len, prompts)
+        self.group_of += [first + number for number in range(len(prompts)) for _ in range(size)]
+        self.said += [0] * (len(prompts) * size)
+        for layer, (keys, values) in layout.kept.items():
+            shared = keys[places].transpose(1, 2), values[places].transpose(1, 2)
+            self.caches.setdefault(layer, _Cache(shared[0])).add_prompts(first, *shared)
+        self._batch = None
+        return self.head(hidden[torch.tensor(packed.last, device=self.device)])
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        """Each row says its token. Returns the logits of the next, [n, V]."""
+        if self._batch is None:
+            self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.device)
+        said = torch.tensor(self.said, device=self.device)
+        self._batch.begin(said, max(self.said) + 1)
+        positions = self._batch.row_prompt_lengths + said
+        hidden = hidden_states(self.trunk, torch.tensor([list(tokens)], device=self.device), positions[None], self)
+        self.said = [count + 1 for count in self.said]
+        return self.head(hidden)
+
+    def leave(self, rows: Sequence[int]) -> list[int]:
+        """These rows have ended. Returns which row each of those that are left was: the last ones fill the gaps."""
+        kept = _fill_gaps(len(self.said), set(rows))
+        groups = _fill_gaps(
+            len(self.prompt_lengths), set(range(len(self.prompt_lengths))) - {self.group_of[r] for r in kept}
+        )
+        for cache in self.caches.values():
+            cache.keep(kept, groups, max(self.said, default=0))
+        renamed = {old: new for new, old in enumerate(groups)}
+        self.prompt_lengths = [self.prompt_lengths[group] for group in groups]
+        self.group_of = [renamed[self.group_of[row]] for row in kept]
+        self.said = [self.said[row] for row in kept]
+        self._batch = None
+        return kept
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        assert self._batch is not None
+        cache, batch = self.caches[layer], self._batch
+        cache.add_tokens(k, v, batch.said, batch.width)
+        return batch.attend(cache, q, scale if scale is not None else q.shape[-1] ** -0.5)
+
+
+class _Prefill:
+    """Attention of prompts that keeps their keys and values, [N, Hkv, D] a layer."""
+
+    def __init__(self, inner: Packed):
+        self.inner, self.longest = inner, inner.longest
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        self.kept[layer] = (k, v)
+        return self.inner.attend(layer, q, k, v, scale)
+
+
+class _Cache:
+    """Keys and values of one layer: of g prompts [g, Hkv, P, D], of n rows [n, Hkv, T, D], and room beyond."""
+
+    def __init__(self, like: Tensor):
+        empty = like.new_zeros(0, like.shape[1], 0, like.shape[3])
+        self.prompts, self.rows = [empty, empty], [empty, empty]
+
+    def add_prompts(self, first: int, keys: Tensor, values: Tensor) -> None:
+        count, _, width, _ = keys.shape
+        self.prompts = [_with_room(held, first + count, width) for held in self.prompts]
+        for held, new in zip(self.prompts, (keys, values), strict=True):
+            held[first : first + count, :, :width] = new
+
+    def add_tokens(self, keys: Tensor, values: Tensor, said: Tensor, width: int) -> None:
+        have = self.rows[0].shape[2]
+        self.rows = [
+            _with_room(held, len(said), have if width <= have else max(GROWTH, 2 * have)) for held in self.rows
+        ]
+        index = torch.arange(len(said), device=said.device)
+        for held, new in zip(self.rows, (keys, values), strict=True):
+            held[index, :, said] = new
+
+    def keep(self, rows: list[int], groups: list[int], said: int) -> None:
+        """Those who fill gaps are copied; nobody else moves. Rows beyond the cache have said nothing yet."""
+        for kept, pair, width in ((rows, self.rows, said), (groups, self.prompts, None)):
+            moved = [(new, old) for new, old in enumerate(kept) if new != old and old < len(pair[0])]
+            if moved:
+                to, place = torch.tensor(moved).T
+                for held in pair:
+                    held[to, :, :width] = held[place, :, :width]
+
+
+@dataclass
+class _Batch:
+    """Who is in the batch: `members` [g, m] are the rows of each group, `slot` [n] where a row stands among them."""
+
+    row_prompt_lengths: Tensor  # [n]
+    members: Tensor
+    slot: Tensor
+    beyond_prompt: Tensor | None  # [n, 1, 1, P]: where a row's prompt has ended; None: all are of the same length
+    prompt_width: int
+    said: Tensor  # [n]
+    width: int  # tokens of the longest row, the new one included
+    future: Tensor | None  # [n, 1, 1, T]: what a row has not said; None: all have said as much
+
+    @classmethod
+    def of(cls, prompt_lengths: list[int], group_of: list[int], device: torch.device) -> _Batch:
+        rows_of: list[list[int]] = [[] for _ in prompt_lengths]
+        for row, group in enumerate(group_of):
+            rows_of[group].append(row)
+        most = max(map(len, rows_of))
+        slot = [0] * len(group_of)
+        for group, rows in enumerate(rows_of):
+            for number, row in enumerate(rows):
+                slot[row] = group * most + number
+        width = max(prompt_lengths)
+        lengths = torch.tensor([prompt_lengths[group] for group in group_of], device=device)
+        ended = torch.arange(width, device=device) >= lengths[:, None]
+        return cls(
+            row_prompt_lengths=lengths,
+            members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
+            slot=torch.tensor(slot, device=device),
+            beyond_prompt=ended[:, None, None] if min(prompt_lengths) < width else None,
+            prompt_width=width,
+            said=lengths,
+            width=0,
+            future=None,
+        )
+
+    def begin(self, said: Tensor, width: int) -> None:
+        self.said, self.width = said, width
+        future = torch.arange(width, device=said.device) > said[:, None]
+        self.future = future[:, None, None] if future.any() else None
+
+    def attend(self, cache: _Cache, q: Tensor, scale: float) -> Tensor:
+        """[n, H, D]: softmax over prompt and own tokens together; the product with a prompt is one for its group."""
+        prompt_keys, prompt_values = (held[: len(self.members), :, : self.prompt_width] for held in cache.prompts)
+        keys, values = (held[: len(q), :, : self.width] for held in cache.rows)
+        q = (q * scale).unflatten(1, (keys.shape[1], -1))  # [n, Hkv, H / Hkv, D]
+        of_prompt = self._to_rows(self._to_groups(q) @ prompt_keys.transpose(-1, -2), q.shape[2])
+        of_own = q @ keys.transpose(-1, -2)
+        if self.beyond_prompt is not None:
+            of_prompt = of_prompt.masked_fill(self.beyond_prompt, -torch.inf)
+        if self.future is not None:
+            of_own = of_own.masked_fill(self.future, -torch.inf)
+        weights = torch.cat([of_prompt, of_own], -1).softmax(-1, dtype=torch.float32).to(q.dtype)
+        on_prompt, on_own = weights.split([of_prompt.shape[-1], of_own.shape[-1]], -1)
+        out = self._to_rows(self._to_groups(on_prompt) @ prompt_values, q.shape[2]) + on_own @ values
+        return out.flatten(1, 2)
+
+    def _to_groups(self, rows: Tensor) -> Tensor:
+        """[n, Hkv, r, X] to [g, Hkv, m * r, X]."""
+        return rows[self.members].transpose(1, 2).flatten(2, 3)
+
+    def _to_rows(self, groups: Tensor, r: int) -> Tensor:
+        """The inverse, with as many queries `r` a head of keys."""
+        return groups.unflatten(2, (-1, r)).transpose(1, 2).flatten(0, 1)[self.slot]
+
+
+def _fill_gaps(count: int, gone: set[int]) -> list[int]:
+    """Who stands in each place after the last ones have taken the places of those who are gone."""
+    left = count - len(gone)
+    movers = iter(place for place in range(left, count) if place not in gone)
+    return [next(movers) if place in gone else place for place in range(left)]
+
+
+def _with_room(held: Tensor, rows: int, columns: int) -> Tensor:
+    """`held` [n, Hkv, T, D] with room for so many rows and columns. Zeros: what is masked must still be a number."""
+    have = (len(held), held.shape[2])
+    if have[0] >= rows and have[1] >= columns:
+        return held
+    room = held.new_zeros(max(rows, have[0]), held.shape[1], max(columns, have[1]), held.shape[3])
+    room[: have[0], :, : have[1]] = held
+    return room

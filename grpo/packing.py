@@ -1,0 +1,142 @@
+"""Sequences side by side without padding, and the prompt of a group once for all of its completions.
+
+A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.attention`), so nothing in a
+model but its attention has to know, and no mask of [N, N] exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo.attention import Bucket, Packed
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """B sequences, each a prompt and what follows it; prompts that are the same are held once."""
+
+    ids: Tensor  # [1, N]
+    positions: Tensor  # [1, N], counted from the start of each sequence
+    attention: Packed
+    last: list[int]  # B: where each sequence's last token lies in the pack
+    first: list[int]  # B: where the last token of each sequence's prompt lies
+    starts: list[int]  # B: where what follows the prompt begins
+
+
+def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device) -> Pack:
+    """The pack of sequences prompt + rest. Either may be empty, not both.
+
+    A prompt of one sequence only is no different from the rest of it. Shared prompts of the same length, and the
+    sequences that follow them, are attended to in one call.
+    """
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows_of.setdefault(tuple(prompt) or (-1, row), []).append(row)
+    ids: list[int] = []
+    positions: list[int] = []
+    starts, first, last = ([0] * len(prompts) for _ in range(3))
+    buckets: dict[tuple[int, int], _Spans] = {}
+    for rows in rows_of.values():
+        prompt = prompts[rows[0]]
+        begin, length = len(ids), len(prompt)
+        shared = length if len(rows) > 1 else 0
+        ids += prompt
+        positions += range(length)
+        for row in rows:
+            starts[row], first[row] = len(ids), begin + length - 1
+            ids += rests[row]
+            positions += range(length, length + len(rests[row]))
+            last[row] = len(ids) - 1 if rests[row] else first[row]
+        for row in rows:
+            start, stop = (starts[row], starts[row] + len(rests[row])) if shared else (begin, len(ids))
+            if stop > start or shared:
+                buckets.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
+    return Pack(
+        ids=torch.tensor([ids], device=device),
+        positions=torch.tensor([positions], device=device),
+        attention=Packed([spans.bucket(shared, device) for (shared, _), spans in buckets.items()], len(ids), device),
+        last=last,
+        first=first,
+        starts=starts,
+    )
+
+
+def shared_prefix(rows: Sequence[Tokens]) -> int:
+    """With how many same tokens all of the rows begin."""
+    first, last = min(map(list, rows)), max(map(list, rows))
+    differing = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(differing, min(len(first), len(last)))
+
+
+class _Spans:
+    """The sequences of one attention call, as they are found."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, int] = {}  # where a shared prompt begins: its number in this call
+        self.rows: list[tuple[int, int, int]] = []  # where prompt and row begin, and where the row ends
+        self.of: list[int] = []
+
+    def add(self, prompt: int, start: int, stop: int) -> None:
+        self.of.append(self.prompts.setdefault(prompt, len(self.prompts)))
+        self.rows.append((prompt, start, stop))
+
+    def bucket(self, shared: int, device: torch.device) -> Bucket:
+        width = max(stop - start for _, start, stop in self.rows)
+        # What is past a sequence's end may point anywhere: it comes after every token that counts, so none looks at it.
+        index = [[*range(start, stop), *([prompt] * (width - stop + start))] for prompt, start, stop in self.rows]
+        return Bucket(
+            prompts=torch.tensor([[*range(p, p + shared)] for p in self.prompts], device=device) if shared else None,
+            rows=torch.tensor(index, dtype=torch.long, device=device).view(len(self.rows), width),
+            of=torch.tensor(self.of, device=device),
+            lengths=torch.tensor([stop - start for _, start, stop in self.rows], device=device),
+        )
+
+
+def _width(length: int) -> int:
+    """Sequences of up to 64 tokens, or of up to the same power of 2, share a call: at most half of it is padding, in
+    attention alone."""
+    return max(64, 1 << max(0, length - 1).bit_length())
+
+
+def micro_batches(
+    prompts: Sequence[Tokens], rests: Sequence[Tokens], units: Sequence[Sequence[int]], max_tokens: int
+) -> list[list[int]]:
+    """Numbers of `units` (rows that belong together), cut so that no pack holds more than `max_tokens`, or one unit.
+
+    Units of the same prompt stay together as far as they fit, since they share it; then best fit, longest first.
+    """
+    of_prompt: dict[tuple[int, ...], list[int]] = {}
+    for number, rows in enumerate(units):
+        of_prompt.setdefault(tuple(prompts[rows[0]]), []).append(number)
+    parts: list[tuple[int, list[int]]] = []
+    for prompt, numbers in of_prompt.items():
+        costs = {number: sum(len(rests[row]) for row in units[number]) for number in numbers}
+        parts += _parts(len(prompt), costs, max_tokens)
+    bins: list[tuple[int, list[int]]] = []  # room left, units
+    for cost, numbers in sorted(parts, key=lambda part: -part[0]):
+        fitting = [(room, i) for i, (room, _) in enumerate(bins) if room >= cost]
+        if fitting:
+            room, i = min(fitting)
+            bins[i] = (room - cost, bins[i][1] + numbers)
+        else:
+            bins.append((max_tokens - cost, list(numbers)))
+    return [numbers for _, numbers in bins]
+
+
+def _parts(prompt: int, costs: dict[int, int], max_tokens: int) -> list[tuple[int, list[int]]]:
+    """The units of one prompt in as few parts as fit, as (tokens, units), longest unit first."""
+    parts: list[tuple[int, list[int]]] = []
+    for number in sorted(costs, key=lambda n: -costs[n]):
+        for i, (tokens, numbers) in enumerate(parts):
+            if tokens + costs[number] <= max_tokens:
+                parts[i] = (tokens + costs[number], [*numbers, number])
+                break
+        else:
+            parts.append((prompt + costs[number], [number]))
+    return parts
