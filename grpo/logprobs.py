@@ -11,8 +11,9 @@ from torch import Tensor
 from grpo.attention import hidden_states
 from grpo.packing import pack
 
-CHUNK_BYTES = 2**26
-"""Logits held at once, in float32: large enough for full speed of the matrix product, small beside any model."""
+CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
+"""Logits held at once, in float32: enough for full speed of the matrix product, small beside any model. On a CPU less
+than 32 MB, which glibc hands out again and again, where larger blocks come from the kernel page by page each time."""
 
 
 def stack(rows: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -98,7 +99,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _chunks(states: Tensor, weight: Tensor) -> list[slice]:
-    size = max(1, CHUNK_BYTES // (4 * len(weight)))
+    size = max(1, CHUNK_BYTES.get(states.device.type, CHUNK_BYTES["cuda"]) // (4 * len(weight)))
     return [slice(start, start + size) for start in range(0, len(states), size)]
 
 
@@ -108,5 +109,7 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    normalizer = logits.logsumexp(1)
-    return logits.gather(1, targets[:, None]).squeeze(1) - normalizer, normalizer
+    """Log-probabilities of `targets` and log-sum-exp, both [N]; overwrites the logits."""
+    chosen, largest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
+    normalizer = logits.sub_(largest).exp_().sum(1, keepdim=True).log() + largest
+    return (chosen - normalizer).squeeze(1), normalizer.squeeze(1)

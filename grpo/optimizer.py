@@ -20,6 +20,7 @@ def make_optimizer(
         lr=settings.learning_rate,
         betas=(0.9, settings.adam_beta2),
         weight_decay=settings.weight_decay,
+        fused=True,  # one pass over the weights and no temporary copies of them
     )
 
 

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from grpo.attention import NAME
 from grpo.config import Sampling
 from grpo.errors import InputError
-from grpo.logprobs import completion_logprobs, token_logprobs
+from grpo.logprobs import CHUNK_BYTES, completion_logprobs, token_logprobs
 from grpo.packing import micro_batches, pack, shared_prefix
 from grpo.rollout import sample
 
@@ -75,7 +75,7 @@ def one_by_one(model, prompts, completions, temperature):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_pack_gives_values_and_gradients_of_its_sequences(name, monkeypatch):
     packed, plain = make(CONFIGS[name])
-    monkeypatch.setattr("grpo.logprobs.CHUNK_BYTES", 4 * 50 * 7)  # 7 tokens a chunk
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50 * 7)  # 7 tokens a chunk
     found = completion_logprobs(packed, PROMPTS, COMPLETIONS, 0.7)
     expected = one_by_one(plain, PROMPTS, COMPLETIONS, 0.7)
     torch.testing.assert_close(found.double(), expected.double(), atol=3e-5, rtol=0)  # the softmax is in float32
@@ -138,7 +138,7 @@ def test_logits_in_chunks_have_the_gradient_of_logits_at_once(monkeypatch):
     (head(states) / 0.5).log_softmax(1).gather(1, targets[:, None]).squeeze(1).mul(weights).sum().backward()
     expected = [t.grad.clone() for t in (states, head.weight, head.bias)]
     states.grad = head.weight.grad = head.bias.grad = None
-    monkeypatch.setattr("grpo.logprobs.CHUNK_BYTES", 4 * 20 * 3)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 20 * 3)
     token_logprobs(states, head, targets, 0.5).mul(weights).sum().backward()
     for found, wanted in zip((states.grad, head.weight.grad, head.bias.grad), expected, strict=True):
         torch.testing.assert_close(found, wanted)
