@@ -22,7 +22,9 @@ NAME = "r1flow"
 
 
 class Layout(Protocol):
-    longest: int  # tokens of the longest sequence
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         """Queries [N, H, D], keys and values [N, Hkv, D] of the call's tokens to outputs [N, H, D]."""

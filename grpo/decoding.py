@@ -87,7 +87,7 @@ class Decoder:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         assert self._batch is not None
         cache, batch = self.caches[layer], self._batch
-        cache.add_tokens(k, v, batch.said, batch.width)
+        cache.add_tokens(k, v, batch.said, batch.width, batch.future is None)
         return batch.attend(cache, q, scale if scale is not None else q.shape[-1] ** -0.5)
 
 
@@ -116,14 +116,16 @@ class _Cache:
         for held, new in zip(self.prompts, (keys, values), strict=True):
             held[first : first + count, :, :width] = new
 
-    def add_tokens(self, keys: Tensor, values: Tensor, said: Tensor, width: int) -> None:
+    def add_tokens(self, keys: Tensor, values: Tensor, said: Tensor, width: int, even: bool) -> None:
         have = self.rows[0].shape[2]
         self.rows = [
             _with_room(held, len(said), have if width <= have else max(GROWTH, 2 * have)) for held in self.rows
         ]
-        index = torch.arange(len(said), device=said.device)
         for held, new in zip(self.rows, (keys, values), strict=True):
-            held[index, :, said] = new
+            if even:
+                held[: len(new), :, width - 1] = new
+            else:
+                held[torch.arange(len(new), device=new.device), :, said] = new
 
     def keep(self, rows: list[int], groups: list[int], said: int) -> None:
         """Those who fill gaps are copied; nobody else moves. Rows beyond the cache have said nothing yet."""
@@ -142,6 +144,7 @@ class _Batch:
     row_prompt_lengths: Tensor  # [n]
     members: Tensor
     slot: Tensor
+    in_order: bool  # whether all groups are as large and their rows stand one after the other
     beyond_prompt: Tensor | None  # [n, 1, 1, P]: where a row's prompt has ended; None: all are of the same length
     prompt_width: int
     said: Tensor  # [n]
@@ -165,6 +168,7 @@ class _Batch:
             row_prompt_lengths=lengths,
             members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
             slot=torch.tensor(slot, device=device),
+            in_order=slot == [*range(len(rows_of) * most)],
             beyond_prompt=ended[:, None, None] if min(prompt_lengths) < width else None,
             prompt_width=width,
             said=lengths,
@@ -195,11 +199,13 @@ class _Batch:
 
     def _to_groups(self, rows: Tensor) -> Tensor:
         """[n, Hkv, r, X] to [g, Hkv, m * r, X]."""
-        return rows[self.members].transpose(1, 2).flatten(2, 3)
+        grouped = rows.unflatten(0, self.members.shape) if self.in_order else rows[self.members]
+        return grouped.transpose(1, 2).flatten(2, 3)
 
     def _to_rows(self, groups: Tensor, r: int) -> Tensor:
         """The inverse, with as many queries `r` a head of keys."""
-        return groups.unflatten(2, (-1, r)).transpose(1, 2).flatten(0, 1)[self.slot]
+        rows = groups.unflatten(2, (-1, r)).transpose(1, 2).flatten(0, 1)
+        return rows if self.in_order else rows[self.slot]
 
 
 def _fill_gaps(count: int, gone: set[int]) -> list[int]:

@@ -65,30 +65,42 @@ def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, tempe
     return _TokenLogprobs.apply(states, head.weight, head.bias, targets, temperature)
 
 
+KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
+"""Probabilities kept for the backward pass. Where there are more, it computes them again: one more product with the
+head, instead of [N, V] in memory."""
+
+
 class _TokenLogprobs(torch.autograd.Function):
-    """Logits exist for a chunk of tokens at a time, in the backward pass too, which computes them again: one more
-    product with the head, instead of [N, V] and its gradient in memory."""
+    """Logits and their gradients exist for a chunk of tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
-        found = [_chosen(_logits(states[c], weight, bias, t), targets[c]) for c in _chunks(states, weight)]
-        chosen, normalizer = (torch.cat(parts) for parts in zip(*found, strict=True))
-        ctx.save_for_backward(states, weight, bias, targets, normalizer)
-        ctx.temperature = t
-        return chosen
+        ctx.save_for_backward(states, weight, bias, targets)
+        ctx.temperature, ctx.kept = t, []
+        keeps = any(ctx.needs_input_grad) and 4 * len(states) * len(weight) <= _limit(KEPT_BYTES, states)
+        chosen = []
+        for c in _chunks(states, weight):
+            logits = _logits(states[c], weight, bias, t)
+            picked, largest = logits.gather(1, targets[c, None]), logits.amax(1, keepdim=True)
+            masses = logits.sub_(largest).exp_()
+            total = masses.sum(1, keepdim=True)
+            chosen.append((picked - largest - total.log()).squeeze(1))
+            if keeps:
+                ctx.kept.append(masses.div_(total))
+        return torch.cat(chosen)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, targets, normalizer = ctx.saved_tensors
+        states, weight, bias, targets = ctx.saved_tensors
         of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for c in _chunks(states, weight):
+        for number, c in enumerate(_chunks(states, weight)):
+            kept = ctx.kept[number] if ctx.kept else _logits(states[c], weight, bias, ctx.temperature).softmax(1)
             # d logp_y / d logits = onehot(y) - softmax
-            of_logits = _logits(states[c], weight, bias, ctx.temperature)
-            of_logits.sub_(normalizer[c, None]).exp_().mul_(-gradient[c, None])
-            of_logits[torch.arange(len(of_logits), device=gradient.device), targets[c]] += gradient[c]
-            of_logits = of_logits.div_(ctx.temperature).to(weight.dtype)
+            of_logits = kept.mul_(-gradient[c, None] / ctx.temperature)
+            of_logits[torch.arange(len(of_logits), device=gradient.device), targets[c]] += gradient[c] / ctx.temperature
+            of_logits = of_logits.to(weight.dtype)
             if of_states is not None:
                 torch.mm(of_logits, weight, out=of_states[c])
             if of_weight is not None:
@@ -99,7 +111,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _chunks(states: Tensor, weight: Tensor) -> list[slice]:
-    size = max(1, CHUNK_BYTES.get(states.device.type, CHUNK_BYTES["cuda"]) // (4 * len(weight)))
+    size = max(1, _limit(CHUNK_BYTES, states) // (4 * len(weight)))
     return [slice(start, start + size) for start in range(0, len(states), size)]
 
 
@@ -108,8 +120,5 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
     return logits.div_(temperature) if temperature != 1.0 else logits
 
 
-def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of `targets` and log-sum-exp, both [N]; overwrites the logits."""
-    chosen, largest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
-    normalizer = logits.sub_(largest).exp_().sum(1, keepdim=True).log() + largest
-    return (chosen - normalizer).squeeze(1), normalizer.squeeze(1)
+def _limit(limits: dict[str, int], states: Tensor) -> int:
+    return limits.get(states.device.type, limits["cuda"])

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grpo.config import Sampling
 from grpo.decoding import Decoder
 
+BLOCK = 256
+"""Entries of the vocabulary that are summed before it is known which of them is chosen."""
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""
 
@@ -125,21 +128,43 @@ def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor,
 
     Returns tokens [B] and their log-probabilities [B] before top-p.
     """
-    logprobs = torch.log_softmax(logits / settings.temperature, -1)
-    probabilities, order = logprobs.exp(), None
+    if settings.temperature != 1:
+        logits = logits / settings.temperature
+    largest = logits.amax(1, keepdim=True)
+    masses, order = (logits - largest).exp_(), None
+    total = masses.sum(1, keepdim=True)
     if settings.top_p < 1:
-        probabilities, order = _nucleus(probabilities, settings.top_p)
-    mass = probabilities.cumsum(-1, dtype=torch.float64)
-    place = torch.searchsorted(mass, (chances * mass[:, -1])[:, None], right=True).clamp(max=mass.shape[1] - 1)
+        masses, order = _nucleus(masses, settings.top_p * total)
+    place = _where_chance_falls(masses, chances[:, None])
     token = place if order is None else order.gather(1, place)
-    return token.squeeze(1), logprobs.gather(1, token).squeeze(1)
+    return token.squeeze(1), (logits.gather(1, token) - largest - total.log()).squeeze(1)
 
 
-def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The most probable tokens that hold `top_p` of the mass, in falling order, others at 0; and which they are."""
-    descending, order = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
-    if (descending.sum(-1) < top_p).any():
-        descending, order = probabilities.sort(-1, descending=True)
-    # A token stays if the mass before it is below top_p, so the most probable one always stays.
-    outside = descending.cumsum(-1) - descending >= top_p
+def _where_chance_falls(masses: Tensor, chances: Tensor) -> Tensor:
+    """[B, 1] of the first entry with more than the share `chances` [B, 1] of its row's mass up to it, of [B, V].
+
+    First the block of entries, then the entry, so that sums over the vocabulary are read once and not kept.
+    """
+    blocks = pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    up_to_block = blocks.sum(2).cumsum(1, dtype=torch.float64)
+    sought = chances * up_to_block[:, -1:]
+    block = _first_beyond(up_to_block, sought)
+    before = up_to_block.gather(1, block) - blocks.sum(2).gather(1, block)
+    entries = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    return block * BLOCK + _first_beyond(entries.cumsum(1, dtype=torch.float64), sought - before)
+
+
+def _first_beyond(rising: Tensor, sought: Tensor) -> Tensor:
+    """Where each row first exceeds what is sought; rounding never leads past the last entry that adds something."""
+    found = torch.searchsorted(rising, sought, right=True)
+    return torch.minimum(found, torch.searchsorted(rising, rising[:, -1:].contiguous()))
+
+
+def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable tokens that hold the mass `kept` [B, 1], in falling order, others at 0; and which they are."""
+    descending, order = masses.topk(min(CANDIDATES, masses.shape[1]))
+    if (descending.sum(1, keepdim=True) < kept).any():
+        descending, order = masses.sort(1, descending=True)
+    # A token stays if the mass before it is below the share kept, so the most probable one always stays.
+    outside = descending.cumsum(1) - descending >= kept
     return descending.masked_fill(outside, 0), order

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from grpo.attention import NAME
 from grpo.config import Sampling
 from grpo.errors import InputError
-from grpo.logprobs import CHUNK_BYTES, completion_logprobs, token_logprobs
+from grpo.logprobs import CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
 from grpo.packing import micro_batches, pack, shared_prefix
 from grpo.rollout import sample
 
@@ -131,14 +131,16 @@ def test_shared_prefix():
     assert shared_prefix([[1, 2, 3]]) == 3
 
 
-def test_logits_in_chunks_have_the_gradient_of_logits_at_once(monkeypatch):
+@pytest.mark.parametrize("kept", [0, 2**20], ids=["computed again", "kept"])
+def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, monkeypatch):
     torch.manual_seed(0)
     head, states = torch.nn.Linear(8, 20), torch.randn(11, 8, requires_grad=True)
     targets, weights = torch.randint(20, (11,)), torch.randn(11)
     (head(states) / 0.5).log_softmax(1).gather(1, targets[:, None]).squeeze(1).mul(weights).sum().backward()
     expected = [t.grad.clone() for t in (states, head.weight, head.bias)]
     states.grad = head.weight.grad = head.bias.grad = None
-    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 20 * 3)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 20 * 3)  # 3 tokens a chunk
+    monkeypatch.setitem(KEPT_BYTES, "cpu", kept)
     token_logprobs(states, head, targets, 0.5).mul(weights).sum().backward()
     for found, wanted in zip((states.grad, head.weight.grad, head.bias.grad), expected, strict=True):
         torch.testing.assert_close(found, wanted)
