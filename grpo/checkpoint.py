@@ -1,4 +1,8 @@
-"""Checkpoints that a killed job continues from: written aside, then renamed, so that half a one is never seen."""
+"""Checkpoints that a killed job continues from: written aside, then renamed, so that half a one is never seen.
+
+One is a folder: tensors, of which each process writes its shares, and beside them plain data from the first process.
+Any number of processes reads what any other wrote.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,52 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpo import saved_tensors
+from grpo.errors import InputError
+from grpo.parallel import Parallel
+from grpo.saved_tensors import Modules, Optimizers
+
 _PREFIX = "step-"
+_TENSORS, _PLAIN = "tensors", "plain.pt"
 
 
-def save(state: Path, step: int, payload: dict[str, Any]) -> None:
-    """Keep `payload` (tensors, state dicts, numbers) for `step`; older checkpoints go once it is safely there."""
-    state.mkdir(parents=True, exist_ok=True)
-    temporary, final = state / "writing", state / f"{_PREFIX}{step:08d}"
-    with temporary.open("wb") as file:
-        torch.save(payload, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(final)
-    for older in _saved(state):
-        if older != final:
-            older.unlink()
+def save(
+    parallel: Parallel, state: Path, step: int, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]
+) -> None:
+    """Keep the tensors of `modules` and `optimizers`, and the first process's `plain` data, for `step`; older
+    checkpoints go once it is safely there. All processes call it, and see it when they return."""
+    writing, final = state / "writing", state / f"{_PREFIX}{step:08d}"
+    if parallel.main:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+    parallel.barrier()
+    if not writing.is_dir():
+        raise InputError(f"{state}: not shared with the first process's machine; keep it on a shared file system")
+    saved_tensors.write(writing / _TENSORS, modules, optimizers)
+    if parallel.main:
+        with (writing / _PLAIN).open("wb") as file:
+            torch.save(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(writing / _TENSORS, writing)
+        writing.rename(final)
+        _sync(state)
+        for older in _saved(state):
+            if older != final:
+                shutil.rmtree(older)
+    parallel.barrier()
 
 
-def load_latest(state: Path) -> tuple[int, dict[str, Any]] | None:
-    """The newest complete checkpoint as (step, payload)."""
-    saved = _saved(state)
-    if not saved:
+def load_latest(
+    parallel: Parallel, state: Path, modules: Modules, optimizers: Optimizers
+) -> tuple[int, dict[str, Any]] | None:
+    """Put the newest checkpoint's tensors into `modules` and `optimizers`; its (step, plain data), or None."""
+    newest = parallel.same(_saved(state)[-1:])
+    if not newest:
         return None
-    return int(saved[-1].name.removeprefix(_PREFIX)), torch.load(saved[-1], weights_only=True)
+    saved_tensors.read(newest[0] / _TENSORS, modules, optimizers)
+    plain = torch.load(newest[0] / _PLAIN, weights_only=True)
+    return int(newest[0].name.removeprefix(_PREFIX)), plain
 
 
 def rng_state() -> dict[str, Any]:
@@ -43,7 +70,7 @@ def rng_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (kind, [int(key) for key in keys], position, has_gauss, cached),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,  # of this process's own
     }
 
 
@@ -53,8 +80,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def clear(state: Path) -> None:
@@ -63,3 +90,13 @@ def clear(state: Path) -> None:
 
 def _saved(state: Path) -> list[Path]:
     return sorted(state.glob(f"{_PREFIX}*"))
+
+
+def _sync(*folders: Path) -> None:
+    """Names of files are safe only once their folder is."""
+    for folder in folders:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -23,11 +23,13 @@ from grpo.logprobs import completion_logprobs
 from grpo.methods import Method
 from grpo.models import Models
 from grpo.packing import micro_batches
+from grpo.parallel import Parallel, divide
 from grpo.problem_order import ProblemOrder
 from grpo.rewards import MODEL_REWARDS, total
 from grpo.rollout import Completion, sample_groups, seed_of
 from grpo.scoring import Failures, Scorer, Scores, responses_of
 from grpo.template import prompt_tokens
+from grpo.value import values_of
 
 T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
@@ -45,7 +47,9 @@ class Collector:
         tokenizer: Any,
         scorer: Scorer,
         orders: dict[str, ProblemOrder],
+        parallel: Parallel,
     ):
+        self.parallel = parallel
         self.job, self.settings, self.method, self.models = job, job.settings, method, models
         self.tokenizer, self.scorer, self.orders = tokenizer, scorer, orders
         # A reward model that the recipe gives no weight is shown in the metrics all the same.
@@ -90,11 +94,29 @@ class Collector:
     def _sample_and_score(
         self, problems: Sequence[Problem], step: int, draw: tuple[int, ...]
     ) -> tuple[list[Group], Failures]:
-        settings = self.settings
-        sampling = settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(step)})
+        """Each process does its share of the problems, and all get all groups, in the order of the problems."""
         prompts = [
             prompt_tokens(self.tokenizer, p.messages, self.job.template, self.job.zero_template) for p in problems
         ]
+        shares = divide([len(p) + self.settings.max_new_tokens(step) for p in prompts], self.parallel.world)
+        mine = shares[self.parallel.rank]
+        seeds = [seed_of(self.job.seed, *draw, number) for number in mine]
+        done = self._do_share([problems[i] for i in mine], [prompts[i] for i in mine], seeds, step)
+        failures, of_problem = Failures(), dict[int, Group]()
+        for share, (groups, failed) in zip(shares, self.parallel.gather(done), strict=True):
+            of_problem |= zip(share, groups, strict=True)
+            failures.add(failed)
+        failures.stop_above(self.settings.scoring.max_failure_share)
+        found = [of_problem[i] for i in range(len(problems))]
+        for group in found:
+            self._observe(group)
+        return found, failures
+
+    def _do_share(
+        self, problems: list[Problem], prompts: list[list[int]], seeds: list[int], step: int
+    ) -> tuple[list[Group], Failures]:
+        settings = self.settings
+        sampling = settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(step)})
         sampled: dict[int, list[Completion]] = {}
         scores: dict[int, Scores] = {}
         with self.models.sampler() as model:
@@ -104,7 +126,7 @@ class Collector:
                 settings.group_size,
                 sampling,
                 eos_id=self.tokenizer.eos_token_id,
-                seeds=[seed_of(self.job.seed, *draw, number) for number in range(len(prompts))],
+                seeds=seeds,
             ):
                 # Scoring goes on in other processes while other groups are sampled and the models measure.
                 responses = responses_of(self.tokenizer, completions, sampling.max_new_tokens)
@@ -133,9 +155,7 @@ class Collector:
                 ref_logprobs=ref_logprobs[i],
                 values=values[i],
             )
-            self._observe(group)
             groups.append(group)
-        failures.stop_above(settings.scoring.max_failure_share)
         return groups, failures
 
     def _observe(self, group: Group) -> None:
@@ -175,7 +195,8 @@ class Collector:
                     lambda p, c: completion_logprobs(reference, p, c, self.temperature), repeated, flat
                 )
         if self.models.value is not None:
-            values = self._measure(self.models.value, repeated, flat)
+            with self.models.value.whole() as value:
+                values = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
         size = self.settings.group_size
         return _grouped(ref_logprobs, len(prompts), size), _grouped(values, len(prompts), size)
 

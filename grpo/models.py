@@ -1,7 +1,8 @@
 """The models of a run: the policy, and beside it only what its method reads.
 
 GRPO without a penalty holds one model, with it two (policy, reference); PPO three (policy, reference, value). Reward
-models come on top. With LoRA the reference is the policy with its adapters off, and takes no memory.
+models come on top. With LoRA the reference is the policy with its adapters off, and takes no memory. Each is spread
+over the processes of the job.
 """
 
 from __future__ import annotations
@@ -11,51 +12,57 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
+from grpo.errors import InputError
 from grpo.logprobs import trunk_of
 from grpo.methods import Method
-from grpo.policy import load_policy, load_trainable_state, trainable_state
+from grpo.parallel import Parallel
+from grpo.policy import load_policy
 from grpo.rl_config import RL
+from grpo.sharded import Sharded, shard
 from grpo.value import Value
 
 
 class Models:
-    def __init__(self, model: str, settings: RL, method: Method):
+    def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
         self.settings, self.method = settings, method
         hardware = settings.hardware
-        self.policy = load_policy(model, hardware, settings.lora)
-        self.initial: Any = None
-        if method.keeps_initial(settings) and settings.lora is None:
-            self.initial = load_policy(model, hardware).requires_grad_(False)
-        self.value: Value | None = None
+        policy = load_policy(model, hardware, settings.lora)
+        self.value: Sharded | None = None
         if method.credit == "value":
             own = settings.ppo.value == "model"
-            self.value = Value(trunk_of(load_policy(model, hardware) if own else self.policy), own)
+            if parallel.world > 1 and not own:
+                raise InputError("ppo.value 'head' works in one process; take 'model', or one process")
+            self.value = shard(Value(trunk_of(load_policy(model, hardware) if own else policy), own), parallel)
+        self.policy = shard(policy, parallel)
+        self.initial: Sharded | None = None
+        if method.keeps_initial(settings) and settings.lora is None:
+            self.initial = shard(load_policy(model, hardware).requires_grad_(False), parallel)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """The policy as it was at the start, or at the last refresh."""
+        """The policy as it was at the start, or at the last refresh; whole in each process, without gradients."""
         if self.initial is not None:
-            yield self.initial
+            with self.initial.whole() as model:
+                yield model
         else:
-            with self.policy.disable_adapter():
-                yield self.policy
+            with self.policy.whole() as model, model.disable_adapter():
+                yield model
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:
-        """Whose completions the method learns from."""
-        if self.method.data == "policy":
-            yield self.policy
-        else:
-            with self.reference() as model:
-                yield model
+        """Whose completions the method learns from; whole in each process, without gradients."""
+        with self.policy.whole() if self.method.data == "policy" else self.reference() as model:
+            yield model
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """For the optimizer: the policy and, in PPO, the value, each with its own peak learning rate."""
         peak = self.settings.optimizer.learning_rate
         groups = [{"params": [p for p in self.policy.parameters() if p.requires_grad], "lr": peak}]
         if self.value is not None:
-            groups.append({"params": self.value.parameters(), "lr": self.settings.ppo.value_learning_rate or peak})
+            rate = self.settings.ppo.value_learning_rate or peak
+            groups.append({"params": [*self.value.parameters()], "lr": rate})
         return groups
 
     @torch.no_grad()
@@ -69,19 +76,11 @@ class Models:
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
             old.lerp_(new, self.settings.reference_mixing)
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "policy": trainable_state(self.policy),
-            "initial": self.initial.state_dict() if self._reference_moves() else None,
-            "value": self.value.state() if self.value is not None else None,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        load_trainable_state(self.policy, state["policy"])
-        if self._reference_moves():
-            self.initial.load_state_dict(state["initial"])
+    def modules(self) -> dict[str, nn.Module]:
+        """What a checkpoint keeps."""
+        kept: dict[str, nn.Module] = {"policy": self.policy}
+        if self.initial is not None and self.settings.reference_refresh_steps is not None:
+            kept["initial"] = self.initial
         if self.value is not None:
-            self.value.restore(state["value"])
-
-    def _reference_moves(self) -> bool:
-        return self.initial is not None and self.settings.reference_refresh_steps is not None
+            kept["value"] = self.value
+        return kept

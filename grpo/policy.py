@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import textwrap
 from pathlib import Path
@@ -62,26 +61,6 @@ def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
         raise InputError(f"lora.target_modules: {model} has no such modules ({message})") from None
 
 
-def trainable_state(model: Any) -> dict[str, torch.Tensor]:
-    """What training changes: all weights, or the adapters alone."""
-    if hasattr(model, "peft_config"):
-        return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    return model.state_dict()
-
-
-def load_trainable_state(model: Any, state: dict[str, torch.Tensor]) -> None:
-    """The inverse of `trainable_state`."""
-    unexpected = model.load_state_dict(state, strict=not hasattr(model, "peft_config")).unexpected_keys
-    assert not unexpected, unexpected
-
-
-def save_policy(policy: Any, out: Path) -> None:
-    """Write a folder that AutoModelForCausalLM opens: adapters are merged into a copy of the weights."""
-    if hasattr(policy, "peft_config"):
-        policy = copy.deepcopy(policy).merge_and_unload()
-    policy.save_pretrained(out)
-
-
 def load_reward_model(model: str, hardware: Hardware) -> Any:
     """A scalar head on a language model's architecture; made anew on a policy's weights where it has none yet."""
     loaded = _load(
@@ -112,7 +91,7 @@ def copy_model(job: CopyModelJob) -> None:
     """Write a pretrained model and its tokenizer to `job.out`, so that a recipe's artifacts are complete."""
     tokenizer = load_tokenizer(job.model)
     model = load_policy(job.model, job.hardware)
-    save_policy(model, job.out)
+    model.save_pretrained(job.out)
     save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
 

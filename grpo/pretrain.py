@@ -14,9 +14,10 @@ from grpo.attention import NAME
 from grpo.config import Pretrain
 from grpo.errors import InputError
 from grpo.jobs import PretrainJob
-from grpo.policy import choose_device
+from grpo.parallel import Parallel
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy
+from grpo.sharded import shard
 from grpo.supervised import Example, fit
 
 BOS, END, PAD, USER, ASSISTANT = "<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
@@ -50,15 +51,18 @@ def pretrain(job: PretrainJob) -> None:
         )
     )
     model.set_attn_implementation(NAME)
-    model.to(device=choose_device(settings.hardware))  # type: ignore[call-arg]
+    parallel = Parallel.start(settings.hardware)
+    parameters = sum(p.numel() for p in model.parameters())
+    sharded = shard(model, parallel)
     # Each block's first token only tells what the others follow.
     examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
-    done = fit(job, model, examples, cross_entropy, settings, settings.steps)
-    model.save_pretrained(job.out)
-    tokenizer.save_pretrained(job.out)
-    parameters = sum(p.numel() for p in model.parameters())
-    counts = {"documents": len(documents), "tokens": sum(map(len, blocks)), "parameters": parameters}
-    write_result(job.result, done, settings.steps, counts=counts)
+    done = fit(job, sharded, examples, cross_entropy, settings, settings.steps)
+    sharded.save(job.out)
+    if parallel.main:
+        tokenizer.save_pretrained(job.out)
+        counts = {"documents": len(documents), "tokens": sum(map(len, blocks)), "parameters": parameters}
+        write_result(job.result, done, settings.steps, counts=counts)
+    parallel.close()
 
 
 def read_documents(corpus: Path) -> list[str]:

@@ -13,9 +13,11 @@ from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.jobs import RewardModelJob
 from grpo.packing import shared_prefix
+from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
 from grpo.scoring import conversation_tokens, score_sequences
+from grpo.sharded import shard
 from grpo.supervised import Example, fit, planned_steps
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
@@ -45,12 +47,17 @@ def train_reward_model(job: RewardModelJob) -> None:
     model = load_reward_model(job.model, settings.hardware)
     model.config.pad_token_id = tokenizer.pad_token_id
     steps = planned_steps(len(fitting), settings, settings.epochs, settings.max_steps)
-    done = fit(job, model, fitting, _pair_loss if job.loss == "pairs" else _point_loss, settings, steps)
-    metrics = {"held_out_accuracy": _accuracy(model, held_out, job.loss)} if held_out else {}
-    model.save_pretrained(job.out)
-    save_tokenizer(tokenizer, job.model, job.out)
-    counts = {"train": len(fitting), "held_out": len(held_out), "too_long": len(train) - len(fitting)}
-    write_result(job.result, done, steps, counts=counts, metrics=metrics)
+    parallel = Parallel.start(settings.hardware)
+    sharded = shard(model, parallel)
+    done = fit(job, sharded, fitting, _pair_loss if job.loss == "pairs" else _point_loss, settings, steps)
+    with sharded.whole() as trained:
+        metrics = {"held_out_accuracy": _accuracy(trained, held_out, job.loss)} if held_out else {}
+    sharded.save(job.out)
+    if parallel.main:
+        save_tokenizer(tokenizer, job.model, job.out)
+        counts = {"train": len(fitting), "held_out": len(held_out), "too_long": len(train) - len(fitting)}
+        write_result(job.result, done, steps, counts=counts, metrics=metrics)
+    parallel.close()
 
 
 def read_preferences(path: Path, loss: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

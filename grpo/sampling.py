@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo.data import Problem, Sample, read_problems, write_rows
 from grpo.jobs import SampleJob, SampleTask
+from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import Response
 from grpo.rollout import sample_groups, seed_of
@@ -17,15 +18,17 @@ from grpo.template import prompt_tokens
 
 def run_sampling(job: SampleJob) -> None:
     """Write out/<task>/shard-NNNNN.parquet for every task of the job."""
+    parallel = Parallel.start(job.hardware)
     problems = {task.name: chosen_problems(task) for task in job.tasks}
     shards = {name: range(0, len(rows), job.shard_size) for name, rows in problems.items()}
     planned = sum(len(starts) for starts in shards.values())
     completed = 0
-    metrics = Metrics(job.metrics)
+    metrics = Metrics(job.metrics) if parallel.main else None
     for task in job.tasks:
         folder = job.out / task.name
         folder.mkdir(parents=True, exist_ok=True)
-        todo = [(i, start) for i, start in enumerate(shards[task.name]) if not shard_path(folder, i).exists()]
+        missing = [(i, start) for i, start in enumerate(shards[task.name]) if not shard_path(folder, i).exists()]
+        todo = parallel.same(missing)[parallel.rank :: parallel.world]
         completed += len(shards[task.name]) - len(todo)
         if not todo:
             continue
@@ -33,12 +36,14 @@ def run_sampling(job: SampleJob) -> None:
         for index, start in todo:
             began = time.perf_counter()
             rows, failures = sampler(problems[task.name][start : start + job.shard_size], job.seed, index)
-            temporary = folder / "writing"
+            temporary = folder / f"writing-{parallel.rank}"
             write_rows(temporary, rows, Sample)
             temporary.replace(shard_path(folder, index))
             completed += 1
             tokens = sum(row.tokens for row in rows)
             accuracy = [row.rewards["accuracy"] for row in rows if "accuracy" in row.rewards]
+            if metrics is None:
+                continue
             metrics.log(
                 completed,
                 planned,
@@ -49,7 +54,15 @@ def run_sampling(job: SampleJob) -> None:
                 **({"accuracy": sum(accuracy) / len(accuracy)} if accuracy else {}),
             )
         sampler.scorer.close()
-    write_result(job.result, completed, planned)
+    parallel.barrier()
+    if parallel.main:
+        for left_by_killed in job.out.glob("*/writing*"):
+            left_by_killed.unlink()
+        done = sum(
+            shard_path(job.out / name, i).exists() for name, starts in shards.items() for i in range(len(starts))
+        )
+        write_result(job.result, done, planned)
+    parallel.close()
 
 
 def chosen_problems(task: SampleTask) -> list[Problem]:

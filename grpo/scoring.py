@@ -91,7 +91,8 @@ class Scorer:
         self.step_reward = step_reward
         rules = [name for name in rewards if name not in MODEL_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
-        workers = scoring.workers or os.cpu_count() or 1
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes of this job, each with a pool of its own
+        workers = scoring.workers or max(1, (os.cpu_count() or 1) // beside)
         prepare = functools.partial(load, rules)  # what a worker imports first is on nobody's time
         self.pool = Pool(workers, scoring.time_limit_s, int(scoring.memory_gb * 1e9), prepare)
         self.helpful: RewardModelScorer | None = None

@@ -10,8 +10,10 @@ from grpo.data import read_columns
 from grpo.errors import InputError
 from grpo.jobs import SFTJob
 from grpo.logprobs import completion_logprobs
-from grpo.policy import load_policy, load_tokenizer, save_policy, save_tokenizer
+from grpo.parallel import Parallel
+from grpo.policy import load_policy, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
+from grpo.sharded import shard
 from grpo.supervised import Example, fit, planned_steps
 from grpo.template import completion_tokens, prompt_tokens
 
@@ -23,11 +25,14 @@ def train_sft(job: SFTJob) -> None:
     if not examples:
         raise InputError(f"{job.data}: no sequence fits in max_tokens={settings.max_tokens} ({dropped} dropped)")
     steps = planned_steps(len(examples), settings, settings.epochs, settings.max_steps)
-    model = load_policy(job.model, settings.hardware, settings.lora)
+    parallel = Parallel.start(settings.hardware)
+    model = shard(load_policy(job.model, settings.hardware, settings.lora), parallel)
     done = fit(job, model, examples, cross_entropy, settings, steps)
-    save_policy(model, job.out)
-    save_tokenizer(tokenizer, job.model, job.out)
-    write_result(job.result, done, steps, counts={"sequences": len(examples), "too_long": dropped})
+    model.save(job.out)
+    if parallel.main:
+        save_tokenizer(tokenizer, job.model, job.out)
+        write_result(job.result, done, steps, counts={"sequences": len(examples), "too_long": dropped})
+    parallel.close()
 
 
 def read_pairs(job: SFTJob) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from grpo import checkpoint
@@ -16,9 +15,10 @@ from grpo.errors import InputError
 from grpo.jobs import JobBase
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
-from grpo.policy import load_trainable_state, trainable_state
+from grpo.parallel import divide
 from grpo.problem_order import permutation
 from grpo.runlog import Metrics
+from grpo.sharded import Sharded, clip_grad_norm
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,16 @@ def planned_steps(examples: int, settings: Supervised, epochs: int, max_steps: i
     return min(steps, max_steps or steps)
 
 
-def fit(job: JobBase, model: Any, examples: Sequence[Example], loss: Loss, settings: Supervised, steps: int) -> int:
+def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, settings: Supervised, steps: int) -> int:
     """Train `model` in place and return the optimizer steps done."""
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(parameters, settings.optimizer)
-    step = 0
-    if found := checkpoint.load_latest(job.state):
-        step, state = found
-        load_trainable_state(model, state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    metrics = Metrics(job.metrics, step)
+    parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
+    found = checkpoint.load_latest(parallel, job.state, *kept)
+    step = found[0] if found else 0
+    metrics = Metrics(job.metrics, step) if parallel.main else None
     model.train()
     while step < steps:
         started = time.perf_counter()
@@ -65,15 +63,15 @@ def fit(job: JobBase, model: Any, examples: Sequence[Example], loss: Loss, setti
         for group in optimizer.param_groups:
             group["lr"] = rate
         total = _backward(model, batch, loss, settings.micro_batch_tokens)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, settings.optimizer.max_grad_norm)
+        norm = clip_grad_norm(parameters, settings.optimizer.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
         tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
-        metrics.log(step, steps, loss=total, grad_norm=norm.item(), learning_rate=rate, tokens_per_s=tokens)
+        if metrics is not None:
+            metrics.log(step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens)
         if step % settings.save_every == 0 and step < steps:
-            state = {"model": trainable_state(model), "optimizer": optimizer.state_dict()}
-            checkpoint.save(job.state, step, state)
+            checkpoint.save(parallel, job.state, step, *kept, {})
     model.eval()
     return step
 
@@ -85,8 +83,8 @@ def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list
     return [examples[i] for i in order[number * size : (number + 1) * size]]
 
 
-def _backward(model: Any, batch: list[Example], loss: Loss, max_tokens: int) -> float:
-    """Gradients of the batch's mean loss, which is returned."""
+def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int) -> float:
+    """Gradients of the batch's mean loss, which is returned; each process does its share of the micro-batches."""
     prompts = [prompt for example in batch for prompt in example.prompts]
     rests = [rest for example in batch for rest in example.rests]
     units: list[list[int]] = []
@@ -94,9 +92,14 @@ def _backward(model: Any, batch: list[Example], loss: Loss, max_tokens: int) -> 
         first = units[-1][-1] + 1 if units else 0
         units.append([*range(first, first + len(example.prompts))])
     weight = sum(example.weight for example in batch)
+    parts = micro_batches(prompts, rests, units, max_tokens)
+    shares = divide([sum(batch[number].tokens for number in part) for part in parts], model.parallel.world)
+    mine = [[batch[number] for number in parts[i]] for i in shares[model.parallel.rank]]
     total = 0.0
-    for part in micro_batches(prompts, rests, units, max_tokens):
-        value = loss(model, [batch[number] for number in part]) / weight
+    for part in mine:
+        value = model(loss, part) / weight
         value.backward()
         total += value.item()
-    return total
+    for _ in range(max(map(len, shares)) - len(mine)):  # all processes call the model as often
+        (model(loss, [min(batch, key=lambda example: example.tokens)]) * 0).backward()
+    return model.parallel.reduce({"loss": total})["loss"]

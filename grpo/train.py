@@ -1,4 +1,4 @@
-"""Run one job: ``python -m grpo.train job.json`` (or ``torchrun ... -m grpo.train job.json``).
+"""Run one job: ``python -m grpo.train [--processes N] job.json`` (or ``torchrun ... -m grpo.train job.json``).
 
 Exit codes: 0 done, 2 bad input (the last line of stderr says what), else a failure with a traceback.
 """
@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -51,12 +52,19 @@ def read_job(path: Path) -> JobBase:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m grpo.train job.json", file=sys.stderr)
+    processes = arguments[1] if len(arguments) == 3 and arguments[0] == "--processes" else "1"
+    if len(arguments) not in (1, 3) or not processes.isdecimal():
+        print("usage: python -m grpo.train [--processes N] job.json", file=sys.stderr)
         return 2
     _die_with_parent()
+    if processes != "1":
+        # In this process, so that torchrun too dies with who started it; its workers die with torchrun.
+        from torch.distributed.run import main as torchrun
+
+        torchrun(["--standalone", "--nproc-per-node", processes, "-m", "grpo.train", arguments[-1]])
+        return 0
     try:
-        job = read_job(Path(arguments[0]))
+        job = read_job(Path(arguments[-1]))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -71,7 +79,12 @@ def main(arguments: list[str]) -> int:
     except TrainingStopped as stopped:
         print(f"error: training stopped: {stopped}", file=sys.stderr)
         return 1
-    except Exception:
+    except Exception as error:
+        from grpo.parallel import lost_peer
+
+        if lost_peer(error):
+            time.sleep(60)  # torchrun stops us before; who ends first gets the blame
+            return 1
         # Each library has its own words for a full disk, some of them none.
         if shutil.disk_usage(job.out).free > FULL_BYTES:
             raise

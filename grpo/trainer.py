@@ -25,7 +25,8 @@ from grpo.health import Finding, Health
 from grpo.jobs import RLJob
 from grpo.methods import METHODS
 from grpo.models import Models
-from grpo.policy import load_tokenizer, save_policy, save_tokenizer
+from grpo.parallel import Parallel
+from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.problem_order import ProblemOrder
 from grpo.rollout import generator_for
 from grpo.runlog import Metrics, write_result
@@ -52,6 +53,7 @@ class Pending:
 class Trainer:
     def __init__(self, job: RLJob):
         self.job, self.settings = job, job.settings
+        self.parallel = Parallel.start(job.settings.hardware)
         self.method = METHODS[self.settings.method]
         self.scorer: Scorer | None = None
         self.orders = make_orders(job) if self.method.data != "given" else {}
@@ -61,23 +63,29 @@ class Trainer:
             self.scorer = Scorer(options, self.settings.scoring, step_reward)
         torch.manual_seed(job.seed)
         self.tokenizer = load_tokenizer(job.model)
-        self.models = Models(job.model, self.settings, self.method)
-        self.update = Update(self.settings, self.method, self.models)
+        self.models = Models(job.model, self.settings, self.method, self.parallel)
+        self.update = Update(self.settings, self.method, self.models, self.parallel)
         self.collect = self._collector()
         self.health = Health(self.settings.health)
         self.step = self.attempt = 0
         self.pending: Pending | None = None
         self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
-        if found := checkpoint.load_latest(job.state):
+        if found := checkpoint.load_latest(self.parallel, job.state, *self._tensors()):
             self._restore(*found)
-        self.metrics = Metrics(job.metrics, self.step)
+        self.metrics = self._open_metrics()
 
     def _collector(self) -> Collector | Demonstrations:
         if self.scorer is None:
             return Demonstrations(self.job, self.tokenizer)
         self.scorer.load_models(self.job.helpful_model, self.job.safe_model, self.settings.hardware)
-        return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders)
+        return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel)
+
+    def _open_metrics(self) -> Metrics | None:
+        return Metrics(self.job.metrics, self.step) if self.parallel.main else None
+
+    def _tensors(self) -> tuple[dict[str, torch.nn.Module], dict[str, torch.optim.Optimizer]]:
+        return self.models.modules(), {"adamw": self.update.optimizer}
 
     def run(self) -> None:
         try:
@@ -86,16 +94,18 @@ class Trainer:
         finally:
             if self.scorer is not None:
                 self.scorer.close()
-        save_policy(self.models.policy, self.job.out)
-        save_tokenizer(self.tokenizer, self.job.model, self.job.out)
-        write_result(
-            self.job.result,
-            self.step,
-            self.settings.steps,
-            metrics=closing_means(self.job.metrics),
-            samples=self.samples,
-            findings=self.findings,
-        )
+        self.models.policy.save(self.job.out)
+        if self.parallel.main:
+            save_tokenizer(self.tokenizer, self.job.model, self.job.out)
+            write_result(
+                self.job.result,
+                self.step,
+                self.settings.steps,
+                metrics=closing_means(self.job.metrics),
+                samples=self.samples,
+                findings=self.findings,
+            )
+        self.parallel.close()
 
     def _advance(self) -> None:
         """One optimizer step, with a new rollout before it where the last is used up."""
@@ -147,7 +157,9 @@ class Trainer:
             "sampling_s": sampling_s,
             "update_s": update_s,
         }
-        self.metrics.log(self.step, self.settings.steps, **record)
+        record = self.parallel.same(record)  # times differ; all processes must decide by the same numbers
+        if self.metrics is not None:
+            self.metrics.log(self.step, self.settings.steps, **record)
         return record
 
     def _act_on(self, findings: list[Finding]) -> bool:
@@ -165,20 +177,18 @@ class Trainer:
     def _roll_back(self, finding: Finding) -> None:
         """To the last good checkpoint; from there other completions are drawn, at half the learning rate."""
         attempt, findings = self.attempt + 1, self.findings
-        found = checkpoint.load_latest(self.job.state)
+        found = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())
         if found is None or attempt > self.settings.health.max_roll_backs:
             why = "no checkpoint to roll back to" if found is None else f"rolled back {self.attempt} times already"
             raise TrainingStopped(f"{finding.name}: {finding.message} ({why})")
         self._restore(*found)
         self.attempt, self.findings, self.pending = attempt, findings, None
-        self.metrics = Metrics(self.job.metrics, self.step)
+        self.metrics = self._open_metrics()
         logger.warning("rolled back to step %d, attempt %d", self.step, attempt + 1)
 
     def _save(self) -> None:
         pending = self.pending
         payload: dict[str, Any] = {
-            "models": self.models.state(),
-            "optimizer": self.update.optimizer.state_dict(),
             "rng": checkpoint.rng_state(),
             "orders": {name: order.state() for name, order in self.orders.items()},
             "health": self.health.state(),
@@ -187,12 +197,10 @@ class Trainer:
             "findings": self.findings,
             "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
         }
-        checkpoint.save(self.job.state, self.step, payload)
+        checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
 
     def _restore(self, step: int, payload: dict[str, Any]) -> None:
         self.step, self.attempt = step, payload["attempt"]
-        self.models.restore(payload["models"])
-        self.update.optimizer.load_state_dict(payload["optimizer"])
         checkpoint.set_rng_state(payload["rng"])
         for name, state in payload["orders"].items():
             self.orders[name].restore(state)

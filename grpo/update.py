@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from grpo.dpo import dpo_loss
@@ -16,7 +15,10 @@ from grpo.models import Models
 from grpo.objectives import Objective, Scale, Tokens
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
+from grpo.parallel import Parallel, divide
 from grpo.rl_config import RL
+from grpo.sharded import clip_grad_norm
+from grpo.value import values_of
 
 Stats = dict[str, Tensor]
 Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]
@@ -25,9 +27,9 @@ Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]
 class Update:
     """The loss of the method, chosen once, and the optimizer that lowers it."""
 
-    def __init__(self, settings: RL, method: Method, models: Models):
-        self.settings, self.models = settings, models
-        self.device = next(models.policy.parameters()).device
+    def __init__(self, settings: RL, method: Method, models: Models, parallel: Parallel):
+        self.settings, self.models, self.parallel = settings, models, parallel
+        self.device = parallel.device
         self.temperature = method.temperature(settings)
         imitates = method.credit in ("one", "right")
         self.objective = Objective(
@@ -64,21 +66,35 @@ class Update:
         parts = [
             rollout.units[unit] for unit in units if any(self._counts(rollout, row) for row in rollout.units[unit])
         ]
-        stats: dict[str, float] = {"learning_rate": self.peaks[0] * rate}
         self.models.policy.train()
-        for batch in micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens):
+        stats: dict[str, float] = {}
+        for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
             loss, measured = self.loss(rollout, part, scale)
-            loss.backward()
-            _combine(stats, {"loss": loss.detach(), **measured})
+            (loss if counts else loss * 0).backward()
+            if counts:
+                _combine(stats, {"loss": loss.detach(), **measured})
+        stats = self.parallel.reduce(stats)
         for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):
-            norm = torch.nn.utils.clip_grad_norm_(group["params"], self.settings.optimizer.max_grad_norm)
-            stats[name] = norm.item()
+            stats[name] = clip_grad_norm(group["params"], self.settings.optimizer.max_grad_norm)
+        stats["learning_rate"] = self.peaks[0] * rate
         if all(map(_finite, stats.values())):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.models.policy.eval()
         return stats
+
+    def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
+        """This process's micro-batches (numbers of `parts`), and whether each counts: all processes go through as many,
+        so whoever has fewer repeats a short one for nothing."""
+        batches = micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens)
+        lengths = [sum(len(rollout.prompts[row]) + len(rollout.completions[row]) for row in part) for part in parts]
+        shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.world)
+        mine = [(batches[i], True) for i in shares[self.parallel.rank]]
+        if missing := max(map(len, shares)) - len(mine):
+            shortest = min(range(len(parts)), key=lengths.__getitem__)
+            mine += [([shortest], False)] * missing
+        return mine
 
     def _counts(self, rollout: Rollout, row: int) -> bool:
         return rollout.learnt[row] and not (self.skips_zeros and not rollout.advantages[row].any())
@@ -86,8 +102,8 @@ class Update:
     def _tokens(self, rollout: Rollout, rows: list[int]) -> Tokens:
         reference = rollout.ref_logprobs
         return Tokens(
-            logprobs=completion_logprobs(
-                self.models.policy,
+            logprobs=self.models.policy(
+                completion_logprobs,
                 [rollout.prompts[i] for i in rows],
                 [rollout.completions[i] for i in rows],
                 self.temperature,
@@ -108,7 +124,7 @@ class Update:
         assert self.models.value is not None and rollout.old_values is not None and rollout.returns is not None
         loss, stats = self._policy_loss(rollout, rows, scale)
         of_value = value_loss(
-            self.models.value([rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]),
+            self.models.value(values_of, [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]),
             self._stack(rollout.old_values, rows),
             self._stack(rollout.returns, rows),
             stack(rollout.mask(rows), self.device),

@@ -6,38 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo.logprobs import completion_states
 
 
-class Value:
+class Value(nn.Module):
     """A linear head on the last hidden states of `trunk`, which is a transformer of its own or the policy's.
 
     The head starts at zero: until it has learnt, GAE's advantages are the returns themselves.
     """
 
     def __init__(self, trunk: Any, own_trunk: bool):
-        self.trunk, self.own_trunk = trunk, own_trunk
+        super().__init__()
+        if own_trunk:
+            self.trunk = trunk
+        self._trunk = [trunk]  # a list, so that the policy's is no part of the value
         example = next(trunk.parameters())
-        self.head = torch.nn.Linear(trunk.config.hidden_size, 1, device=example.device, dtype=torch.float32)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(trunk.config.hidden_size, 1, device=example.device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
 
-    def __call__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
-        """V before each completion token, [B, C]; positions past a completion's end hold 0."""
-        states, _, rows, columns = completion_states(self.trunk, prompts, completions)
-        values = self.head(states.float()).squeeze(1)
-        return values.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), values)
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """What only the value learns; a shared trunk belongs to the policy."""
-        return [*(self.trunk.parameters() if self.own_trunk else ()), *self.head.parameters()]
-
-    def state(self) -> dict[str, Any]:
-        return {"head": self.head.state_dict(), "trunk": self.trunk.state_dict() if self.own_trunk else None}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.head.load_state_dict(state["head"])
-        if self.own_trunk:
-            self.trunk.load_state_dict(state["trunk"])
+def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
+    """V before each completion token, [B, C]; positions past a completion's end hold 0."""
+    trunk = value.trunk if "trunk" in value._modules else value._trunk[0]
+    states, _, rows, columns = completion_states(trunk, prompts, completions)
+    values = value.head(states.float()).squeeze(1)
+    return values.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), values)

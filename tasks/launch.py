@@ -40,8 +40,8 @@ class StageFailed(RuntimeError):
 
 def command(job_path: Path, processes: int) -> list[str]:
     """What runs the job: one Python process, or torchrun with one process per accelerator."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *(torchrun if processes > 1 else []), "-m", "grpo.train", str(job_path)]
+    several = ["--processes", str(processes)] if processes > 1 else []
+    return [sys.executable, "-m", "grpo.train", *several, str(job_path)]
 
 
 def launch(
@@ -255,12 +255,18 @@ def _result(code: int, processes: int, result_path: Path, log_path: Path, log_st
 
 
 def _failure(code: int, processes: int, log_path: Path, log_start: int) -> Exception:
-    text = _log_text(log_path, log_start)
+    text, who = _log_text(log_path, log_start), "the trainer"
     if processes > 1:
-        # torchrun exits with 1 whatever happened, reports the first failure last, and buries the worker's own words.
-        if causes := re.findall(r"^\s*exitcode\s*: (-?\d+) \(pid", text, re.MULTILINE):
-            code = int(causes[-1])
-        text = re.split(r"^.*torch/distributed/elastic/.*failed \(exitcode", text, maxsplit=1, flags=re.MULTILINE)[0]
+        # torchrun exits with 1 whatever happened, reports the first failure last, and buries the worker's own words:
+        # they stand before its first line, and torch puts a worker's rank before the lines of its traceback.
+        rank = "0"
+        if causes := re.findall(r"^\s*rank\s*: (\d+) \(.*\n\s*exitcode\s*: (-?\d+) \(pid", text, re.MULTILINE):
+            rank, code = causes[-1][0], int(causes[-1][1])
+            who = f"process {rank} of {processes} of the trainer"
+        text = re.split(r"^.*torch/distributed/elastic/multiprocessing/api", text, maxsplit=1, flags=re.MULTILINE)[0]
+        blamed = re.findall(rf"^\[rank{rank}\]: ?(.*)", text, re.MULTILINE)
+        others = re.sub(r"^\[rank\d+\]:.*", "", text, flags=re.MULTILINE)
+        text = "\n".join([others, *blamed])  # others may have spoken after it
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     if code == 2 and (errors := [line for line in lines if line.startswith("error: ")]):
         return InputError(errors[-1].removeprefix("error: "))
@@ -270,7 +276,7 @@ def _failure(code: int, processes: int, log_path: Path, log_start: int) -> Excep
         ended = f"was killed by {signal.Signals(-code).name}"
     else:
         ended = f"exited with {code}"
-    return StageFailed(f"the trainer {ended}: {lines[-1] if lines else 'it logged nothing'}; log: {log_path}")
+    return StageFailed(f"{who} {ended}: {lines[-1] if lines else 'it logged nothing'}; log: {log_path}")
 
 
 def _log_text(path: Path, start: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_killed_ten_times_it_ends_where_an_undisturbed_run_does(method, rl_field
         assert kill_when(job, lambda point=point: len(metrics(killed)) >= point)
     inside = 0
     for _ in range(8):
-        writing.unlink(missing_ok=True)
+        shutil.rmtree(writing, ignore_errors=True)
         assert kill_when(job, writing.exists), "the run ended before it was killed in a checkpoint's writing"
         inside += writing.exists()
         if inside == 3:

@@ -69,9 +69,7 @@ def wait_for(path: Path) -> str:
 
 def test_the_command():
     assert module.command(Path("j.json"), 1) == [sys.executable, "-m", "grpo.train", "j.json"]
-    assert module.command(Path("j.json"), 4)[1:] == [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "grpo.train", "j.json",
-    ]  # fmt: skip
+    assert module.command(Path("j.json"), 4)[1:] == ["-m", "grpo.train", "--processes", "4", "j.json"]
 
 
 def test_success_returns_the_result_and_every_metric_once(trainer, tmp_path):
@@ -275,12 +273,44 @@ def torchrun(tmp_path, monkeypatch):
     return run
 
 
+JOINED = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from grpo.config import Hardware
+from grpo.parallel import Parallel, lost_peer
+parallel = Parallel.start(Hardware(device="cpu"))
+parallel.barrier()
+print("joined", flush=True)
+def boom():
+    raise ValueError("boom")
+def wait():
+    try:
+        parallel.gather(rank)
+    except Exception as error:
+        assert lost_peer(error)
+        time.sleep(60)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "error", "words"),
     [
         ("sys.stderr.write('error: bad row\\n'); sys.exit(2)", InputError, "^bad row$"),
         ("raise RuntimeError('boom')", StageFailed, "exited with 1: RuntimeError: boom; log"),
-        ("rank == 1 and os.kill(os.getpid(), 9); time.sleep(60)", StageFailed, "killed by SIGKILL"),
+        (
+            "print('step 3', flush=True); rank == 1 and os.kill(os.getpid(), 9); time.sleep(60)",
+            StageFailed,
+            r"^process 1 of 2 of the trainer was killed by SIGKILL \(by the kernel if memory ran out\): step 3; log",
+        ),
+        (
+            JOINED + "rank == 1 and os.kill(os.getpid(), 9); wait()",
+            StageFailed,
+            r"^process 1 of 2 of the trainer was killed by SIGKILL \(by the kernel if memory ran out\): joined; log",
+        ),
+        (
+            JOINED + "rank == 1 and boom(); wait()",
+            StageFailed,
+            "^process 1 of 2 .* exited with 1: ValueError: boom; log",
+        ),
     ],
 )
 def test_torchrun_reports_what_the_worker_said(torchrun, body, error, words):

@@ -1,0 +1,162 @@
+"""The processes of a job: which of them this is, and what they tell each other.
+
+`torchrun` starts several, on one machine or many. A job started without it is one process: then there is no process
+group, and everything here returns at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from grpo.config import Hardware
+from grpo.errors import InputError
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=1)
+"""How long processes wait for one another. More than rollouts of uneven length or a large model's saving take; a
+process that dies ends the wait at once, so this is only for one that hangs."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Process `rank` of `world`, and `local_rank` of those on this machine."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @classmethod
+    def start(cls, hardware: Hardware) -> Parallel:
+        """Join the processes that torchrun started with this one; each has a GPU of its own, if they have any.
+
+        Raises InputError where the machine lacks the devices.
+        """
+        rank, local_rank = _number("RANK", 0), _number("LOCAL_RANK", 0)
+        world = _number("WORLD_SIZE", 1)
+        device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
+        if world > 1:
+            bound = device if device.type == "cuda" else None
+            dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)
+        return cls(rank, world, local_rank, device)
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that writes files."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, in the order of their ranks; any that can be pickled."""
+        if self.world == 1:
+            return [value]
+        values: list[T] = [value] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def same(self, value: T) -> T:
+        """The first process's value, in all of them."""
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def reduce(self, stats: Mapping[str, float]) -> dict[str, float]:
+        """What was measured in all processes: sums, but extremes of names that end in _min and _max.
+
+        The sums are made in the same order everywhere, so all processes decide the same by them. A process need not
+        have measured everything.
+        """
+        total: dict[str, float] = {}
+        for measured in self.gather(dict(stats)):
+            for name, value in measured.items():
+                total[name] = _merge(name, total[name], value) if name in total else value
+        return total
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def mesh(self) -> DeviceMesh:
+        """All processes in a row, as torch wants them; one process becomes a group of its own for it."""
+        if not dist.is_initialized():
+            dist.init_process_group(_backend(self.device), store=dist.HashStore(), rank=0, world_size=1)
+        return init_device_mesh(self.device.type, (self.world,))
+
+    def close(self) -> None:
+        """The end of a job that went well. One that failed just ends: others would wait for it here."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """Which items each of `parts` takes, so that the sums of their costs are near equal: the next dearest item goes to
+    who has least (longest processing time first; at most 4/3 of the best possible). The same in every process."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [(0.0, part) for part in range(parts)]
+    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, part = loads[0]
+        shares[part].append(item)
+        heapq.heapreplace(loads, (load + costs[item], part))
+    return [sorted(share) for share in shares]
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an exception only says that another process of the job is gone.
+
+    What went wrong stands in that one's log, and torchrun blames whoever ends first: who lost a peer should wait to be
+    stopped by torchrun.
+    """
+    gone = r"Connection (closed|reset) by peer|remote process exited|Broken pipe|Connection refused"
+    return isinstance(error, RuntimeError) and re.search(gone, str(error)) is not None
+
+
+def _backend(device: torch.device) -> str:
+    # Objects travel between CPUs in any case, so that a rollout on its way takes no GPU memory.
+    backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+    if device.type not in backends:
+        raise InputError(f"hardware.device {device.type!r} works in one process and in one type of number; use 'cpu'")
+    return backends[device.type]
+
+
+def _device(wanted: str, local_rank: int, local_world: int) -> torch.device:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = wanted if wanted != "auto" else "cuda" if gpus else "cpu"
+    if kind != "cuda":
+        return torch.device(kind)
+    if not gpus:
+        raise InputError("hardware.device is 'cuda', but torch finds no GPU here; set it to 'auto' or 'cpu'")
+    if local_world > gpus:
+        raise InputError(
+            f"{local_world} processes on a machine with {gpus} GPUs; start one process a GPU, or set hardware.device "
+            "to 'cpu'"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name} is {text!r} in the environment, where torchrun sets a number; unset it")
+    return int(text)
+
+
+def _merge(name: str, a: float, b: float) -> float:
+    # Not min and max alone: which of a number and NaN these return depends on the order.
+    if name.endswith(("_min", "_max")) and a == a and b == b:
+        return min(a, b) if name.endswith("_min") else max(a, b)
+    return a + b

@@ -1,0 +1,141 @@
+"""Weights and optimizer state in a folder, written by any number of processes and read by any other.
+
+Each process writes its own shares (torch.distributed.checkpoint). Tensors have names: who reads takes its share of each
+from wherever it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.tensor import DTensor
+
+from grpo.errors import InputError
+
+Modules = Mapping[str, torch.nn.Module]
+Optimizers = Mapping[str, torch.optim.Optimizer]
+
+
+def write(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
+    """What training changes of `modules` (all of one that is frozen) and the state of `optimizers`, on the disk when
+    this returns. All processes call it with the same folder, which must not hold tensors yet.
+
+    Every parameter of an optimizer belongs to one of the modules; their names keep its state apart from others'.
+    """
+    tensors = _weights(modules) | dict(_states(modules, optimizers))
+    with _quiet():
+        dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder))
+
+
+def read(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
+    """The inverse of `write`, in place. All processes call it.
+
+    Raises InputError where the folder holds other tensors than these, or of another size.
+    """
+    saved = _Reader(folder).read_metadata().state_dict_metadata
+    for name, optimizer in optimizers.items():
+        _prepare(optimizer, {p: f"{name}.{of}." for p, of in _names(modules).items()}, saved)
+    tensors = _weights(modules) | dict(_states(modules, optimizers))
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    saved_sizes = {name: tuple(entry.size) for name, entry in saved.items()}  # type: ignore[union-attr]
+    if sizes != saved_sizes:
+        name, *_ = sorted(name for name, _ in sizes.items() ^ saved_sizes.items())
+        raise InputError(
+            f"{folder}: a checkpoint of another model: {name} is {saved_sizes.get(name, 'missing')} there and "
+            f"{sizes.get(name, 'missing')} here; take the settings it was made with, or remove it to start anew"
+        )
+    with _quiet():
+        dcp.load(dict(tensors), storage_reader=_Reader(folder))
+
+
+def _weights(modules: Modules) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for prefix, module in modules.items():
+        every = dict(module.named_parameters())
+        trained = {name: p for name, p in every.items() if p.requires_grad}
+        found |= {f"{prefix}.{name}": p.detach() for name, p in (trained or every).items()}
+    return found
+
+
+def _names(modules: Modules) -> dict[Tensor, str]:
+    return {p: f"{prefix}.{name}" for prefix, module in modules.items() for name, p in module.named_parameters()}
+
+
+def _states(modules: Modules, optimizers: Optimizers) -> Iterator[tuple[str, Tensor]]:
+    names = _names(modules)
+    for prefix, optimizer in optimizers.items():
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                name = f"{prefix}.{names[parameter]}.{key}"
+                # Of tensors that are not sharded one process's is kept: right for a count of steps, and little else.
+                whole = isinstance(value, DTensor) or not isinstance(parameter, DTensor) or value.numel() == 1
+                assert whole, f"{name} is neither sharded nor the same in all processes"
+                yield name, value
+
+
+def _prepare(optimizer: torch.optim.Optimizer, prefixes: dict[Tensor, str], saved: Mapping[str, Any]) -> None:
+    """Give the optimizer state for the parameters that have some in `saved`, and for no others."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [p for p in parameters if any(name.startswith(prefixes[p]) for name in saved)]
+    if any(p not in optimizer.state for p in kept):
+        _make_state(optimizer, parameters)
+    for parameter in set(parameters) - set(kept):
+        optimizer.state.pop(parameter, None)
+
+
+def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+    """State as a first step makes it. Its numbers, and the weights that the step moves, are about to be replaced."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+class _Reader(dcp.FileSystemReader):
+    """Takes the list of tensors only if it is nothing else: torch reads it with pickle, which can run any code."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _Unpickler(file).load()
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name) if module in _KNOWN else None
+        if isinstance(found, torch.dtype) or name in _KNOWN.get(module, ()):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+_KNOWN = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "pathlib": {"PosixPath", "WindowsPath"},
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is .* in a single process")  # as it is meant to be
+        yield
