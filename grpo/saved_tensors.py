@@ -1,7 +1,7 @@
 """Weights and optimizer state in a folder, written by any number of processes and read by any other.
 
-Each process writes its own shares (torch.distributed.checkpoint). Tensors have names: who reads takes its share of each
-from wherever it lies.
+Each process writes its own shares (torch.distributed.checkpoint). Tensors have names: who reads
+takes its share of each, whoever wrote it.
 """
 
 from __future__ import annotations
