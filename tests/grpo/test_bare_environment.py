@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -49,5 +50,12 @@ def test_the_readme_names_what_grpo_imports():
     for path in (ROOT / "grpo").glob("*.py"):
         # vLLM is an extra, and only the files of its engines may ask for it.
         allowed = known | ({"vllm"} if path.name.startswith("vllm_") else set())
-        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
+        for name in imported(ast.parse(path.read_text())):
             assert name in allowed or name in sys.stdlib_module_names, f"{path.name}: {name}"
+
+
+def imported(module: ast.Module) -> set[str]:
+    nodes = [*ast.walk(module)]
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in named}
