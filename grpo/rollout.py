@@ -105,7 +105,7 @@ def sample_groups(
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.finished = token == eos_id
-            if row.finished or len(row.tokens) == settings.max_new_tokens:
+            if row.finished or len(row.tokens) == len(row.chances):
                 gone.append(place)
         left = decoder.leave(gone) if gone else range(len(rows))
         for place in gone:
