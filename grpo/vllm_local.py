@@ -1,0 +1,203 @@
+"""vLLM in the trainer's process: the same devices, and weights that are handed over by reference.
+
+One process: `tensor_parallel_size` above 1 makes vLLM start workers of its own. Under torchrun every rank has an engine
+(vLLM's external launcher): alone with its prompts, or, with `tensor_parallel_size` n, sharing a model with its n - 1
+neighbours, where each of them must call `sample` as often as the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grpo.checkpoint import rng_state, set_rng_state
+from grpo.config import Sampling
+from grpo.errors import InputError, TrainingStopped
+from grpo.rollout import Completion
+from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
+from grpo.vllm_settings import VLLM
+from grpo.vllm_update import check_sampled_by, replace_weights, version_of
+from grpo.weight_transfer import BACKEND, UNKNOWN
+
+_LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1_MULTIPROCESSING")
+
+
+class LocalVLLM:
+    """See `grpo.engine.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`, completions
+    carry none, and any nucleus is allowed."""
+
+    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", logprobs: bool = True):
+        if importlib.util.find_spec("vllm") is None:
+            raise InputError("vllm is not installed here; pip install vllm, or choose another engine")
+        self._eos_id, self._logprobs = eos_id, logprobs
+        self._shared = dist.is_initialized() and dist.get_world_size() > 1
+        self._spawned = settings.tensor_parallel_size > 1 and not self._shared
+        self._partners = settings.tensor_parallel_size if self._shared else 1
+        self._requests = 0
+        self._held = UNKNOWN
+        with _undisturbed():
+            self._llm = self._start(model, settings, dtype)
+        self._longest: int = self._llm.model_config.max_model_len
+        self._sleeps: bool = self._llm.model_config.enable_sleep_mode
+
+    def _start(self, model: str, settings: VLLM, dtype: str) -> Any:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's loop runs here, and not in a process beside
+        vllm: Any = importlib.import_module("vllm")
+        platform = importlib.import_module("vllm.platforms").current_platform
+        cache = settings.kv_cache_gb
+        options: dict[str, Any] = {
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
+            "max_model_len": settings.max_model_len,
+            "dtype": settings.dtype or dtype,
+            "enforce_eager": settings.enforce_eager,
+            "enable_chunked_prefill": chunked_prefill(),
+            "enable_sleep_mode": platform.is_sleep_mode_available(),
+            "distributed_executor_backend": ("external_launcher" if self._shared else "mp" if self._spawned else "uni"),
+            "logprobs_mode": LOGPROBS,
+            "generation_config": "vllm",
+            "worker_extension_cls": "grpo.vllm_worker.Extension",
+            "weight_transfer_config": {"backend": BACKEND},
+        }
+        try:
+            return vllm.LLM(model=model, **(options | settings.options))
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise InputError(f"vllm: cannot start with {model}: {textwrap.shorten(str(error), 400)}") from error
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """Each prompt's index and its completions as soon as the last of them ended.
+
+        The same seed gives the same completions, if prompts and settings are the same. The trainer's random numbers
+        are not drawn from.
+        """
+        check(prompts, settings, self._longest, self._logprobs)
+        params: Any = importlib.import_module("vllm.sampling_params")
+        waiting: dict[str, int | None] = {}
+        engine = self._llm.llm_engine
+        try:
+            for own, index, prompt, of in self._everyones(prompts, seed):
+                asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(of, index), self._logprobs)
+                request = params.SamplingParams(**asked, output_kind=params.RequestOutputKind.FINAL_ONLY)
+                self._requests += 1
+                name = f"r1flow-{self._requests}"
+                engine.add_request(name, {"prompt_token_ids": list(prompt)}, request)
+                waiting[name] = index if own else None
+            while waiting:
+                state = torch.get_rng_state()  # the CPU's sampler draws from it, to no effect where all have seeds
+                outputs = engine.step()
+                torch.set_rng_state(state)
+                for output in outputs:
+                    if output.finished:
+                        place = waiting.pop(output.request_id)
+                        if place is not None:
+                            yield place, [self._completion(choice) for choice in output.outputs]
+        finally:
+            engine.abort_request(list(waiting))
+
+    def _everyones(self, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[tuple[bool, int, Sequence[int], int]]:
+        """(whether it is ours, index, prompt, seed): ranks that share a model compute the prompts of all of them."""
+        gathered: list[Any] = [(prompts, seed)]
+        place = 0
+        if self._partners > 1:
+            group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
+            gathered, place = [None] * self._partners, group.rank_in_group
+            dist.all_gather_object(gathered, (prompts, seed), group=group.cpu_group)
+        for number, (theirs, of) in enumerate(gathered):
+            for index, prompt in enumerate(theirs):
+                yield number == place, index, prompt, of
+
+    def _completion(self, choice: Any) -> Completion:
+        check_sampled_by((span.version for span in choice.weight_versions), self._held)
+        tokens = list(choice.token_ids)
+        logprobs: list[float] = []
+        if self._logprobs:
+            logprobs = [at[token].logprob for at, token in zip(choice.logprobs, tokens, strict=True)]
+        return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
+
+    def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """From when this returns, completions come from `weights`: full tensors by their Hugging Face names.
+
+        Raises TrainingStopped when the workers do not hold all of them afterwards.
+        """
+        self._held = UNKNOWN
+        replace_weights(self, weights, version, self._hand_over)
+        if not self._llm.reset_prefix_cache():
+            raise TrainingStopped("vllm: its prefix cache is in use while weights change; finish sampling first")
+        self._held = version
+
+    def _hand_over(self, bucket: list[tuple[str, Tensor]]) -> None:
+        # What goes to another process is pickled with all of its storage, which may be far more than the tensor.
+        given = ((name, tensor.detach()) for name, tensor in bucket)
+        self.part(tensors=[(name, t.cpu().clone() if self._spawned else t) for name, t in given])
+
+    def version(self) -> int:
+        """What the workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""
+        return version_of(self.states())
+
+    # The steps of an update: grpo.vllm_update.Control.
+
+    def start(self) -> None:
+        self._llm.start_weight_update()
+
+    def part(self, **part: Any) -> None:
+        self._llm.update_weights({"update_info": part})
+
+    def finish(self) -> None:
+        self._llm.finish_weight_update()
+
+    def label(self, version: str) -> None:
+        self._llm.update_weight_version(version)
+
+    def states(self) -> list[dict[str, Any]]:
+        return self._llm.collective_rpc("policy_weights")
+
+    def sleep(self) -> None:
+        """Weights move to the processor's memory and the cache is dropped; on a CPU nothing happens."""
+        if self._sleeps:
+            self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        if self._sleeps:
+            self._llm.wake_up()
+
+    def close(self) -> None:
+        client = self._llm.llm_engine.engine_core
+        if self._shared:
+            # vLLM's own way to end destroys the default process group too, which here is the trainer's.
+            client._finalizer.detach()
+            client.engine_core.model_executor.shutdown()
+            importlib.import_module("vllm.distributed.parallel_state").destroy_model_parallel()
+        else:
+            client.shutdown()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """vLLM seeds and draws from the process's random generators, sets torch's threads, and leaves variables in the
+    environment that every process started later would inherit; none of it is its own to change here."""
+    state = rng_state()
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    variables = {name: os.environ.get(name) for name in _LEAKING}
+    try:
+        yield
+    finally:
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        torch.set_num_threads = set_threads
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        set_rng_state(state)

@@ -1,0 +1,68 @@
+"""What both ways to sample with vLLM ask of it, and the checks that go before."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.config import Sampling
+from grpo.errors import InputError
+
+LOGPROBS = "processed_logprobs"
+"""vLLM's mode that reports log-probabilities at the sampling temperature; its default ignores the temperature."""
+COLDEST = 0.01
+
+
+def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, logprobs: bool) -> None:
+    """InputError for what vLLM would answer, but otherwise than asked."""
+    if logprobs and settings.top_p < 1:
+        raise InputError(
+            f"sampling.top_p is {settings.top_p}, but vLLM reports log-probabilities after the nucleus cut, and "
+            "training needs those before it; set top_p to 1, or sample without vLLM"
+        )
+    if settings.temperature < COLDEST:
+        raise InputError(f"sampling.temperature is {settings.temperature}; vLLM samples at {COLDEST} or more")
+    needed = max(map(len, prompts), default=0) + settings.max_new_tokens
+    if needed > longest:
+        raise InputError(
+            f"vllm: the longest prompt with max_new_tokens needs {needed} tokens, max_model_len is {longest}; raise "
+            "max_model_len, or shorten prompts or completions"
+        )
+
+
+def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logprobs: bool) -> dict[str, Any]:
+    """Fields of vLLM's SamplingParams.
+
+    All that changes the distribution is named: a server fills what is left out from the model's generation_config.json.
+    """
+    return {
+        "n": per_prompt,
+        "max_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed,
+        # The trainer's end mark alone ends a completion, whatever the model's folder names besides.
+        "ignore_eos": True,
+        "stop_token_ids": [eos_id],
+        "logprobs": 0 if logprobs else None,
+        "detokenize": False,
+    }
+
+
+def prompt_seed(seed: int, index: int) -> int:
+    """vLLM counts up from a prompt's seed for its completions, so the seeds of two prompts must lie far apart."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2
+
+
+def chunked_prefill() -> bool:
+    """Whether vLLM may cut long prompts into parts. On a CPU, vLLM 0.32 dies of a cut prompt that has a seed: it turns
+    the random generator back after a part, and those of a CPU cannot be."""
+    return not importlib.import_module("vllm.platforms").current_platform.is_cpu()

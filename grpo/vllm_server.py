@@ -1,0 +1,275 @@
+"""vLLM as a server on devices of its own: how a trainer uses it, and how it is started.
+
+python -m grpo.vllm_server MODEL [vLLM's own options, such as --port 8000 --tensor-parallel-size 2]
+
+starts vLLM's OpenAI-compatible server so that it takes weights from a trainer. Whoever reaches its port can do so too:
+it listens on this machine alone, unless --host says otherwise. The trainer's side needs no vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig
+
+from grpo.config import Sampling
+from grpo.errors import InputError, TrainingStopped
+from grpo.http_client import Away, Http, Refused
+from grpo.rollout import Completion
+from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
+from grpo.vllm_settings import VLLM
+from grpo.vllm_update import check_sampled_by, replace_weights, version_of
+from grpo.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
+
+_TRANSFER_S = 300.0
+"""Longest wait for one tensor to be taken; long enough for a server that is still busy with the one before."""
+
+
+class ServerVLLM:
+    """See `grpo.engine.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
+
+    def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
+        key = None
+        if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
+            raise InputError(f"vllm: environment variable {settings.api_key_env} is not set; api_key_env names it")
+        self._settings, self._eos_id, self._logprobs = settings, eos_id, logprobs
+        self._key = key
+        self._http = self._client()
+        self._sender: Sender | None = None
+        self._held = UNKNOWN
+        self._shared = dist.is_initialized() and dist.get_world_size() > 1
+        start = f"start one with: python -m grpo.vllm_server {model}"
+        try:
+            served = self._http.get("/v1/models")["data"][0]
+            self._name, self._longest = served["id"], served["max_model_len"]
+            self._workers = self.states()
+            self._http.post("/resume")  # a trainer that was killed while it updated left the server paused
+        except Away as error:
+            raise InputError(f"vllm: no server: {error}; {start}") from None
+        except (Refused, KeyError, IndexError, TypeError) as error:
+            raise InputError(f"vllm: {settings.url} takes no weights from a trainer ({error}); {start}") from None
+        self._check_model(model)
+
+    def _check_model(self, model: str) -> None:
+        state = self._workers[0]
+        own = AutoConfig.from_pretrained(model).get_text_config()
+        for name in SHAPE:
+            if (theirs := state["model"][name]) != (ours := getattr(own, name, None)):
+                raise InputError(
+                    f"vllm: {self._settings.url} serves another model than {model}: its {name} is {theirs}, ours {ours}"
+                )
+        if self._logprobs and state["logprobs"] != LOGPROBS:
+            raise InputError(
+                f"vllm: {self._settings.url} runs with --logprobs-mode {state['logprobs']}, not {LOGPROBS}"
+            )
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """Each prompt's index and its completions as soon as the last of them ended.
+
+        The same seed gives the same completions as far as the server's batches allow: its arithmetic may depend on
+        what else it computes. Raises TrainingStopped when the server stays away.
+        """
+        check(prompts, settings, self._longest, self._logprobs)
+        if self._held == UNKNOWN:
+            raise TrainingStopped("vllm: the server has no weights from this trainer yet, and what it has may be any")
+        http, pool = self._client(), ThreadPoolExecutor(self._settings.concurrency)
+        futures: dict[Future[list[Completion]], int] = {}
+        for index, prompt in enumerate(prompts):
+            asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed, index), self._logprobs)
+            futures[pool.submit(self._ask, http, prompt, asked, self._held)] = index
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except (Away, Refused) as error:
+            raise TrainingStopped(f"vllm: {error}") from None
+        finally:  # the caller may have stopped listening: then the server shall not go on either
+            pool.shutdown(wait=False, cancel_futures=True)
+            http.abandon()
+            pool.shutdown()
+
+    def _ask(self, http: Http, prompt: Sequence[int], asked: dict[str, Any], version: int) -> list[Completion]:
+        body = {"model": self._name, "token_ids": list(prompt), "sampling_params": asked}
+        choices = sorted(http.post("/inference/v1/generate", body)["choices"], key=lambda choice: choice["index"])
+        return [self._completion(choice, version) for choice in choices]
+
+    def _completion(self, choice: Any, version: int) -> Completion:
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise TrainingStopped(f"vllm: the server broke a completion off ({choice['finish_reason']!r})")
+        check_sampled_by((span["version"] for span in choice["weight_versions"]), version)
+        tokens = choice["token_ids"]
+        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]] if self._logprobs else []
+        assert not self._logprobs or len(logprobs) == len(tokens), (len(logprobs), len(tokens))
+        return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
+
+    def _client(self) -> Http:
+        return Http(self._settings.url, self._settings.timeout_s, self._settings.retries, self._key)
+
+    def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """From when this returns, completions come from `weights`: full tensors by their Hugging Face names.
+
+        Completions that are being sampled end first, by the old ones. Under torchrun every rank calls this, because
+        to gather a tensor takes all of them; rank 0 sends. Raises TrainingStopped, on every rank, when the server does
+        not hold all of the weights afterwards.
+        """
+        self._held = UNKNOWN
+        fault: list[str | None] = [None]
+        remaining = iter(weights)
+        if not self._shared or dist.get_rank() == 0:
+            try:
+                self._replace(remaining, version)
+            except TrainingStopped as stopped:
+                fault = [str(stopped)]
+        if self._shared:
+            for _ in remaining:
+                pass
+            dist.broadcast_object_list(fault, src=0)
+        if fault[0] is not None:
+            raise TrainingStopped(fault[0])
+        self._held = version
+
+    def _replace(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        try:
+            self._once("/pause?mode=wait&clear_cache=false")
+            try:
+                replace_weights(self, weights, version, self._broadcast)
+                if not self._once("/reset_prefix_cache")["success"]:
+                    raise TrainingStopped("vllm: its prefix cache, computed by the old weights, is still in use")
+            finally:
+                self._once("/resume")
+        except (Away, Refused) as error:
+            raise TrainingStopped(f"vllm: {error}") from None
+        except TrainingStopped:
+            self._sender = None  # whether its receivers still listen is not known
+            raise
+
+    def _broadcast(self, bucket: list[tuple[str, Tensor]]) -> None:
+        sender = self._connected(bucket[0][1])
+        with _meanwhile(self.part, layout=layout(bucket)) as check_server:
+            sender.send(bucket, check_server)
+
+    def _connected(self, first: Tensor) -> Sender:
+        """The group that weights travel in, made with the first of them: they say on which device."""
+        if self._sender is None:
+            backend = self._settings.transfer
+            if backend == "auto":
+                both = first.device.type == "cuda" and self._workers[0]["device"] == "cuda"
+                backend = "nccl" if both else "gloo"
+            world = self._http.get("/get_world_size")["world_size"]
+            sender = Sender(_address_towards(self._http), world, backend, _TRANSFER_S)
+            info = {"init_info": sender.rendezvous()}
+            with _meanwhile(self._once, "/init_weight_transfer_engine", info):
+                sender.connect()
+            self._sender = sender
+        return self._sender
+
+    # The steps of an update: grpo.vllm_update.Control.
+
+    def start(self) -> None:
+        self._once("/start_weight_update")
+
+    def part(self, **part: Any) -> None:
+        self._once("/update_weights", {"update_info": part})
+
+    def finish(self) -> None:
+        self._once("/finish_weight_update")
+
+    def label(self, version: str) -> None:
+        self._once("/update_weight_version", {"new_version": version})
+
+    def states(self) -> list[dict[str, Any]]:
+        return self._http.post("/collective_rpc", {"method": "policy_weights"})["results"]
+
+    def version(self) -> int:
+        """What the server's workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""
+        return version_of(self.states())
+
+    def _once(self, path: str, body: Any = None) -> Any:
+        return self._http.post(path, body, retries=0)
+
+    def sleep(self) -> None:
+        """Gives memory back where the server was started with --enable-sleep-mode; else nothing happens."""
+        if self._workers[0]["sleeps"]:
+            self._http.post("/sleep?level=1")
+
+    def wake(self) -> None:
+        if self._workers[0]["sleeps"]:
+            self._http.post("/wake_up")
+
+    def close(self) -> None:
+        """The server goes on; whoever started it ends it."""
+        self._sender = None
+
+
+@contextlib.contextmanager
+def _meanwhile(call: Callable[..., Any], *arguments: Any, **named: Any) -> Iterator[Callable[[], None]]:
+    """Makes the call in a thread beside the block, and gives the block what raises as soon as the call has failed."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call(*arguments, **named))
+        except BaseException as error:
+            done.set_exception(error)
+
+    def check_call() -> None:
+        if done.done():
+            done.result()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield check_call
+    except Exception:
+        check_call()  # why the call failed says more than what its failure broke here
+        raise
+    done.result()
+
+
+def _address_towards(http: Http) -> str:
+    """Where the server's machine reaches this one. Nothing is sent: a datagram socket only looks up its route."""
+    kind, _, _, _, target = socket.getaddrinfo(http.host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as route:
+        route.connect(target)
+        return str(route.getsockname()[0])
+
+
+def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """What starts a server in this Python's environment, and the variables that it needs. `options` are vLLM's."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
+    command += ["--logprobs-mode", LOGPROBS, "--generation-config", "vllm", "--enable-scale-out"]
+    command += ["--worker-extension-cls", "grpo.vllm_worker.Extension"]
+    command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_SERVER_DEV_MODE": "1"}
+    return [*command, *options], os.environ | variables
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo.vllm_server", description="Start vLLM for a trainer.")
+    parser.add_argument("model", help="Hugging Face folder or hub name; its weights are replaced by the trainer's")
+    known, options = parser.parse_known_args(arguments)
+    if importlib.util.find_spec("vllm") is None:
+        print("error: vllm is not installed here; pip install vllm", file=sys.stderr)
+        return 2
+    if not chunked_prefill():
+        options = ["--no-enable-chunked-prefill", *options]
+    command, variables = server_command(known.model, options)
+    os.execve(command[0], command, variables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

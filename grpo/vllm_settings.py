@@ -1,0 +1,81 @@
+"""How rollouts are sampled by vLLM: inside the trainer's process, or by a server beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from grpo.config import Settings
+
+_OF_SERVER = ("url", "api_key_env", "timeout_s", "retries", "concurrency", "transfer")
+_OF_LOCAL = (
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "kv_cache_gb",
+    "max_model_len",
+    "dtype",
+    "enforce_eager",
+    "options",
+)
+
+
+class VLLM(Settings):
+    """vLLM as the engine that samples; it must be installed where it runs (`pip install vllm`).
+
+    A server is started with `python -m grpo.vllm_server MODEL`, and takes vLLM's own options there.
+    """
+
+    kind: Literal["local", "server"] = Field(
+        description="'local': in the trainer's process, on its devices. 'server': one that runs on devices of its own."
+    )
+
+    url: str = Field(
+        "http://127.0.0.1:8000", pattern=r"^https?://[^/\s]+/?$", description="The server, without a path."
+    )
+    api_key_env: str | None = Field(None, description="Environment variable that holds the server's key. None: none.")
+    timeout_s: float = Field(
+        3600.0, gt=0, description="Seconds for one prompt's group of completions, and for one update of the weights."
+    )
+    retries: int = Field(
+        6, ge=0, description="How often a request is repeated when the server is away, overloaded or fails."
+    )
+    concurrency: int = Field(64, ge=1, description="Prompts asked at a time; vLLM itself decides what it computes.")
+    transfer: Literal["auto", "gloo", "nccl"] = Field(
+        "auto",
+        description="How weights travel. nccl: from GPU to GPU, which must be different ones. gloo: through the "
+        "processors' memory. auto: nccl if trainer and server are both on GPUs.",
+    )
+
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Devices that one copy of the model is split over. Under torchrun: neighbouring ranks."
+    )
+    gpu_memory_utilization: float = Field(
+        0.3, gt=0, le=1, description="Share of a GPU's memory for weights and cache; the trainer needs the rest."
+    )
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="Cache of keys and values, GiB. None: what gpu_memory_utilization leaves for it."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt and completion together, tokens. None: what the model was made for."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Type of weights and arithmetic while sampling. None: the trainer's."
+    )
+    enforce_eager: bool = Field(
+        False, description="No compilation and no CUDA graphs: starts sooner, samples more slowly."
+    )
+    options: dict[str, Any] = Field({}, description="More arguments of vllm.LLM, by vLLM's names.")
+
+    @model_validator(mode="after")
+    def _fields_fit_the_kind(self) -> VLLM:
+        foreign = _OF_LOCAL if self.kind == "server" else _OF_SERVER
+        for name in foreign:
+            if name in self.model_fields_set:
+                where = (
+                    "the server's own; give it to the command that starts it"
+                    if self.kind == "server"
+                    else "for kind 'server' alone; leave it out"
+                )
+                raise ValueError(f"{name} is {where}")
+        return self

@@ -1,0 +1,177 @@
+"""The part that runs inside vLLM: takes new weights, and says which it holds.
+
+vLLM loads this file in each of its workers (`worker_extension_cls`); importing it registers the weight-transfer engine
+`BACKEND`. `grpo.vllm_update` says what an update consists of. vLLM's own `load_weights` fuses and shards, and its
+layer-wise reload packs weights again where a platform packs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from grpo.weight_transfer import BACKEND, SHAPE, UNKNOWN, Backend, Fingerprint, Receiver
+
+logger = logging.getLogger("vllm.r1flow")
+
+
+@dataclass
+class Rendezvous(WeightTransferInitInfo):
+    """Where the trainer waits; `grpo.weight_transfer.Sender.rendezvous` makes it."""
+
+    address: str
+    port: int
+    size: int
+    backend: Backend
+    timeout_s: float
+
+
+@dataclass
+class Part(WeightTransferUpdateInfo):
+    """One of: tensors of a trainer in this process; a layout of tensors that the trainer now broadcasts; or the end of
+    a version, with the trainer's fingerprint of all that it sent."""
+
+    tensors: list[tuple[str, Tensor]] | None = None
+    layout: list[tuple[str, str, list[int]]] | None = None
+    whole: dict[str, int] | None = None
+
+
+class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
+    """Notes what goes wrong in `fault` instead of raising it: see `grpo.vllm_update`."""
+
+    init_info_cls, update_info_cls = Rendezvous, Part
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.version, self.updating = UNKNOWN, False
+        self.fault: str | None = None
+        self._receiver: Receiver | None = None
+        self._begin()
+
+    def init_transfer_engine(self, init_info: Rendezvous) -> None:
+        parallel = self.parallel_config
+        rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        with self._noting():
+            self._receiver = Receiver(rank, **vars(init_info))
+
+    def start_weight_update(self) -> None:
+        self._begin()
+        self.version, self.updating, self.fault = UNKNOWN, True, None
+        with self._noting():
+            initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # vLLM's own method goes on to synchronize an accelerator, which not every platform has.
+        with self._noting():
+            self.receive_weights(self.parse_update_info(update_info))
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+    def receive_weights(self, update_info: Part) -> None:
+        if update_info.tensors is not None:
+            self._load(iter(update_info.tensors))
+        elif update_info.layout is not None:
+            if self._receiver is None:
+                raise RuntimeError("a trainer sends weights before it has joined")
+            self._load(self._receiver.receive(update_info.layout))
+        elif update_info.whole is not None:
+            self._check(**update_info.whole)
+
+    def finish_weight_update(self) -> None:
+        with self._noting():
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._pack_tied()
+        self.updating = False
+        if self.fault is None and self._checked is not None:
+            self.version = self._checked
+
+    def shutdown(self) -> None:
+        self._receiver = None
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """The first fault of an update is the one to know. What models raise at strange tensors has no narrower common
+        class than Exception."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("An update of the weights failed")
+            self.fault = self.fault or f"{type(error).__name__}: {error}"
+
+    def _begin(self) -> None:
+        self._expected = {name for name, _ in self._default_model.named_parameters()}
+        self._loaded: set[str] = set()
+        self._received = Fingerprint()
+        self._checked: int | None = None
+
+    def _load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        try:
+            with torch.no_grad():
+                loaded = self.model.load_weights(self._counted(weights))
+            if loaded is None:  # some models do not say
+                self._expected = set()
+            else:
+                self._loaded |= loaded
+        finally:
+            for _ in weights:  # what is announced is broadcast, and stays in the way if nobody takes it
+                pass
+
+    def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            self._received.add(name, tensor)
+            yield name, tensor
+
+    def _check(self, version: int, tensors: int, checksum: int) -> None:
+        if self._received != Fingerprint(tensors, checksum):
+            raise RuntimeError(
+                f"this is not what the trainer sent: {self._received.tensors} of {tensors} tensors are here, checksum "
+                f"{self._received.checksum} instead of {checksum}"
+            )
+        # A quantized model has scales that no policy sends, so there vLLM itself does not ask for all of them.
+        if self.model_config.quantization is None and (missing := sorted(self._expected - self._loaded)):
+            raise RuntimeError(f"{len(missing)} of the model's parameters got no tensor, {missing[0]!r} first")
+        self._checked = version
+
+    def _pack_tied(self) -> None:
+        # On a CPU, vLLM's heads compute with a packed copy of their weights. One that is tied to the embedding gets no
+        # tensor of its own, so the reload passes it over (vLLM 0.32) and it would go on with the old copy.
+        for layer in self.model.modules():
+            if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+class Extension:
+    """What vLLM's worker answers to `collective_rpc` beside its own methods."""
+
+    def policy_weights(self) -> dict[str, Any]:
+        """The version that this worker samples from, and what a trainer must agree with it on."""
+        engine: PolicyWeights = self.weight_transfer_engine  # type: ignore[attr-defined]
+        model = engine.model_config
+        return {
+            "version": engine.version,
+            "updating": engine.updating,
+            "fault": engine.fault,
+            "device": engine.device.type,
+            "logprobs": model.logprobs_mode,
+            "sleeps": model.enable_sleep_mode,
+            "model": {name: getattr(model.hf_text_config, name, None) for name in SHAPE},
+        }
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, PolicyWeights)
+# It warns at each update of layers that have no weights in a checkpoint; `_check` asks for all that have.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
