@@ -280,11 +280,12 @@ def test_a_pool_without_workers_is_refused() -> None:
 
 
 def test_close_ends_what_runs_cancels_what_waits_and_leaves_no_process() -> None:
+    others = descendants(os.getpid())  # of tests before this one
     pool = Pool(2, 60.0, None)
     futures = [pool.submit(hang, i) for i in range(4)]
     wait_until(lambda: sum(f.running() for f in futures) == 2)
-    wait_until(lambda: len(descendants(os.getpid())) >= 4)  # two supervisors, two workers
-    before = descendants(os.getpid())
+    wait_until(lambda: len(descendants(os.getpid()) - others) >= 4)  # two supervisors, two workers
+    before = descendants(os.getpid()) - others
     pool.close()
     assert not before & descendants(os.getpid())
     for future in futures:
