@@ -279,7 +279,8 @@ from grpo.config import Hardware
 from grpo.parallel import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
-print("joined", flush=True)
+sys.stdout.write("joined\\n")  # in one piece: two processes write
+sys.stdout.flush()
 def boom():
     raise ValueError("boom")
 def wait():
