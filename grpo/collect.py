@@ -1,13 +1,14 @@
 """Making experience: ask problems, sample groups, score them while sampling goes on, give credit (DSM algorithm 1).
 
-Departures from the paper: old log-probabilities are the sampler's own (it is the policy itself, in this process); the
-difference to the trainer's is measured each rollout as `logprob_mismatch`.
+Departures from the paper: old log-probabilities are the sampler's own where it is exactly the policy. Where it is not
+(vLLM, or weights that are one rollout old), the trainer's take their place, and each token's advantage is weighted by
+the ratio of the two, truncated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -16,19 +17,20 @@ from torch import Tensor
 from grpo.advantages import zero_variance_groups
 from grpo.credit import CREDITS, Evidence, Step
 from grpo.data import Problem
+from grpo.engine import make_engine
 from grpo.experience import Rollout
+from grpo.generation import Asked, Generation
 from grpo.groups import Group, metrics_of, samples_of
 from grpo.jobs import RLJob
 from grpo.logprobs import completion_logprobs
 from grpo.methods import Method
 from grpo.models import Models
 from grpo.packing import micro_batches
-from grpo.parallel import Parallel, divide
+from grpo.parallel import Parallel
 from grpo.problem_order import ProblemOrder
 from grpo.rewards import MODEL_REWARDS, total
-from grpo.rollout import Completion, sample_groups, seed_of
-from grpo.scoring import Failures, Scorer, Scores, responses_of
-from grpo.template import prompt_tokens
+from grpo.rollout import Completion
+from grpo.scoring import Failures, Scorer
 from grpo.value import values_of
 
 T = TypeVar("T")
@@ -49,9 +51,11 @@ class Collector:
         orders: dict[str, ProblemOrder],
         parallel: Parallel,
     ):
-        self.parallel = parallel
-        self.job, self.settings, self.method, self.models = job, job.settings, method, models
-        self.tokenizer, self.scorer, self.orders = tokenizer, scorer, orders
+        self.settings, self.method, self.models, self.parallel = job.settings, method, models, parallel
+        self.tokenizer, self.orders = tokenizer, orders
+        engine = make_engine(job.model, self.settings, models, tokenizer.eos_token_id)
+        self.generation = Generation(job, engine, models, tokenizer, scorer, parallel)
+        self.begun: Asked | None = None
         # A reward model that the recipe gives no weight is shown in the metrics all the same.
         self.weights = dict.fromkeys(MODEL_REWARDS, 0.0)
         self.weights |= {name: term.weight for name, term in self.settings.rewards.items()}
@@ -60,23 +64,51 @@ class Collector:
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
         """A rollout for updates that begin at `step`; another `attempt` draws other completions."""
-        problems = self._problems_for(step, minibatches)
-        groups, failures = self._sample_and_score(problems, step, (step, attempt, 0))
+        asked = self.begun or self._ask(step, minibatches, attempt)
+        assert asked.step == step, (asked.step, step)
+        self.begun = None
+        groups, failures = self._groups_of(asked)
         replaced = 0
         for number in range(1, self.settings.dynamic_sampling_rounds + 1):
             flat = zero_variance_groups(torch.stack([g.rewards for g in groups])).nonzero().flatten().tolist()
             if not flat:
                 break
-            asked = [self.orders[groups[i].problem.domain].take(1)[0] for i in flat]
-            fresh, more = self._sample_and_score(asked, step, (step, attempt, number))
+            problems = [self.orders[groups[i].problem.domain].take(1)[0] for i in flat]
+            fresh, more = self._groups_of(self.generation.ask(problems, step, (step, attempt, number)))
             for i, group in zip(flat, fresh, strict=True):
                 groups[i] = group
             failures.add(more)
             replaced += len(flat)
-        rollout = self._with_credit(groups)
+        rollout = self._with_credit(groups, self._inexact(asked))
         rollout.metrics = metrics_of(groups, failures) | {"replaced_groups": float(replaced)}
+        if self.settings.rollouts_ahead:
+            rollout.metrics["sampler_age"] = float(self.models.version - asked.version)  # updates
         rollout.samples = samples_of(groups[:2], rollout.advantages, step)
         return rollout
+
+    def begin(self, step: int, minibatches: int, attempt: int) -> None:
+        """Start on the rollout that will be collected next, and return at once."""
+        self.begun = self._ask(step, minibatches, attempt, beside=True)
+
+    def _ask(self, step: int, minibatches: int, attempt: int, *, beside: bool = False) -> Asked:
+        problems = self._problems_for(step, minibatches)
+        return self.generation.ask(problems, step, (step, attempt, 0), beside=beside)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint; waits for what has begun. All processes call it together."""
+        begun = self.begun and self.generation.state(self.begun, self.models.version)
+        return {"orders": {name: order.state() for name, order in self.orders.items()}, "begun": begun}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name, of_order in state["orders"].items():
+            self.orders[name].restore(of_order)
+        self.begun = None
+        if begun := state["begun"]:
+            known = {p.id: p for order in self.orders.values() for of in order.sources.values() for p in of}
+            self.begun = self.generation.restore(begun, self.models.version, known)
+
+    def close(self) -> None:
+        self.generation.close()
 
     def _problems_for(self, step: int, minibatches: int) -> list[Problem]:
         """General prompts join in the last steps only (R1, stage 4)."""
@@ -91,72 +123,52 @@ class Collector:
                 chosen += self.orders["general"].take(general)
         return chosen
 
-    def _sample_and_score(
-        self, problems: Sequence[Problem], step: int, draw: tuple[int, ...]
-    ) -> tuple[list[Group], Failures]:
-        """Each process does its share of the problems, and all get all groups, in the order of the problems."""
-        prompts = [
-            prompt_tokens(self.tokenizer, p.messages, self.job.template, self.job.zero_template) for p in problems
-        ]
-        shares = divide([len(p) + self.settings.max_new_tokens(step) for p in prompts], self.parallel.world)
-        mine = shares[self.parallel.rank]
-        seeds = [seed_of(self.job.seed, *draw, number) for number in mine]
-        done = self._do_share([problems[i] for i in mine], [prompts[i] for i in mine], seeds, step)
+    def _groups_of(self, asked: Asked) -> tuple[list[Group], Failures]:
+        """Each process measures and scores its share of what was asked; all get all groups, in the problems' order."""
+        done = self._finish_share(asked)
         failures, of_problem = Failures(), dict[int, Group]()
-        for share, (groups, failed) in zip(shares, self.parallel.gather(done), strict=True):
+        for share, (groups, failed) in zip(asked.shares, self.parallel.gather(done), strict=True):
             of_problem |= zip(share, groups, strict=True)
             failures.add(failed)
         failures.stop_above(self.settings.scoring.max_failure_share)
-        found = [of_problem[i] for i in range(len(problems))]
+        found = [of_problem[i] for i in range(len(asked.problems))]
         for group in found:
             self._observe(group)
         return found, failures
 
-    def _do_share(
-        self, problems: list[Problem], prompts: list[list[int]], seeds: list[int], step: int
-    ) -> tuple[list[Group], Failures]:
-        settings = self.settings
-        sampling = settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(step)})
-        sampled: dict[int, list[Completion]] = {}
-        scores: dict[int, Scores] = {}
-        with self.models.sampler() as model:
-            for index, completions in sample_groups(
-                model,
-                prompts,
-                settings.group_size,
-                sampling,
-                eos_id=self.tokenizer.eos_token_id,
-                seeds=seeds,
-            ):
-                # Scoring goes on in other processes while other groups are sampled and the models measure.
-                responses = responses_of(self.tokenizer, completions, sampling.max_new_tokens)
-                scores[index] = self.scorer.start(problems[index], responses)
-                sampled[index] = completions
-        tokens = [[c.tokens for c in sampled[i]] for i in range(len(problems))]
-        ref_logprobs, values = self._reference_and_values(prompts, tokens)
+    def _finish_share(self, asked: Asked) -> tuple[list[Group], Failures]:
+        answers = asked.answers.result()
+        prompts = [asked.prompts[number] for number in asked.mine]
+        completions = [answers[number][0] for number in asked.mine]
+        measured = self._measured(prompts, [[c.tokens for c in group] for group in completions], self._inexact(asked))
         failures = Failures()
         groups: list[Group] = []
-        for i, problem in enumerate(problems):
-            scored = scores[i].finish()
+        for place, number in enumerate(asked.mine):
+            scores = answers[number][1]
+            scored = scores.finish()
             failures.add(scored.failures)
             rewards = torch.tensor([total(b, self.weights) for b in scored.breakdowns])
             steps = None
             if scored.steps is not None:
-                of_each = zip(sampled[i], scored.steps, rewards.tolist(), strict=True)
+                of_each = zip(completions[place], scored.steps, rewards.tolist(), strict=True)
                 steps = [self._token_steps(completion, found, reward) for completion, found, reward in of_each]
             group = Group(
-                problem=problem,
-                prompt=prompts[i],
-                completions=sampled[i],
-                responses=scores[i].responses,
+                problem=asked.problems[number],
+                prompt=prompts[place],
+                completions=completions[place],
+                responses=scores.responses,
                 breakdowns=scored.breakdowns,
                 rewards=rewards,
                 steps=steps,
-                ref_logprobs=ref_logprobs[i],
-                values=values[i],
+                **{name: of_groups[place] for name, of_groups in measured.items()},
             )
             groups.append(group)
         return groups, failures
+
+    def _inexact(self, asked: Asked) -> bool:
+        """Whether the sampler's log-probabilities are not those of the policy that is about to learn."""
+        samples_policy = self.method.data == "policy"
+        return samples_policy and not (self.generation.engine.exact and asked.version == self.models.version)
 
     def _observe(self, group: Group) -> None:
         """Groups that dynamic sampling is to replace count too: they are what a curriculum passes over."""
@@ -182,28 +194,34 @@ class Collector:
                 low = middle + 1
         return low
 
-    def _reference_and_values(
-        self, prompts: list[list[int]], tokens: list[list[list[int]]]
-    ) -> tuple[list[list[Tensor] | None], list[list[Tensor] | None]]:
-        """What the reference and the learnt value say of each group's completions, where the method asks them."""
+    def _measured(
+        self, prompts: list[list[int]], tokens: list[list[list[int]]], inexact: bool
+    ) -> dict[str, list[list[Tensor] | None]]:
+        """What the models say of each group's completions, where the method asks them: fields of Group."""
         repeated = [prompt for prompt, group in zip(prompts, tokens, strict=True) for _ in group]
         flat = [completion for group in tokens for completion in group]
-        ref_logprobs = values = None
+        measured: dict[str, list[Tensor] | None] = dict.fromkeys(("ref_logprobs", "old_logprobs", "values"))
+
+        def logprobs_of(model: Any) -> list[Tensor]:
+            return self._measure(lambda p, c: completion_logprobs(model, p, c, self.temperature), repeated, flat)
+
         if self.method.needs_reference(self.settings):
             with self.models.reference() as reference:
-                ref_logprobs = self._measure(
-                    lambda p, c: completion_logprobs(reference, p, c, self.temperature), repeated, flat
-                )
+                measured["ref_logprobs"] = logprobs_of(reference)
+        # One update learns from the policy as it is: it finds these on its way.
+        if inexact and self.settings.minibatches * self.settings.inner_epochs > 1:
+            with self.models.policy.whole() as policy:
+                measured["old_logprobs"] = logprobs_of(policy)
         if self.models.value is not None:
             with self.models.value.whole() as value:
-                values = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
-        size = self.settings.group_size
-        return _grouped(ref_logprobs, len(prompts), size), _grouped(values, len(prompts), size)
+                measured["values"] = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
+        return {name: _grouped(values, len(prompts), self.settings.group_size) for name, values in measured.items()}
 
-    def _with_credit(self, groups: list[Group]) -> Rollout:
+    def _with_credit(self, groups: list[Group], inexact: bool) -> Rollout:
         prompts = [g.prompt for g in groups for _ in g.completions]
         sampled = [c for g in groups for c in g.completions]
         tokens = [c.tokens for c in sampled]
+        logprobs = [torch.tensor(c.logprobs) for c in sampled]
         ref_logprobs = _flat([g.ref_logprobs for g in groups])
         values = _flat([g.values for g in groups])
         breakdowns = [b for g in groups for b in g.breakdowns]
@@ -215,7 +233,7 @@ class Collector:
             right=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
             lengths=[len(t) for t in tokens],
             steps=_flat([g.steps for g in groups]),
-            logprobs=[torch.tensor(c.logprobs) for c in sampled],
+            logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
         )
@@ -224,7 +242,8 @@ class Collector:
             prompts=prompts,
             completions=tokens,
             advantages=credit.advantages,
-            old_logprobs=[torch.tensor(c.logprobs) for c in sampled],
+            old_logprobs=_flat([g.old_logprobs for g in groups]) if inexact else logprobs,
+            sampler_logprobs=logprobs if inexact else None,
             ref_logprobs=ref_logprobs,
             old_values=values,
             returns=credit.returns,

@@ -46,6 +46,15 @@ class Demonstrations:
             metrics={"completion_tokens": sum(lengths) / len(lengths)},
         )
 
+    def state(self) -> dict[str, Any]:
+        return {}  # what comes next follows from the step
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def _completion(self, tokenizer: Any, row: dict[str, Any]) -> list[int]:
         return completion_tokens(tokenizer, row["completion"])[: self.job.settings.sampling.max_new_tokens]
 

@@ -20,13 +20,14 @@ class Rollout:
     prompts: list[list[int]]
     completions: list[list[int]]
     advantages: list[Tensor]
-    old_logprobs: list[Tensor]
+    old_logprobs: list[Tensor] | None  # of the policy that the updates begin with; None: the one update finds them
     ref_logprobs: list[Tensor] | None
     old_values: list[Tensor] | None
     returns: list[Tensor] | None
     learnt: list[bool]  # whether the loss reads the sequence at all
     units: list[list[int]]  # sequences that an update must see together: single ones, or DPO's (better, worse)
     metrics: dict[str, float]
+    sampler_logprobs: list[Tensor] | None = None  # where the sampler was not exactly that policy
     samples: list[dict[str, Any]] = field(default_factory=list)  # a few of them, for people
 
     def mask(self, rows: Sequence[int]) -> list[Tensor]:

@@ -29,6 +29,7 @@ class Group:
     rewards: Tensor  # [G]
     steps: list[list[Step]] | None
     ref_logprobs: list[Tensor] | None
+    old_logprobs: list[Tensor] | None  # of the policy, where they were measured
     values: list[Tensor] | None
 
 

@@ -8,11 +8,11 @@ over the processes of the job.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from grpo.errors import InputError
 from grpo.logprobs import trunk_of
@@ -27,6 +27,7 @@ from grpo.value import Value
 class Models:
     def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
         self.settings, self.method = settings, method
+        self.version = 0  # of the policy: counts whatever changes its weights, and never comes back to a number
         hardware = settings.hardware
         policy = load_policy(model, hardware, settings.lora)
         self.value: Sharded | None = None
@@ -55,6 +56,17 @@ class Models:
         """Whose completions the method learns from; whole in each process, without gradients."""
         with self.policy.whole() if self.method.data == "policy" else self.reference() as model:
             yield model
+
+    @property
+    def sampler_version(self) -> int:
+        return self.version if self.method.data == "policy" else 0
+
+    def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """What `sampler` is made of, by names in transformers' files, for an engine that keeps a copy. All processes
+        go through it together, to the end."""
+        if self.method.data == "policy":
+            return self.policy.full_tensors()
+        return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """For the optimizer: the policy and, in PPO, the value, each with its own peak learning rate."""

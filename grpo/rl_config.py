@@ -14,6 +14,7 @@ from grpo.config import Hardware, Lora, Optimizer, Sampling, Settings
 from grpo.health import HealthSettings
 from grpo.rewards import check as check_reward
 from grpo.steps import find as find_step_reward
+from grpo.vllm_settings import VLLM
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 
@@ -135,6 +136,20 @@ class RL(Settings):
     )
 
     sampling: Sampling
+    engine: VLLM | None = Field(
+        None, description="What samples rollouts: vLLM, local or a server. None: transformers in the trainer's process."
+    )
+    rollouts_ahead: Literal[0, 1] = Field(
+        0,
+        description="1: the next rollout is sampled while this one is learnt from, by weights that are one rollout old "
+        "when their turn comes. It pays where sampling has devices of its own: an engine that is a server.",
+    )
+    sampler_ratio_max: float = Field(
+        2.0,
+        ge=1,
+        description="Where the sampler was not exactly the policy (vLLM, rollouts ahead) a token's advantage is "
+        "multiplied by pi / pi_sampler, at most this: truncated importance sampling. R1: unpublished.",
+    )
     max_new_tokens_from: dict[int, int] = Field(
         {}, description="Longest completion from a step on, instead of sampling's. R1-Zero: 65,536 from step 8,200."
     )
@@ -165,7 +180,11 @@ class RL(Settings):
     ppo: PPO = PPO()
     dpo: DPO = DPO()
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
-    micro_batch_tokens: int = Field(16384, ge=64, description="Padded tokens in one forward and backward pass.")
+    micro_batch_tokens: int = Field(
+        16384,
+        ge=64,
+        description="Tokens in one forward and backward pass, side by side without padding; bounds memory.",
+    )
     optimizer: Optimizer
     hardware: Hardware = Hardware()
     save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job continues from.")
@@ -204,6 +223,12 @@ class RL(Settings):
             raise ValueError("lora trains no value head; set ppo.value to 'model'")
         if self.supervision == "process" and self.method != "grpo":
             raise ValueError(f"process supervision is a form of grpo; method is {self.method!r}")
+        if self.rollouts_ahead and self.method not in ("grpo", "online_rft"):
+            raise ValueError(f"rollouts_ahead is for grpo and online_rft; method is {self.method!r}")
+        if self.rollouts_ahead and self.dynamic_sampling_rounds:
+            raise ValueError("dynamic_sampling_rounds waits for rewards before it asks again; set rollouts_ahead to 0")
+        if self.rollouts_ahead and self.engine and self.engine.kind == "local":
+            raise ValueError("a local engine computes where the trainer does; for rollouts_ahead take kind 'server'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:
             raise ValueError("curriculum.min_pass_rate must be below curriculum.max_pass_rate")
         return self

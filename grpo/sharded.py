@@ -72,8 +72,8 @@ class Sharded(nn.Module):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by their names in transformers' files, one at a time, with adapters merged into them.
+    def full_tensors(self, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The weights by their names in transformers' files, one at a time, with adapters merged into them, or without.
 
         In each process; all of them go through it together, to the end.
         """
@@ -86,7 +86,7 @@ class Sharded(nn.Module):
             if owner.endswith(".base_layer"):
                 owner = owner.removesuffix(".base_layer")
                 layer: Any = base.get_submodule(owner)
-                for adapter in layer.active_adapters if leaf == "weight" else ():
+                for adapter in layer.active_adapters if adapters and leaf == "weight" else ():
                     tensor = tensor + _full(layer.get_delta_weight(adapter)).to(tensor.dtype)
             yield f"{owner}.{leaf}", tensor
 

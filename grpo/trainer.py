@@ -92,6 +92,7 @@ class Trainer:
             while self.step < self.settings.steps:
                 self._advance()
         finally:
+            self.collect.close()
             if self.scorer is not None:
                 self.scorer.close()
         self.models.policy.save(self.job.out)
@@ -131,8 +132,12 @@ class Trainer:
     def _roll_out(self) -> Pending:
         settings, started = self.settings, time.perf_counter()
         left = settings.steps - self.step
-        minibatches = min(settings.minibatches, -(-left // settings.inner_epochs))
+        minibatches = self._minibatches(left)
         rollout = self.collect(self.step, minibatches, self.attempt)
+        following = minibatches * settings.inner_epochs
+        if settings.rollouts_ahead and following < left:
+            assert isinstance(self.collect, Collector)
+            self.collect.begin(self.step + following, self._minibatches(left - following), self.attempt)
         updates: list[list[int]] = []
         for epoch in range(settings.inner_epochs):
             generator = generator_for(self.job.seed, self.step, self.attempt, 1, epoch)
@@ -143,11 +148,17 @@ class Trainer:
         rollout.samples = []
         return Pending(rollout, updates[:left], 0, time.perf_counter() - started)
 
+    def _minibatches(self, steps_left: int) -> int:
+        return min(self.settings.minibatches, -(-steps_left // self.settings.inner_epochs))
+
     def _log(self, pending: Pending, stats: dict[str, float], update_s: float, first: bool) -> dict[str, Any]:
         sampling_s = pending.sampling_s / len(pending.updates)
         tokens = sum(map(len, pending.rollout.completions)) / len(pending.updates)
         change = stats.pop("logprob_change_max", None)
-        if first and change is not None and self.method.data == "policy":
+        if "sampler_difference_max" in stats:
+            if not self.settings.rollouts_ahead:
+                stats["logprob_mismatch"] = stats["sampler_difference_max"]
+        elif first and change is not None and self.method.data == "policy":
             # Later updates differ because the policy moved, not because the sampler is off.
             stats["logprob_mismatch"] = change
         record = {
@@ -190,7 +201,7 @@ class Trainer:
         pending = self.pending
         payload: dict[str, Any] = {
             "rng": checkpoint.rng_state(),
-            "orders": {name: order.state() for name, order in self.orders.items()},
+            "collect": self.collect.state(),
             "health": self.health.state(),
             "attempt": self.attempt,
             "samples": self.samples,
@@ -202,8 +213,8 @@ class Trainer:
     def _restore(self, step: int, payload: dict[str, Any]) -> None:
         self.step, self.attempt = step, payload["attempt"]
         checkpoint.set_rng_state(payload["rng"])
-        for name, state in payload["orders"].items():
-            self.orders[name].restore(state)
+        self.models.version += 1
+        self.collect.restore(payload["collect"])
         self.health.restore(payload["health"])
         self.samples, self.findings = payload["samples"], payload["findings"]
         pending = payload["pending"]

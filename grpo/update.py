@@ -17,6 +17,7 @@ from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
 from grpo.parallel import Parallel, divide
 from grpo.rl_config import RL
+from grpo.sampler_ratio import correct_for_sampler
 from grpo.sharded import clip_grad_norm
 from grpo.value import values_of
 
@@ -80,6 +81,7 @@ class Update:
         stats["learning_rate"] = self.peaks[0] * rate
         if all(map(_finite, stats.values())):
             self.optimizer.step()
+            self.models.version += 1
         self.optimizer.zero_grad(set_to_none=True)
         self.models.policy.eval()
         return stats
@@ -100,15 +102,12 @@ class Update:
         return rollout.learnt[row] and not (self.skips_zeros and not rollout.advantages[row].any())
 
     def _tokens(self, rollout: Rollout, rows: list[int]) -> Tokens:
-        reference = rollout.ref_logprobs
+        prompts, completions = [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]
+        logprobs = self.models.policy(completion_logprobs, prompts, completions, self.temperature)
+        old, reference = rollout.old_logprobs, rollout.ref_logprobs
         return Tokens(
-            logprobs=self.models.policy(
-                completion_logprobs,
-                [rollout.prompts[i] for i in rows],
-                [rollout.completions[i] for i in rows],
-                self.temperature,
-            ),
-            old_logprobs=self._stack(rollout.old_logprobs, rows),
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach() if old is None else self._stack(old, rows),
             ref_logprobs=None if reference is None else self._stack(reference, rows),
             advantages=self._stack(rollout.advantages, rows),
             mask=stack(rollout.mask(rows), self.device),
@@ -116,9 +115,13 @@ class Update:
 
     def _policy_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
         tokens = self._tokens(rollout, rows)
+        of_sampler: Stats = {}
+        if rollout.sampler_logprobs is not None:
+            sampler = self._stack(rollout.sampler_logprobs, rows)
+            tokens, of_sampler = correct_for_sampler(tokens, sampler, self.settings.sampler_ratio_max, scale)
         loss, stats = self.objective(tokens, scale)
-        difference = (tokens.logprobs.detach() - tokens.old_logprobs).abs() * tokens.mask
-        return loss, {**stats, "logprob_change_max": difference.max()}
+        change = (tokens.logprobs.detach() - tokens.old_logprobs).abs() * tokens.mask
+        return loss, {**stats, **of_sampler, "logprob_change_max": change.max()}
 
     def _actor_critic_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
         assert self.models.value is not None and rollout.old_values is not None and rollout.returns is not None

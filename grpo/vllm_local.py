@@ -34,6 +34,8 @@ class LocalVLLM:
     """See `grpo.engine.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`, completions
     carry none, and any nucleus is allowed."""
 
+    exact = False  # other kernels, which round otherwise
+
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", logprobs: bool = True):
         if importlib.util.find_spec("vllm") is None:
             raise InputError("vllm is not installed here; pip install vllm, or choose another engine")
@@ -74,11 +76,11 @@ class LocalVLLM:
             raise InputError(f"vllm: cannot start with {model}: {textwrap.shorten(str(error), 400)}") from error
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seed: int
+        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Each prompt's index and its completions as soon as the last of them ended.
 
-        The same seed gives the same completions, if prompts and settings are the same. The trainer's random numbers
+        The same seeds give the same completions, if prompts and settings are the same. The trainer's random numbers
         are not drawn from.
         """
         check(prompts, settings, self._longest, self._logprobs)
@@ -86,8 +88,8 @@ class LocalVLLM:
         waiting: dict[str, int | None] = {}
         engine = self._llm.llm_engine
         try:
-            for own, index, prompt, of in self._everyones(prompts, seed):
-                asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(of, index), self._logprobs)
+            for own, index, prompt, seed in self._everyones(prompts, seeds):
+                asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
                 request = params.SamplingParams(**asked, output_kind=params.RequestOutputKind.FINAL_ONLY)
                 self._requests += 1
                 name = f"r1flow-{self._requests}"
@@ -105,17 +107,20 @@ class LocalVLLM:
         finally:
             engine.abort_request(list(waiting))
 
-    def _everyones(self, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[tuple[bool, int, Sequence[int], int]]:
+    def _everyones(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> Iterator[tuple[bool, int, Sequence[int], int]]:
         """(whether it is ours, index, prompt, seed): ranks that share a model compute the prompts of all of them."""
-        gathered: list[Any] = [(prompts, seed)]
+        asked = [*zip(prompts, seeds, strict=True)]
+        gathered: list[Any] = [asked]
         place = 0
         if self._partners > 1:
             group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
             gathered, place = [None] * self._partners, group.rank_in_group
-            dist.all_gather_object(gathered, (prompts, seed), group=group.cpu_group)
-        for number, (theirs, of) in enumerate(gathered):
-            for index, prompt in enumerate(theirs):
-                yield number == place, index, prompt, of
+            dist.all_gather_object(gathered, asked, group=group.cpu_group)
+        for number, theirs in enumerate(gathered):
+            for index, (prompt, seed) in enumerate(theirs):
+                yield number == place, index, prompt, seed
 
     def _completion(self, choice: Any) -> Completion:
         check_sampled_by((span.version for span in choice.weight_versions), self._held)

@@ -56,9 +56,9 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
     }
 
 
-def prompt_seed(seed: int, index: int) -> int:
+def prompt_seed(seed: int) -> int:
     """vLLM counts up from a prompt's seed for its completions, so the seeds of two prompts must lie far apart."""
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 

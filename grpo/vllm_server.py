@@ -41,6 +41,8 @@ _TRANSFER_S = 300.0
 class ServerVLLM:
     """See `grpo.engine.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
 
+    exact = False  # other kernels, which round otherwise
+
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
         key = None
         if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
@@ -77,11 +79,11 @@ class ServerVLLM:
             )
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seed: int
+        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Each prompt's index and its completions as soon as the last of them ended.
 
-        The same seed gives the same completions as far as the server's batches allow: its arithmetic may depend on
+        The same seeds give the same completions as far as the server's batches allow: its arithmetic may depend on
         what else it computes. Raises TrainingStopped when the server stays away.
         """
         check(prompts, settings, self._longest, self._logprobs)
@@ -89,8 +91,8 @@ class ServerVLLM:
             raise TrainingStopped("vllm: the server has no weights from this trainer yet, and what it has may be any")
         http, pool = self._client(), ThreadPoolExecutor(self._settings.concurrency)
         futures: dict[Future[list[Completion]], int] = {}
-        for index, prompt in enumerate(prompts):
-            asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed, index), self._logprobs)
+        for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
             futures[pool.submit(self._ask, http, prompt, asked, self._held)] = index
         try:
             for future in as_completed(futures):

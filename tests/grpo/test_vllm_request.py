@@ -54,10 +54,10 @@ def test_nothing_that_changes_the_distribution_is_left_to_the_model_folder():
 
 def test_seeds_of_prompts_lie_far_apart():
     """vLLM gives a prompt's completions the seeds s, s + 1, ...: two prompts must not share any."""
-    seeds = sorted(prompt_seed(seed, index) for seed in range(30) for index in range(300))
+    seeds = sorted(prompt_seed(seed) for seed in range(9000))
     assert min(b - a for a, b in itertools.pairwise(seeds)) > 100_000
     assert seeds[0] >= 0 and seeds[-1] < 2**63
-    assert prompt_seed(1, 2) == prompt_seed(1, 2)
+    assert prompt_seed(12) == prompt_seed(12)
 
 
 def test_one_command_starts_a_server_that_takes_weights():

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from grpo.config import Sampling
 from grpo.errors import InputError, TrainingStopped
 from grpo.policy import load_tokenizer
+from grpo.rollout import seed_of
 from grpo.vllm_server import ServerVLLM
 from grpo.vllm_settings import VLLM
 from grpo.weight_transfer import UNKNOWN
@@ -84,8 +85,14 @@ def connected(setting):
     engine.close()
 
 
+def seeds(prompts, seed):
+    return [seed_of(seed, number) for number in range(len(prompts))]
+
+
 def sample(engine, prompts, seed=3, temperature=1.0, tokens=48):
-    return dict(engine.sample(prompts, 4, Sampling(temperature=temperature, max_new_tokens=tokens), seed))
+    return dict(
+        engine.sample(prompts, 4, Sampling(temperature=temperature, max_new_tokens=tokens), seeds(prompts, seed))
+    )
 
 
 def difference(engine, policy, prompts, temperature=1.0):
@@ -184,7 +191,7 @@ def test_completions_of_another_trainers_weights_are_not_taken(connected, settin
 def test_sampling_that_nobody_listens_to_ends_on_the_server(connected, setting):
     engine, policy, prompts = connected
     engine.update(policy.named_parameters(), 8)
-    groups = engine.sample(prompts[:4] * 50, 8, Sampling(max_new_tokens=400), 1)
+    groups = engine.sample(prompts[:4] * 50, 8, Sampling(max_new_tokens=400), [*range(200)])
     next(groups)
     assert running(setting[1]) > 100
     groups.close()
@@ -230,7 +237,7 @@ def test_a_server_that_ends_stops_training_in_one_line(tmp_path):
         trainer(model, url, tokenizer.eos_token_id).close()  # waits for it
         engine = trainer(model, url, tokenizer.eos_token_id, retries=1)
         engine.update(policy.named_parameters(), 1)
-        groups = engine.sample([[5]] * 60, 8, Sampling(max_new_tokens=400), 1)
+        groups = engine.sample([[5]] * 60, 8, Sampling(max_new_tokens=400), [*range(60)])
         next(groups)
         os.killpg(pid, signal.SIGKILL)
         with pytest.raises(TrainingStopped, match=rf"^vllm: {url}/inference/v1/generate failed 2 times: "):
@@ -255,7 +262,7 @@ def test_smollm2_agrees_and_its_update_takes_seconds(tmp_path):
         update_s = time.perf_counter() - began
         found += [difference(engine, policy, prompts, t) for t in (1.0, 0.7)]
         began = time.perf_counter()
-        ((_, group),) = engine.sample([prompt], 16, Sampling(max_new_tokens=128), 1)
+        ((_, group),) = engine.sample([prompt], 16, Sampling(max_new_tokens=128), [1])
         speed = sum(len(c.tokens) for c in group) / (time.perf_counter() - began)
     print({"differences": found, "stale": stale, "update_s": update_s, "tokens_per_s": speed})
     assert max(found) < EXACT

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config import Sampling
 from grpo.errors import TrainingStopped
+from grpo.rollout import seed_of
 from grpo.vllm_local import LocalVLLM
 from grpo.vllm_settings import VLLM
 
@@ -84,8 +85,11 @@ def main() -> None:
     )
     engine = LocalVLLM(given.model, settings, eos_id=tokenizer.eos_token_id)
 
+    def seeds(seed: int) -> list[int]:
+        return [seed_of(seed, rank, number) for number in range(len(prompts))]
+
     def sample(seed: int = 3, temperature: float = 1.0, tokens: int = 48) -> dict[int, Any]:
-        return dict(engine.sample(prompts, 4, Sampling(temperature=temperature, max_new_tokens=tokens), seed + rank))
+        return dict(engine.sample(prompts, 4, Sampling(temperature=temperature, max_new_tokens=tokens), seeds(seed)))
 
     def difference(temperature: float = 1.0) -> float:
         return largest_difference(model, prompts, sample(temperature=temperature), temperature)
@@ -117,7 +121,7 @@ def main() -> None:
     engine.sleep()
     engine.wake()
     seen["after_sleep"] = difference()
-    started = engine.sample(prompts, 4, Sampling(max_new_tokens=48), 1)
+    started = engine.sample(prompts, 4, Sampling(max_new_tokens=48), seeds(1))
     if "RANK" not in os.environ:  # ranks that share a model must finish together
         next(started)
         started.close()
@@ -139,7 +143,7 @@ def main() -> None:
 def timed(engine: LocalVLLM) -> dict[str, float]:
     prompt = torch.randint(100, 40_000, (256,), generator=torch.Generator().manual_seed(0)).tolist()
     began = time.perf_counter()
-    ((_, group),) = engine.sample([prompt], 16, Sampling(max_new_tokens=128), 1)
+    ((_, group),) = engine.sample([prompt], 16, Sampling(max_new_tokens=128), [1])
     return {"tokens_per_s": sum(len(c.tokens) for c in group) / (time.perf_counter() - began)}
 
 
