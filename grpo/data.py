@@ -56,13 +56,17 @@ class Sample:
     finish_reason: Literal["stop", "length"]
     domain: str
     language: str
+    number: int = 0  # which of its problem's samples
+    source: str = ""  # its problem's
+    engine: str = ""  # what sampled it
+    prompt_tokens: int = 0
     verdict: str = ""
     reason: str = ""
 
 
 _JSON_FIELDS = {"metadata", "rewards"}
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-_TYPES = {"messages": _MESSAGES, "tokens": pa.int64()}
+_TYPES = {"messages": _MESSAGES, "tokens": pa.int64(), "number": pa.int64(), "prompt_tokens": pa.int64()}
 
 
 def _schema(cls: type) -> pa.Schema:

@@ -27,7 +27,7 @@ from grpo.errors import InputError
 from grpo.language import language_consistency
 from grpo.template import Parts
 from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
-from grpo.verifiers import agree, verify
+from grpo.verifiers import QUICK, agree, verify
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,24 @@ class Reward:
 
     function: Callable[..., float]
     domains: tuple[str, ...] = ("reasoning", "general")
+    quick: Callable[[Problem], bool] = lambda problem: False
+    """Whether it takes microseconds whatever the completion is: then those of a group are scored in one go."""
+
+
+def _always(problem: Problem) -> bool:
+    return True
 
 
 REWARDS: dict[str, Reward] = {
-    "accuracy": Reward(accuracy, ("reasoning",)),
-    "format": Reward(format_),
-    "format_soft": Reward(format_soft),
-    "tag_count": Reward(tag_count),
+    "accuracy": Reward(accuracy, ("reasoning",), quick=lambda problem: problem.verifier in QUICK),
+    "format": Reward(format_, quick=_always),
+    "format_soft": Reward(format_soft, quick=_always),
+    "tag_count": Reward(tag_count, quick=_always),
     "consistency": Reward(consistency, ("reasoning",)),
-    "language": Reward(language),
-    "length": Reward(length),
-    "overlong": Reward(overlong),
-    "repetition": Reward(repetition),
+    "language": Reward(language, quick=_always),
+    "length": Reward(length, quick=_always),
+    "overlong": Reward(overlong, quick=_always),
+    "repetition": Reward(repetition, quick=_always),
 }
 """By name. The domains are R1's branches (stage 4): a sample is scored by its own only."""
 
@@ -222,6 +228,13 @@ def score_one(name: str, options: Mapping[str, Any], problem: Problem, response:
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"reward {name!r} gave {value!r}, which is no finite number")
     return float(value)
+
+
+def score_many(
+    rewards: Mapping[str, Mapping[str, Any]], problem: Problem, responses: Iterable[Response]
+) -> list[dict[str, float]]:
+    """Several rewards (name -> options) of several completions."""
+    return [{n: score_one(n, options, problem, response) for n, options in rewards.items()} for response in responses]
 
 
 def total(breakdown: Mapping[str, float], weights: Mapping[str, float]) -> float:

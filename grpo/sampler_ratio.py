@@ -16,8 +16,8 @@ def correct_for_sampler(
 
     pi_old is the policy before the updates on these samples: the clip of the objective bounds what the updates do, this
     weight corrects whose samples they are (truncated importance sampling; AReaL's decoupled objective, arXiv
-    2505.24298, when the sampler's weights are older). An expectation under the sampler becomes one under pi_old, up to the
-    truncation. Every objective is linear in advantages that keep their sign, so the weight goes there.
+    2505.24298, when the sampler's weights are older). An expectation under the sampler becomes one under pi_old, up to
+    the truncation. Every objective is linear in advantages that keep their sign, so the weight goes there.
 
     Shapes [B, T]. Statistics: the mean and the largest |log pi_old - log pi_sampler| of a token, nats, and the share
     of tokens whose weight was truncated.

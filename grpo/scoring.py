@@ -19,7 +19,7 @@ from grpo.errors import TrainingStopped
 from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
-from grpo.rewards import MODEL_REWARDS, Response, find, load, score_one
+from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
 from grpo.rl_config import Scoring
 from grpo.rollout import Completion
 from grpo.steps import step_rewards
@@ -106,18 +106,17 @@ class Scorer:
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
         """Begin to score the responses to a problem."""
         submit = self.pool.submit
-        rules = [
-            {
-                name: submit(score_one, name, options, problem, response)
-                for name, (reward, options) in self.rules.items()
-                if problem.domain in reward.domains
-            }
+        asked = {n: rule for n, rule in self.rules.items() if problem.domain in rule[0].domains}
+        quick = {name: options for name, (reward, options) in asked.items() if reward.quick(problem)}
+        slow = [
+            {name: submit(score_one, name, asked[name][1], problem, response) for name in asked if name not in quick}
             for response in responses
         ]
         steps = None
         if self.step_reward is not None:
             steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
-        return Scores(self, problem, list(responses), rules, steps)
+        together = submit(score_many, quick, problem, list(responses)) if quick else None
+        return Scores(self, problem, list(responses), [*asked], quick, together, slow, steps)
 
     def close(self) -> None:
         self.pool.close()
@@ -171,7 +170,10 @@ class Scores:
     scorer: Scorer
     problem: Problem
     responses: list[Response]
-    rules: list[dict[str, Future[Any]]]
+    rules: list[str]
+    quick: dict[str, dict[str, Any]]  # name -> options of those that are scored together
+    together: Future[Any] | None
+    slow: list[dict[str, Future[Any]]]
     steps: list[Future[Any]] | None
 
     def finish(self) -> Scored:
@@ -180,7 +182,9 @@ class Scores:
         A reward that fails is 0, since an answer that breaks its verifier is not a right one, and it is counted. Where
         the reward of the steps fails there are none.
         """
-        results = [{name: future.result() for name, future in of_response.items()} for of_response in self.rules]
+        quick = self._quick()
+        slow = [{name: future.result() for name, future in of_response.items()} for of_response in self.slow]
+        results = [{name: (q | s)[name] for name in self.rules} for q, s in zip(quick, slow, strict=True)]
         steps = None if self.steps is None else [future.result() for future in self.steps]
         failures = Failures(completions=len(results))
         for i, of_response in enumerate(results):
@@ -191,6 +195,16 @@ class Scores:
             self._ask_models(breakdowns)
         known = None if steps is None else [[] if isinstance(found, Failure) else found for found in steps]
         return Scored(breakdowns, known, failures)
+
+    def _quick(self) -> list[dict[str, Any]]:
+        if self.together is None:
+            return [{} for _ in self.responses]
+        found = self.together.result()
+        if isinstance(found, Failure):  # which of them it was shows when each is scored by itself
+            submit, problem = self.scorer.pool.submit, self.problem
+            single = [{n: submit(score_one, n, o, problem, r) for n, o in self.quick.items()} for r in self.responses]
+            found = [{name: future.result() for name, future in of_response.items()} for of_response in single]
+        return found
 
     def _ask_models(self, breakdowns: list[dict[str, float]]) -> None:
         messages = [self.problem.messages] * len(breakdowns)

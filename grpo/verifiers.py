@@ -131,6 +131,10 @@ VERIFIERS: dict[str, Callable[[Problem, str], float]] = {
 }
 
 
+QUICK = {"exact", "number", "choice", "none"}
+"""Those that take microseconds whatever the answer is."""
+
+
 def agree(problem: Problem, answer: str, other: str) -> bool:
     """Whether two answers to a problem are the same by its rule, be they right or wrong.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from grpo.data import Problem
@@ -31,6 +33,23 @@ def test_a_completion_that_fails_twice_is_one_broken_completion():
     # The reward fails for both, the step reward for the one that has a step.
     assert scored.failures.kinds == {"error": 3}
     assert (scored.failures.completions, scored.failures.broken) == (2, 2)
+
+
+def test_one_that_breaks_a_quick_reward_costs_the_others_nothing():
+    """Quick rewards of a group are computed in one go; when that fails, each by itself shows whose fault it was."""
+    good, bad = responses("<think>subtract</think><answer>277</answer>", "")
+    bad = dataclasses.replace(bad, parts=None)
+    scorer = Scorer({"accuracy": {}, "format": {}, "length": {"per_token": 1.0}}, Scoring(workers=1))
+    try:
+        scored = scorer.start(PROBLEM, [good, bad]).finish()
+    finally:
+        scorer.close()
+    assert scored.breakdowns == [
+        {"accuracy": 1.0, "format": 1.0, "length": -9.0},
+        {"accuracy": 0.0, "format": 0.0, "length": -9.0},
+    ]
+    assert scored.failures.kinds == {"error": 2}  # accuracy and format both read the parts
+    assert (scored.failures.completions, scored.failures.broken) == (2, 1)
 
 
 def test_more_than_the_share_stops_and_names_the_first():

@@ -16,6 +16,11 @@ def brief(problem: Problem, response: Response, *, below: int = 9) -> float:
     return float(response.tokens < below)
 
 
+def letters(problem: Problem, response: Response) -> float:
+    """The share of letters: the completions of a group hardly ever agree in it."""
+    return sum(map(str.isalpha, response.text)) / max(1, len(response.text))
+
+
 def broken(problem: Problem, response: Response) -> float:
     raise ZeroDivisionError("the user's mistake")
 
