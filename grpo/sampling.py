@@ -1,68 +1,78 @@
-"""Sampling whole problem sets, in shards: a killed job loses at most the shard it was in."""
+"""Sampling whole problem sets, shard by shard. Workers may share a folder of shards: who finds one free takes it, and
+goes on where a worker that was killed had stopped."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo.data import Problem, Sample, read_problems, write_rows
+import pyarrow.parquet as pq
+
+from grpo.data import Problem, read_problems
 from grpo.jobs import SampleJob, SampleTask
+from grpo.journal import Journal
 from grpo.parallel import Parallel
-from grpo.policy import load_policy, load_tokenizer
-from grpo.rewards import Response
-from grpo.rollout import sample_groups, seed_of
 from grpo.runlog import Metrics, write_result
-from grpo.scoring import Failures, Scorer, Scores, responses_of
-from grpo.template import prompt_tokens
+from grpo.scoring import Scorer
+from grpo.shard import Group, Shard, writing_file
+from grpo.text_engines import Prompting, TextEngine, make_text_engine
+
+_LOOK_AGAIN_S = 0.5
+_LOG_S = 1.0
+_LOADED = {"model", "engine", "template", "zero_template", "rewards", "helpful_model", "safe_model"}
+"""Fields of a task that engine and scorer are made of."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A shard of a task: which problems, and the file that their samples become."""
+
+    task: SampleTask
+    start: int
+    stop: int
+    path: Path
+
+    @property
+    def problems(self) -> int:
+        return self.stop - self.start
 
 
 def run_sampling(job: SampleJob) -> None:
     """Write out/<task>/shard-NNNNN.parquet for every task of the job."""
     parallel = Parallel.start(job.hardware)
-    problems = {task.name: chosen_problems(task) for task in job.tasks}
-    shards = {name: range(0, len(rows), job.shard_size) for name, rows in problems.items()}
-    planned = sum(len(starts) for starts in shards.values())
-    completed = 0
-    metrics = Metrics(job.metrics) if parallel.main else None
-    for task in job.tasks:
-        folder = job.out / task.name
-        folder.mkdir(parents=True, exist_ok=True)
-        missing = [(i, start) for i, start in enumerate(shards[task.name]) if not shard_path(folder, i).exists()]
-        todo = parallel.same(missing)[parallel.rank :: parallel.world]
-        completed += len(shards[task.name]) - len(todo)
-        if not todo:
-            continue
-        sampler = PolicySampler(task, job)
-        for index, start in todo:
-            began = time.perf_counter()
-            rows, failures = sampler(problems[task.name][start : start + job.shard_size], job.seed, index)
-            temporary = folder / f"writing-{parallel.rank}"
-            write_rows(temporary, rows, Sample)
-            temporary.replace(shard_path(folder, index))
-            completed += 1
-            tokens = sum(row.tokens for row in rows)
-            accuracy = [row.rewards["accuracy"] for row in rows if "accuracy" in row.rewards]
-            if metrics is None:
-                continue
-            metrics.log(
-                completed,
-                planned,
-                samples=len(rows),
-                completion_tokens=tokens / max(1, len(rows)),
-                tokens_per_s=tokens / (time.perf_counter() - began),
-                reward_failures=failures.kinds.total(),
-                **({"accuracy": sum(accuracy) / len(accuracy)} if accuracy else {}),
-            )
-        sampler.scorer.close()
+    places = [place for task in job.tasks for place in places_of(task, job)]
+    progress = Progress(job, places, Metrics(job.metrics) if parallel.main else None)
+    worker = Worker(job, progress)
+    waiting = [place for place in places if not place.path.exists()]
+    while waiting:
+        began = len(waiting)
+        # Processes of one job start at different ones, so that they do not meet at the first.
+        shift = parallel.rank * len(waiting) // parallel.world
+        for place in waiting[shift:] + waiting[:shift]:
+            worker.try_to_make(place)
+        waiting = [place for place in waiting if not place.path.exists()]
+        if len(waiting) == began:
+            time.sleep(_LOOK_AGAIN_S)  # others hold them, and may be killed yet
+    worker.close()
     parallel.barrier()
     if parallel.main:
-        for left_by_killed in job.out.glob("*/writing*"):
-            left_by_killed.unlink()
-        done = sum(
-            shard_path(job.out / name, i).exists() for name, starts in shards.items() for i in range(len(starts))
-        )
-        write_result(job.result, done, planned)
+        for place in places:
+            writing_file(place.path).unlink(missing_ok=True)  # of a worker that was killed
+        progress.log()
+        total = sum(place.problems for place in places)
+        write_result(job.result, total, total, engine_s=progress.engine_s)
     parallel.close()
+
+
+def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
+    folder = job.out / task.name
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(chosen_problems(task)) if task.first is not None else _rows(task.problems)
+    for index, start in enumerate(range(0, count, job.shard_size)):
+        yield Place(task, start, min(start + job.shard_size, count), folder / f"shard-{index:05d}.parquet")
 
 
 def chosen_problems(task: SampleTask) -> list[Problem]:
@@ -72,57 +82,119 @@ def chosen_problems(task: SampleTask) -> list[Problem]:
     return [p for domain, count in task.first.items() for p in [q for q in problems if q.domain == domain][:count]]
 
 
-def shard_path(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index:05d}.parquet"
+def _rows(paths: list[Path]) -> int:
+    files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
-class PolicySampler:
-    """A policy with its tokenizer and scorer, loaded once a task."""
+class Worker:
+    """Makes shards, one at a time, with an engine and a scorer that stay loaded while tasks need the same."""
 
-    def __init__(self, task: SampleTask, job: SampleJob):
-        self.task, self.job = task, job
-        self.tokenizer = load_tokenizer(task.model)
-        self.scorer = Scorer({name: {} for name in task.rewards}, job.scoring)
-        self.policy = load_policy(task.model, job.hardware)
-        self.scorer.load_models(task.helpful_model, task.safe_model, job.hardware)
+    def __init__(self, job: SampleJob, progress: Progress):
+        self.job, self.progress = job, progress
+        self._problems: tuple[str, list[Problem]] = ("", [])
+        self._loaded: tuple[object, TextEngine, Scorer] | None = None
 
-    def __call__(self, problems: list[Problem], seed: int, shard: int) -> tuple[list[Sample], Failures]:
-        task = self.task
-        prompts = [prompt_tokens(self.tokenizer, p.messages, task.template, task.zero_template) for p in problems]
-        scores: dict[int, Scores] = {}
-        for index, completions in sample_groups(
-            self.policy,
-            prompts,
-            task.samples_per_problem,
-            task.sampling,
-            eos_id=self.tokenizer.eos_token_id,
-            seeds=[seed_of(seed, shard, number) for number in range(len(prompts))],
-        ):
-            responses = responses_of(self.tokenizer, completions, task.sampling.max_new_tokens)
-            # Scoring goes on in other processes while others are sampled.
-            scores[index] = self.scorer.start(problems[index], responses)
-        failures = Failures()
-        samples: list[Sample] = []
-        for index, problem in enumerate(problems):
-            scored = scores[index].finish()
-            failures.add(scored.failures)
-            for response, breakdown in zip(scores[index].responses, scored.breakdowns, strict=True):
-                samples.append(self._sample(problem, response, breakdown))
-        failures.stop_above(self.job.scoring.max_failure_share)
-        return samples, failures
+    def try_to_make(self, place: Place) -> None:
+        """Nothing happens where another worker is at it, or has just finished."""
+        path = place.path
+        try:
+            journal = Journal(path.with_suffix(".journal"))
+        except BlockingIOError:
+            return
+        if path.exists():
+            journal.remove()
+            return
+        engine, scorer = self._load(place.task)
+        problems = self._problems_of(place.task)[place.start : place.stop]
+        shard = Shard(place.task, problems, self.job.seed, self.progress.add)
+        shard.make(path, journal, engine, scorer, self.job.scoring.max_failure_share)
 
-    def _sample(self, problem: Problem, response: Response, rewards: dict[str, float]) -> Sample:
-        parts = response.parts
-        return Sample(
-            problem_id=problem.id,
-            policy=self.task.policy,
-            completion=response.text,
-            reasoning=parts.reasoning,
-            summary=parts.summary,
-            answer=parts.answer or "",
-            rewards=rewards,
-            tokens=response.tokens,
-            finish_reason="stop" if response.finished else "length",
-            domain=problem.domain,
-            language=problem.language,
+    def _problems_of(self, task: SampleTask) -> list[Problem]:
+        if self._problems[0] != task.name:
+            self._problems = task.name, chosen_problems(task)
+        return self._problems[1]
+
+    def _load(self, task: SampleTask) -> tuple[TextEngine, Scorer]:
+        kind = task.model_dump(include=_LOADED)
+        if self._loaded is None or self._loaded[0] != kind:
+            self.close()
+            scorer = Scorer({name: {} for name in task.rewards}, self.job.scoring)  # starts while the models load
+            prompting = Prompting(task.template, task.zero_template)
+            engine = make_text_engine(task.engine, task.model, prompting, self.job.hardware)
+            scorer.load_models(task.helpful_model, task.safe_model, self.job.hardware)
+            self._loaded = kind, engine, scorer
+        return self._loaded[1:]
+
+    def close(self) -> None:
+        if self._loaded is not None:
+            self._loaded[2].close()
+            self._loaded[1].close()
+            self._loaded = None
+
+
+@dataclass
+class Window:
+    """What happened since the last line of the metrics."""
+
+    samples: int = 0
+    tokens: int = 0
+    failures: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)  # by source: how many were scored
+    right: Counter[str] = field(default_factory=Counter)
+
+
+class Progress:
+    """A line of metrics every second: problems done, speed, what is right by source, the cost so far.
+
+    Shards that other workers finish are seen; what others have begun is not.
+    """
+
+    def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):
+        self.places, self.metrics = places, metrics
+        self.of = sum(place.problems for place in places)
+        self.devices = job.hardware.processes * job.hardware.nodes
+        self.window = Window()
+        self.began = self.since = time.perf_counter()
+        self.tokens = self.problems = self.logged = 0
+
+    def add(self, group: Group) -> None:
+        window = self.window
+        window.samples += len(group.completions)
+        window.tokens += group.tokens
+        self.tokens += group.tokens + group.prompt_tokens * len(group.completions)
+        window.failures += sum(group.failures["kinds"].values())
+        self.problems += group.round == 0
+        scored = [b["accuracy"] for b in group.rewards or () if "accuracy" in b]
+        window.verdicts[group.source] += len(scored)
+        window.right[group.source] += group.right
+        if time.perf_counter() - self.since > _LOG_S:
+            self.log()
+
+    @property
+    def engine_s(self) -> float:
+        return (time.perf_counter() - self.began) * self.devices
+
+    def log(self) -> None:
+        now, window = time.perf_counter(), self.window
+        finished = sum(place.problems for place in self.places if place.path.exists())
+        step = min(self.of, max(self.logged + 1, finished, self.problems))
+        if self.metrics is None or step == self.logged or not window.samples:
+            return
+        seconds = now - self.since
+        right = {f"accuracy_{source}": window.right[source] / n for source, n in sorted(window.verdicts.items()) if n}
+        if scored := window.verdicts.total():
+            right = {"accuracy": window.right.total() / scored} | (right if len(right) > 1 else {})
+        self.metrics.log(
+            step,
+            self.of,
+            samples=window.samples,
+            completion_tokens=window.tokens / window.samples,
+            tokens_per_s=window.tokens / seconds,
+            samples_per_s=window.samples / seconds,
+            reward_failures=window.failures,
+            tokens_so_far=self.tokens,
+            device_hours=self.engine_s / 3600,
+            **right,
         )
+        self.logged, self.window, self.since = step, Window(), now

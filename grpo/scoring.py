@@ -176,6 +176,13 @@ class Scores:
     slow: list[dict[str, Future[Any]]]
     steps: list[Future[Any]] | None
 
+    @property
+    def ready(self) -> bool:
+        """Whether the rules have finished."""
+        futures = [future for of_response in self.slow for future in of_response.values()]
+        futures += [*(self.steps or []), *([self.together] if self.together else [])]
+        return all(future.done() for future in futures)
+
     def finish(self) -> Scored:
         """Waits for the rules and asks the reward models.
 

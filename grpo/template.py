@@ -80,15 +80,18 @@ def render(reasoning: str, answer: str) -> str:
     return f"<think>\n{reasoning.strip()}\n</think>\n<answer>{answer.strip()}</answer>"
 
 
+def zero_prompt(messages: list[Message], zero_template: str | None = None) -> str:
+    """The plain-text prompt of a model that knows no chat."""
+    asked = "\n".join(m["content"] for m in messages if m["role"] == "user")
+    return (zero_template or ZERO_TEMPLATE).replace("{prompt}", asked)
+
+
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], template: Template, zero_template: str | None = None
 ) -> list[int]:
     """Token ids of a prompt, up to and including the mark after which the completion begins."""
     if template == "r1_zero":
-        text = (zero_template or ZERO_TEMPLATE).replace(
-            "{prompt}", "\n".join(m["content"] for m in messages if m["role"] == "user")
-        )
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(zero_prompt(messages, zero_template), add_special_tokens=False)["input_ids"]
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
     if tokenizer.chat_template is None:
         raise InputError(

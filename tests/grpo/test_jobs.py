@@ -94,8 +94,8 @@ def test_sample(rl, problems, tmp_path):
     # 10 problems in shards of 4, and one problem.
     job = write_job(tmp_path, "sample", tasks=[task, other], shard_size=4, hardware=CPU)
     run(job)
-    assert (result(tmp_path)["steps_completed"], result(tmp_path)["steps_planned"]) == (4, 4)
-    assert steps(tmp_path) == [1, 2, 3, 4]
+    assert (result(tmp_path)["steps_completed"], result(tmp_path)["steps_planned"]) == (11, 11)  # problems
+    assert metrics(tmp_path)[-1]["of"] == 11
     folder = tmp_path / "out" / "zero.test"
     shards = sorted(folder.iterdir())
     assert [s.name for s in shards] == ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
@@ -109,10 +109,10 @@ def test_sample(rl, problems, tmp_path):
     # A job killed in its second shard leaves half a file aside and no result.
     before = {shard: (shard.read_bytes(), shard.stat().st_mtime_ns) for shard in shards}
     shards[1].unlink()
-    (folder / "writing").write_bytes(b"PAR1")
+    (folder / "writing-shard-00001").write_bytes(b"PAR1")
     (tmp_path / "result.json").unlink()
     run(job)
-    assert result(tmp_path)["steps_completed"] == 4
+    assert result(tmp_path)["steps_completed"] == 11
     for shard, (content, changed) in before.items():
         assert shard.read_bytes() == content
         assert (shard.stat().st_mtime_ns == changed) == (shard is not shards[1])

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from grpo.config import Sampling
 from grpo.errors import TrainingStopped
 from grpo.policy import load_tokenizer
+from grpo.rollout import seed_of
 from grpo.vllm_server import ServerVLLM
 from grpo.vllm_settings import VLLM
 from tests.grpo.vllm_probe import largest_difference, perturb
@@ -44,7 +45,8 @@ def main(model: str, url: str, folder: str) -> None:
     prompts = [tokenizer(f"compute {i} + {rank}")["input_ids"] for i in range(3)]
     engine = ServerVLLM(model, VLLM(kind="server", url=url, timeout_s=60), eos_id=tokenizer.eos_token_id)
     engine.update(gathered(policy.named_parameters()), 1)
-    groups = dict(engine.sample(prompts, 4, Sampling(max_new_tokens=32), rank))
+    seeds = [seed_of(rank, number) for number in range(len(prompts))]
+    groups = dict(engine.sample(prompts, 4, Sampling(max_new_tokens=32), seeds))
     seen = {"version": engine.version(), "difference": largest_difference(policy, prompts, groups, 1.0)}
     try:
         engine.update(gathered(list(policy.named_parameters())[:3]), 2)

@@ -1,0 +1,86 @@
+"""Any OpenAI-compatible service as an engine: many requests at a time, repeated with back-off, each with its seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any
+from urllib.parse import urlsplit
+
+from grpo.config import Sampling, Template
+from grpo.data import Problem
+from grpo.errors import InputError, TrainingStopped
+from grpo.http_client import Away, Http, Refused
+from grpo.template import zero_prompt
+from grpo.text_engine_settings import Endpoint
+from grpo.written import Text, Written
+
+
+class EndpointEngine:
+    """One request a completion, so that a request that fails costs one, and its tokens are counted by themselves."""
+
+    def __init__(self, settings: Endpoint, template: Template, zero_template: str | None):
+        key = None
+        if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
+            raise InputError(f"engine: environment variable {settings.api_key_env} is not set; api_key_env names it")
+        self.identity = f"{settings.model} at {settings.base_url}"
+        self._settings, self._key = settings, key
+        self._template, self._zero_template = template, zero_template
+        self._path = urlsplit(settings.base_url).path.rstrip("/")
+
+    def write(
+        self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, Written]]:
+        settings = self._settings
+        http = Http(settings.base_url, settings.timeout_s, settings.retries, self._key)
+        pool = ThreadPoolExecutor(settings.concurrency)
+        futures: dict[Future[tuple[Text, int]], tuple[int, int]] = {}
+        for index, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
+            for number in range(count):
+                body = self._body(problem, sampling, seed + number)
+                futures[pool.submit(self._ask, http, body)] = index, number
+        found: dict[int, dict[int, tuple[Text, int]]] = {}
+        try:
+            for future in as_completed(futures):
+                index, number = futures.pop(future)
+                of_problem = found.setdefault(index, {})
+                of_problem[number] = future.result()
+                if len(of_problem) == count:
+                    texts = [of_problem[n][0] for n in range(count)]
+                    yield index, Written(texts, found.pop(index)[0][1])
+        except Away as error:
+            raise TrainingStopped(f"engine: {error}") from None
+        except Refused as error:
+            raise InputError(f"engine: {settings.base_url} refused with {error}; check base_url and model") from None
+        finally:  # the caller may have stopped listening
+            pool.shutdown(wait=False, cancel_futures=True)
+            http.abandon()
+            pool.shutdown()
+
+    def close(self) -> None:
+        pass
+
+    def _body(self, problem: Problem, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
+        asked: dict[str, Any] = {
+            "model": self._settings.model,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_new_tokens,
+            "seed": seed % 2**31,
+            **self._settings.body,
+        }
+        if self._template == "chat":
+            return "/chat/completions", {**asked, "messages": problem.messages}
+        return "/completions", {**asked, "prompt": zero_prompt(problem.messages, self._zero_template)}
+
+    def _ask(self, http: Http, asked: tuple[str, dict[str, Any]]) -> tuple[Text, int]:
+        path, body = asked
+        reply = http.post(self._path + path, body)
+        try:
+            choice, usage = reply["choices"][0], reply.get("usage") or {}
+            text = choice["text"] if path == "/completions" else choice["message"]["content"] or ""
+            finished = choice["finish_reason"] != "length"
+            return Text(text, int(usage.get("completion_tokens", 0)), finished), int(usage.get("prompt_tokens", 0))
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise Refused(200, "an answer without choices; is base_url OpenAI-compatible?") from None

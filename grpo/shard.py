@@ -1,0 +1,199 @@
+"""One shard of samples: problems in, a parquet file of scored samples out, in rounds while problems lack right ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Sampling
+from grpo.data import Problem, Sample, write_rows
+from grpo.jobs import SampleTask
+from grpo.journal import Journal
+from grpo.rewards import Response
+from grpo.scoring import Failures, Scorer, Scores
+from grpo.template import parse
+from grpo.text_engines import TextEngine
+
+UNDER_WAY = 256
+"""Groups that may be scored while others are sampled, before the first of them is waited for."""
+
+
+@dataclass
+class Group:
+    """What one round made of one problem: a line of the journal when it is written, another when it is scored."""
+
+    problem: str
+    round: int
+    source: str = ""
+    engine: str = ""
+    prompt_tokens: int = 0
+    completions: list[tuple[str, int, bool]] = field(default_factory=list)  # text, tokens, whether it ended by itself
+    rewards: list[dict[str, float]] | None = None
+    failures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def right(self) -> int:
+        return sum(breakdown.get("accuracy") == 1.0 for breakdown in self.rewards or ())
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens, _ in self.completions)
+
+
+class Shard:
+    """Problems of a task in a row. `done` is told of each group that is finished."""
+
+    def __init__(self, task: SampleTask, problems: Sequence[Problem], seed: int, done: Callable[[Group], None]):
+        self.task, self.problems, self.seed, self.done = task, problems, seed, done
+        self.groups: dict[tuple[str, int], Group] = {}
+        self._by_id = {problem.id: problem for problem in problems}
+
+    def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
+        """Write the file `path`; what the journal holds is not made again, and at the end the journal is gone."""
+        for line in journal.lines():
+            key = line["problem"], line["round"]
+            self.groups[key] = replace(self.groups.get(key, Group(*key)), **line)
+        number = 0
+        while asked := self._open(number):
+            for group, scores in self._under_way(self._written(asked, number, journal, engine), scorer):
+                self._finish(group, scores, journal)
+            number += 1
+        self._stop_above(failure_share)
+        writing = writing_file(path)
+        write_rows(writing, self._samples(), Sample)
+        with writing.open("rb") as file:
+            os.fsync(file.fileno())
+        writing.replace(path)
+        journal.remove()
+
+    def _open(self, number: int) -> list[Problem]:
+        """The problems to be asked in round `number`."""
+        task = self.task
+        if number == 0:
+            return [*self.problems]
+        if task.enough_right is None or number * task.samples_per_problem >= task.samples_max:
+            return []
+        return [p for p in self.problems if p.domain == "reasoning" and self._right(p, number) < task.enough_right]
+
+    def _right(self, problem: Problem, rounds: int) -> int:
+        found = [self.groups.get((problem.id, number)) for number in range(rounds)]
+        # Who was not asked in a round had enough before it.
+        return self.task.samples_max if None in found else sum(group.right for group in found if group)
+
+    def _by_sampling(self, problems: list[Problem]) -> Iterator[tuple[Sampling, list[Problem]]]:
+        other = self.task.sampling_by_source
+        for source in [*sorted(other), None]:
+            chosen = [p for p in problems if (p.source if p.source in other else None) == source]
+            if chosen:
+                yield self.task.sampling if source is None else other[source], chosen
+
+    def _written(self, asked: list[Problem], number: int, journal: Journal, engine: TextEngine) -> Iterator[Group]:
+        """All groups of the round, those that the journal holds first."""
+        yield from [self.groups[p.id, number] for p in asked if (p.id, number) in self.groups]
+        task, count = self.task, self.task.samples_per_problem
+        if number:
+            count = min(count, task.samples_max - number * count)
+        for sampling, problems in self._by_sampling([p for p in asked if (p.id, number) not in self.groups]):
+            seeds = [seed_of_name(self.seed, problem.id, number) for problem in problems]
+            for index, written in engine.write(problems, count, sampling, seeds):
+                group = Group(
+                    problem=problems[index].id,
+                    round=number,
+                    source=problems[index].source,
+                    engine=engine.identity,
+                    prompt_tokens=written.prompt_tokens,
+                    completions=[(t.text, t.tokens, t.finished) for t in written.texts],
+                )
+                journal.append(
+                    {name: value for name, value in vars(group).items() if name not in ("rewards", "failures")}
+                )
+                self.groups[group.problem, number] = group
+                yield group
+
+    def _under_way(self, written: Iterator[Group], scorer: Scorer) -> Iterator[tuple[Group, Scores | None]]:
+        """Groups with their scores, which are made while others are written; None where they are known."""
+        waiting: deque[tuple[Group, Scores | None]] = deque()
+        for group in written:
+            waiting.append((group, self._scores(group, scorer) if group.rewards is None else None))
+            while waiting and (len(waiting) > UNDER_WAY or waiting[0][1] is None or waiting[0][1].ready):
+                yield waiting.popleft()
+        yield from waiting
+
+    def _scores(self, group: Group, scorer: Scorer) -> Scores:
+        problem = self._by_id[group.problem]
+        longest = self.task.sampling_by_source.get(problem.source, self.task.sampling).max_new_tokens
+        return scorer.start(problem, [Response(x, parse(x), n, ended, longest) for x, n, ended in group.completions])
+
+    def _finish(self, group: Group, scores: Scores | None, journal: Journal) -> None:
+        if scores is not None:
+            scored = scores.finish()
+            failed = scored.failures
+            group.rewards = scored.breakdowns
+            group.failures = {"broken": failed.broken, "example": failed.example, "kinds": dict(failed.kinds)}
+            line = {name: getattr(group, name) for name in ("problem", "round", "rewards", "failures")}
+            journal.append(line)
+        self.done(group)
+
+    def _stop_above(self, share: float) -> None:
+        failures = Failures()
+        for group in self.groups.values():
+            failed = {**group.failures, "kinds": Counter(group.failures["kinds"])}
+            failures.add(Failures(len(group.completions), **failed))
+        failures.stop_above(share)
+
+    def _samples(self) -> list[Sample]:
+        """In the order of the problems, whatever the order in which they were made."""
+        order = {name: place for place, name in enumerate(self._by_id)}
+        samples: list[Sample] = []
+        taken = dict.fromkeys(order, 0)
+        for _, group in sorted(self.groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+            problem = self._by_id[group.problem]
+            for (text, tokens, finished), rewards in zip(group.completions, group.rewards or (), strict=True):
+                samples.append(self._sample(problem, taken[problem.id], text, tokens, finished, rewards, group))
+                taken[problem.id] += 1
+        return samples
+
+    def _sample(
+        self,
+        problem: Problem,
+        number: int,
+        text: str,
+        tokens: int,
+        finished: bool,
+        rewards: dict[str, float],
+        group: Group,
+    ) -> Sample:
+        parts = parse(text)
+        return Sample(
+            problem_id=problem.id,
+            policy=self.task.policy,
+            completion=text,
+            reasoning=parts.reasoning,
+            summary=parts.summary,
+            answer=parts.answer or "",
+            rewards=rewards,
+            tokens=tokens,
+            finish_reason="stop" if finished else "length",
+            domain=problem.domain,
+            language=problem.language,
+            number=number,
+            source=problem.source,
+            engine=group.engine,
+            prompt_tokens=group.prompt_tokens,
+        )
+
+
+def writing_file(path: Path) -> Path:
+    """Where a shard stands until it is whole."""
+    return path.with_name(f"writing-{path.stem}")
+
+
+def seed_of_name(seed: int, name: str, number: int) -> int:
+    """A seed of its own for each problem and round, wherever the problem stands."""
+    digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2

