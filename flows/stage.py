@@ -28,12 +28,13 @@ from flows.home import home, store, tracking
 from flows.progress import Progress
 from grpo.errors import InputError
 from tasks.launch import launch
+from tasks.meeting import Meeting
 from tasks.store import Attempt, InputRef, Manifest, artifact_key
 from tasks.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 
-NOT_HASHED = {"device", "workers"}
+NOT_HASHED = {"device", "workers", "processes", "nodes"}
 
 
 class Where(BaseModel):
@@ -136,6 +137,7 @@ class Context:
             json.loads(json.dumps(job, default=_jsonable)),
             work,
             on_metrics=lambda records: self._on_metrics(prefix, records),
+            meeting=Meeting.of_environment(home()),
             time_limit_s=limit * 3600 if limit else None,
             lock_fd=self.attempt.lock_fd,
         )

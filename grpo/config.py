@@ -25,6 +25,11 @@ class Sampling(Settings):
 
 
 class Optimizer(Settings):
+    kind: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit: both moments take a byte a weight, instead of the weights' type; needs bitsandbytes, "
+        "on a CPU or a CUDA GPU. TRL knows it as optim='adamw_8bit'.",
+    )
     learning_rate: float = Field(gt=0, lt=1, description="Peak learning rate. R1: 5e-5 for SFT, 3e-6 for RL.")
     final_learning_rate_share: float = Field(
         1.0, ge=0, le=1, description="Cosine decay ends at this share of the peak. R1 SFT: 0.1; RL: 1.0 (constant) [I]."
@@ -36,13 +41,46 @@ class Optimizer(Settings):
 
 
 class Hardware(Settings):
-    """Where and how a job computes."""
+    """Where and how a job computes.
+
+    `device`, `processes` and `nodes` are no part of a stage's key: what they change is the order of sums, so results
+    differ by rounding, and what one choice made is reused under another.
+    """
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' takes a GPU where there is one.")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type of the weights and the arithmetic. float32 on a CPU, bfloat16 on recent GPUs."
     )
+    mixed_precision: bool = Field(
+        False,
+        description="What is trained keeps its weights, their gradients and the optimizer's moments in float32, and so "
+        "does the saved model; arithmetic, samples and references stay in `dtype`, which must be bfloat16 (TRL's "
+        "bf16=True). Without it bfloat16 weights ignore an update below about 1/500 of their size: use it for learning "
+        "rates as small as R1's. Costs 2 bytes more for a weight, a gradient and each moment.",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
+    processes: int = Field(
+        1,
+        ge=1,
+        description="Processes on each machine, one a GPU (torchrun). They divide weights, gradients, the optimizer's "
+        "state (FSDP2) and the rollouts among them. The same updates as one process makes, up to rounding.",
+    )
+    nodes: int = Field(
+        1,
+        ge=1,
+        description="Machines, each with so many processes and all with the same home folder. All of them run the same "
+        "command: PET_RDZV_ENDPOINT=HOST:PORT of the first, PET_NODE_RANK=0, 1, ...",
+    )
+
+    @model_validator(mode="after")
+    def _mixed_is_mixed(self) -> Hardware:
+        if self.mixed_precision and self.dtype == "float32":
+            raise ValueError("mixed_precision is bfloat16 arithmetic on float32 weights; set dtype to 'bfloat16' too")
+        return self
+
+    def to_train(self) -> Hardware:
+        """The same, with the type that trained weights are kept in."""
+        return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
 
 
 class Lora(Settings):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from grpo.config import SFT, Hardware, Pretrain, RewardModel, Sampling, Settings, Template
 from grpo.rl_config import RL, Scoring
+from grpo.text_engine_settings import TextEngineSettings
 
 
 class JobBase(Settings):
@@ -19,6 +20,12 @@ class JobBase(Settings):
     metrics: Path
     result: Path
     seed: int = Field(ge=0)
+
+    @property
+    def where(self) -> Hardware:
+        """The job's own hardware, or that of its settings."""
+        own: Hardware = self.hardware if hasattr(self, "hardware") else self.settings.hardware  # type: ignore[attr-defined]
+        return own
 
 
 class PretrainJob(JobBase):
@@ -67,7 +74,13 @@ class SampleTask(Settings):
         None, description="Only so many problems of each domain, in their order; none of a domain not named. None: all."
     )
     samples_per_problem: int = Field(ge=1)
+    enough_right: int | None = Field(
+        None, ge=1, description="Problems with fewer right samples are asked again, as often as it takes. None: once."
+    )
+    samples_max: int = Field(64, ge=1, description="Most samples of a problem that is asked again.")
     sampling: Sampling
+    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
+    engine: TextEngineSettings | None = Field(None, description="What samples. None: transformers in this process.")
     rewards: list[str] = Field(["accuracy", "format", "language"], description="Rules that every sample is scored by.")
     template: Template = "chat"
     zero_template: str | None = None

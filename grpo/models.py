@@ -20,7 +20,7 @@ from grpo.methods import Method
 from grpo.parallel import Parallel
 from grpo.policy import load_policy
 from grpo.rl_config import RL
-from grpo.sharded import Sharded, shard
+from grpo.sharded import Sharded, arithmetic, local, shard
 from grpo.value import Value
 
 
@@ -29,14 +29,16 @@ class Models:
         self.settings, self.method = settings, method
         self.version = 0  # of the policy: counts whatever changes its weights, and never comes back to a number
         hardware = settings.hardware
-        policy = load_policy(model, hardware, settings.lora)
+        kept, computed = hardware.to_train(), arithmetic(hardware)
+        policy = load_policy(model, kept, settings.lora)
         self.value: Sharded | None = None
         if method.credit == "value":
             own = settings.ppo.value == "model"
-            if parallel.world > 1 and not own:
-                raise InputError("ppo.value 'head' works in one process; take 'model', or one process")
-            self.value = shard(Value(trunk_of(load_policy(model, hardware) if own else policy), own), parallel)
-        self.policy = shard(policy, parallel)
+            if not own and (parallel.world > 1 or computed):
+                raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
+            trunk = trunk_of(load_policy(model, kept) if own else policy)
+            self.value = shard(Value(trunk, own), parallel, dtype=computed)
+        self.policy = shard(policy, parallel, dtype=computed)
         self.initial: Sharded | None = None
         if method.keeps_initial(settings) and settings.lora is None:
             self.initial = shard(load_policy(model, hardware).requires_grad_(False), parallel)
@@ -86,7 +88,9 @@ class Models:
         if self.initial is None or self.method.data == "initial":
             return
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
-            old.lerp_(new, self.settings.reference_mixing)
+            # The reference only computes; the policy may keep its weights in more digits.
+            mine, theirs = local(old), local(new)
+            mine.lerp_(theirs.to(mine.dtype), self.settings.reference_mixing)
 
     def modules(self) -> dict[str, nn.Module]:
         """What a checkpoint keeps."""

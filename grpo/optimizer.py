@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from grpo.config import Optimizer
+from grpo.errors import InputError
+
+Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]
 
 
-def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter] | list[dict[str, Any]], settings: Optimizer
-) -> torch.optim.AdamW:
-    """AdamW; groups of parameters may have peak learning rates of their own ("lr")."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=(0.9, settings.adam_beta2),
-        weight_decay=settings.weight_decay,
-        fused=True,  # one pass over the weights and no temporary copies of them
-    )
+def make_optimizer(parameters: Parameters, settings: Optimizer) -> torch.optim.Optimizer:
+    """AdamW of the kind that the settings name; groups of parameters may have peak learning rates of their own ("lr").
+
+    Raises InputError where that kind is not installed or does not work on the parameters' device.
+    """
+    options: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": (0.9, settings.adam_beta2),
+        "weight_decay": settings.weight_decay,
+    }
+    return KINDS[settings.kind](parameters, options)
 
 
 def learning_rate_share(step: int, steps: int, settings: Optimizer) -> float:
@@ -32,3 +35,28 @@ def learning_rate_share(step: int, steps: int, settings: Optimizer) -> float:
     progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
     floor = settings.final_learning_rate_share
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def _adamw(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
+    # Fused: one pass over the weights and no temporary copies of them.
+    return torch.optim.AdamW(parameters, **options, fused=True)
+
+
+def _adamw_8bit(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
+    try:
+        from grpo.adamw_8bit import DEVICES, AdamW8bit
+    except ImportError as error:
+        raise InputError(
+            f"optimizer.kind 'adamw_8bit' needs bitsandbytes ({error}); pip install bitsandbytes, or take 'adamw'"
+        ) from None
+    optimizer = AdamW8bit(parameters, **options)
+    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
+    if foreign := devices - DEVICES:
+        raise InputError(f"optimizer.kind 'adamw_8bit' does not work on device {foreign.pop()!r}; take 'adamw'")
+    return optimizer
+
+
+KINDS: dict[str, Callable[[Parameters, dict[str, Any]], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+}

@@ -17,7 +17,7 @@ from grpo.jobs import PretrainJob
 from grpo.parallel import Parallel
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy
-from grpo.sharded import shard
+from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, fit
 
 BOS, END, PAD, USER, ASSISTANT = "<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
@@ -50,10 +50,10 @@ def pretrain(job: PretrainJob) -> None:
             tie_word_embeddings=True,
         )
     )
-    model.set_attn_implementation(NAME)
+    model.to(getattr(torch, settings.hardware.to_train().dtype)).set_attn_implementation(NAME)
     parallel = Parallel.start(settings.hardware)
     parameters = sum(p.numel() for p in model.parameters())
-    sharded = shard(model, parallel)
+    sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
     # Each block's first token only tells what the others follow.
     examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
     done = fit(job, sharded, examples, cross_entropy, settings, settings.steps)

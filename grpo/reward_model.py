@@ -17,7 +17,7 @@ from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
 from grpo.scoring import conversation_tokens, score_sequences
-from grpo.sharded import shard
+from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, fit, planned_steps
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
@@ -44,11 +44,11 @@ def train_reward_model(job: RewardModelJob) -> None:
     if not fitting:
         raise InputError(f"{job.data}: nothing fits in max_tokens={settings.max_tokens} ({len(train)} dropped)")
     torch.manual_seed(job.seed)  # the head is drawn anew
-    model = load_reward_model(job.model, settings.hardware)
+    model = load_reward_model(job.model, settings.hardware.to_train())
     model.config.pad_token_id = tokenizer.pad_token_id
     steps = planned_steps(len(fitting), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    sharded = shard(model, parallel)
+    sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
     done = fit(job, sharded, fitting, _pair_loss if job.loss == "pairs" else _point_loss, settings, steps)
     with sharded.whole() as trained:
         metrics = {"held_out_accuracy": _accuracy(trained, held_out, job.loss)} if held_out else {}

@@ -13,7 +13,7 @@ from grpo.logprobs import completion_logprobs
 from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
-from grpo.sharded import shard
+from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, fit, planned_steps
 from grpo.template import completion_tokens, prompt_tokens
 
@@ -26,7 +26,8 @@ def train_sft(job: SFTJob) -> None:
         raise InputError(f"{job.data}: no sequence fits in max_tokens={settings.max_tokens} ({dropped} dropped)")
     steps = planned_steps(len(examples), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    model = shard(load_policy(job.model, settings.hardware, settings.lora), parallel)
+    policy = load_policy(job.model, settings.hardware.to_train(), settings.lora)
+    model = shard(policy, parallel, dtype=arithmetic(settings.hardware))
     done = fit(job, model, examples, cross_entropy, settings, steps)
     model.save(job.out)
     if parallel.main:

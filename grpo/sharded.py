@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from grpo.config import Hardware
 from grpo.parallel import Parallel
 
 T = TypeVar("T")
@@ -103,6 +104,11 @@ class Sharded(nn.Module):
                 module.reshard()
 
 
+def arithmetic(hardware: Hardware) -> torch.dtype | None:
+    """What `shard` is told of a model that is trained: its own type, or under mixed precision another one."""
+    return getattr(torch, hardware.dtype) if hardware.mixed_precision else None
+
+
 def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None, hold: bool = False) -> Sharded:
     """Spread `model` over the processes; it must be the same in all of them. Make the optimizer afterwards.
 
@@ -137,6 +143,11 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     norm = _full(norm)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm.item()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's share; all of it where nothing is divided."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:

@@ -1,14 +1,18 @@
-"""Run one job: ``python -m grpo.train [--processes N] job.json`` (or ``torchrun ... -m grpo.train job.json``).
+"""Run one job: ``python -m grpo.train [--processes N] [--nodes M] job.json``, or under a torchrun of your own,
+``torchrun ... -m grpo.train job.json``. On several machines each runs the same command; where they meet stands in
+PET_RDZV_ENDPOINT, which torchrun reads, as it does its other PET_ variables.
 
 Exit codes: 0 done, 2 bad input (the last line of stderr says what), else a failure with a traceback.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +35,12 @@ RUNNERS = {
 """Named, not imported: a sampling job need not load what only training needs."""
 FULL_BYTES = 2**20
 """A job that fails with less than this free failed for want of space."""
+LOST_S = 20.0
+"""What a process waits that lost another. One on this machine is blamed by torchrun, which stops the others within a
+second; who ends first gets the blame. One on another machine is nobody's to stop but ours."""
+ENDPOINT = "PET_RDZV_ENDPOINT"
+_WORKER = "LOCAL_RANK" in os.environ
+"""Whether torchrun started this process."""
 
 
 def read_job(path: Path) -> JobBase:
@@ -52,22 +62,59 @@ def read_job(path: Path) -> JobBase:
 
 
 def main(arguments: list[str]) -> int:
-    processes = arguments[1] if len(arguments) == 3 and arguments[0] == "--processes" else "1"
-    if len(arguments) not in (1, 3) or not processes.isdecimal():
-        print("usage: python -m grpo.train [--processes N] job.json", file=sys.stderr)
-        return 2
+    given = parser().parse_args(arguments)
     _die_with_parent()
-    if processes != "1":
-        # In this process, so that torchrun too dies with who started it; its workers die with torchrun.
-        from torch.distributed.run import main as torchrun
-
-        torchrun(["--standalone", "--nproc-per-node", processes, "-m", "grpo.train", arguments[-1]])
-        return 0
     try:
-        job = read_job(Path(arguments[-1]))
+        job = read_job(given.job)
+        processes, nodes = given.processes or job.where.processes, given.nodes or job.where.nodes
+        if processes * nodes > 1 and not _WORKER:
+            return start(given.job, processes, nodes)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    return run(job)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m grpo.train", description="Run one job; grpo/jobs.py lists the fields."
+    )
+    top.add_argument("--processes", type=_count, metavar="N", help="on each machine; else the job's hardware says it")
+    top.add_argument("--nodes", type=_count, metavar="M", help="machines; else the job's hardware says it")
+    top.add_argument("job", type=Path)
+    return top
+
+
+def start(job: Path, processes: int, nodes: int) -> int:
+    """Run the job in `processes` processes here, and as many on each of the other machines, as torchrun does.
+
+    In this process, so that torchrun too dies with who started it; its workers die with torchrun.
+    """
+    meeting = ["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d"]
+    if nodes > 1 and not re.fullmatch(r".+:\d+", os.environ.get(ENDPOINT, "")):
+        raise InputError(
+            f"hardware.nodes is {nodes}, but nothing says where the machines meet: set {ENDPOINT} to HOST:PORT of the "
+            "first one, the same on all"
+        )
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
+    from torch.distributed.run import main as torchrun
+
+    counts, place = ["--nnodes", str(nodes), "--nproc-per-node", str(processes)], os.environ.get(ENDPOINT)
+    try:
+        torchrun([*meeting, *counts, "-m", "grpo.train", str(job)])
+    except RendezvousConnectionError:
+        print(
+            f"error: nothing answers at {place}: the machine that it names is gone, or not there yet", file=sys.stderr
+        )
+        return 1
+    except RendezvousTimeoutError:
+        print(f"error: not all of {nodes} machines came to {place} within 10 minutes", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(job: JobBase) -> int:
+    """The job, in this process as one of its processes."""
     try:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +130,8 @@ def main(arguments: list[str]) -> int:
         from grpo.parallel import lost_peer
 
         if lost_peer(error):
-            time.sleep(60)  # torchrun stops us before; who ends first gets the blame
+            time.sleep(LOST_S)
+            print("error: a process on another machine is gone; the trainer's log there says why", file=sys.stderr)
             return 1
         # Each library has its own words for a full disk, some of them none.
         if shutil.disk_usage(job.out).free > FULL_BYTES:
@@ -93,14 +141,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
 def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the launching process is gone, so that no trainer outlives a killed flow."""
+    """Ask the kernel for SIGKILL when the launching process is gone, so that no trainer outlives a killed flow, and no
+    worker its torchrun."""
     parent = os.environ.get("R1FLOW_PARENT_PID")
-    if parent is None or sys.platform != "linux":
+    if (parent is None and not _WORKER) or sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent) and "LOCAL_RANK" not in os.environ:
+    if parent is not None and os.getppid() != int(parent) and not _WORKER:
         os._exit(1)  # it died before we asked
 
 

@@ -32,5 +32,5 @@ def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Seque
     """V before each completion token, [B, C]; positions past a completion's end hold 0."""
     trunk = value.trunk if "trunk" in value._modules else value._trunk[0]
     states, _, rows, columns = completion_states(trunk, prompts, completions)
-    values = value.head(states.float()).squeeze(1)
+    values = value.head(states.to(value.head.weight.dtype)).squeeze(1).float()
     return values.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), values)

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import grpo
+from grpo.config import Hardware
 from grpo.errors import InputError
+from tasks.meeting import ENDPOINT, RANK, Meeting
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +40,10 @@ class StageFailed(RuntimeError):
     """A stage did not do its work: the message says how it ended and where its log lies."""
 
 
-def command(job_path: Path, processes: int) -> list[str]:
-    """What runs the job: one Python process, or torchrun with one process per accelerator."""
-    several = ["--processes", str(processes)] if processes > 1 else []
-    return [sys.executable, "-m", "grpo.train", *several, str(job_path)]
+def command(job_path: Path, processes: int, nodes: int = 1) -> list[str]:
+    """What runs the job here: one Python process, or torchrun with one process per accelerator."""
+    counts = ["--processes", str(processes), "--nodes", str(nodes)]
+    return [sys.executable, "-m", "grpo.train", *counts, str(job_path)]
 
 
 def launch(
@@ -49,20 +51,23 @@ def launch(
     work: Path,
     *,
     on_metrics: Callable[[list[dict[str, Any]]], None],
-    processes: int = 1,
+    meeting: Meeting | None = None,
     time_limit_s: float | None = None,
     lock_fd: int | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Train as `job` says and return the trainer's result.json.
+    """Train as `job` says, in as many processes as its hardware says, and return the trainer's result.json.
 
-    `on_metrics` gets each new record of metrics.jsonl once. Whatever ends this call early (an exception, Ctrl-C, a
-    cancellation, the time limit) stops every process of the trainer before it leaves.
+    `on_metrics` gets each new record of metrics.jsonl once. A job for several machines calls the others through
+    `meeting`. Whatever ends this call early (an exception, Ctrl-C, a cancellation, the time limit) stops every process
+    of the trainer before it leaves.
 
     Raises:
         InputError: the trainer refused its input (exit code 2); the message is the trainer's.
         StageFailed: it crashed, ran past `time_limit_s` seconds, or finished fewer steps than it planned.
     """
+    hardware = hardware_of(job)
+    processes, nodes = hardware.processes, hardware.nodes
     work.mkdir(parents=True, exist_ok=True)
     job_path, log_path, result_path = work / "job.json", work / "trainer.log", work / "result.json"
     _write(job_path, job)
@@ -70,52 +75,82 @@ def launch(
     metrics = _Tail(work / "metrics.jsonl")
     log_start = log_path.stat().st_size if log_path.exists() else 0
     mark = uuid.uuid4().hex
-    with log_path.open("ab") as log, _sigterm_raises():
-        child = subprocess.Popen(
-            command(job_path, processes),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(env, mark, processes),
-            start_new_session=True,
-            pass_fds=[] if lock_fd is None else [lock_fd],
-        )
+    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+
+    def poll() -> None:
+        if records := metrics.read():
+            on_metrics(records)
+        if deadline is not None and time.monotonic() > deadline:
+            raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
+
+    with _called(meeting, job_path, processes, nodes) as of_meeting:
+        environment = trainer_environment({**(env or {}), **of_meeting}, mark, processes)
         try:
-            _watch(child, metrics, on_metrics, time_limit_s, log_path)
+            code = watched(command(job_path, processes, nodes), log_path, environment, mark, poll, lock_fd)
         except BaseException:
-            _stop(child, mark)
             # What it wrote during its grace; the next attempt begins to read after it.
             if records := metrics.read():
                 with contextlib.suppress(Exception):
                     on_metrics(records)
             raise
-        _stop(child, mark)  # also after a normal end: a data loader or a worker may have been left behind
     if records := metrics.read():
         on_metrics(records)
-    return _result(child.returncode, processes, result_path, log_path, log_start)
+    return _result(code, processes * nodes, result_path, log_path, log_start)
 
 
-def _watch(
-    child: subprocess.Popen[bytes],
-    metrics: _Tail,
-    on_metrics: Callable[[list[dict[str, Any]]], None],
-    time_limit_s: float | None,
+def hardware_of(job: Mapping[str, Any]) -> Hardware:
+    """The hardware of a job that is still plain JSON."""
+    return Hardware.model_validate(job.get("hardware") or (job.get("settings") or {}).get("hardware") or {})
+
+
+@contextlib.contextmanager
+def _called(meeting: Meeting | None, job_path: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
+    if nodes == 1:
+        yield {}
+    elif meeting is None:
+        raise InputError(
+            f"hardware.nodes is {nodes}, but nothing says where the machines meet: set {ENDPOINT} to HOST:PORT of the "
+            f"first one, the same on all, and {RANK} to 0 there and to 1, 2, ... on the others"
+        )
+    else:
+        with meeting.announce(job_path, processes, nodes) as of_meeting:
+            yield of_meeting
+
+
+def watched(
+    arguments: list[str],
     log_path: Path,
-) -> None:
-    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=POLL_S)
-        if records := metrics.read():
-            on_metrics(records)
-        if child.poll() is not None:
-            return
-        if deadline is not None and time.monotonic() > deadline:
-            raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
+    environment: Mapping[str, str],
+    mark: str,
+    poll: Callable[[], None],
+    lock_fd: int | None = None,
+) -> int:
+    """Run a trainer to its end and return its exit code; `poll` is called all along. What ends this call early, an
+    exception of `poll` too, stops all of the trainer first."""
+    with log_path.open("ab") as log, _sigterm_raises():
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            pass_fds=[] if lock_fd is None else [lock_fd],
+        )
+        try:
+            while child.returncode is None:
+                try:
+                    child.wait(timeout=POLL_S)
+                except subprocess.TimeoutExpired:
+                    poll()
+        finally:
+            _stop(child, mark)  # also after a normal end: a data loader or a worker may have been left behind
+    return child.returncode
 
 
-def _environment(extra: Mapping[str, str] | None, mark: str, processes: int) -> dict[str, str]:
-    env = {**os.environ, **(extra or {})}
+def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> dict[str, str]:
+    """What a trainer inherits; `mark` is how its processes are found."""
+    env = {**os.environ, **extra}
     if processes > 1:  # what torchrun would choose, 1, wastes a host with many cores
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # The trainer imports the grpo that this process imports, from wherever the flow was started.
@@ -238,7 +273,7 @@ class _Tail:
 def _result(code: int, processes: int, result_path: Path, log_path: Path, log_start: int) -> dict[str, Any]:
     """What the trainer says it did, or an error that says why it did not; an exit code alone is never trusted."""
     if code != 0:
-        raise _failure(code, processes, log_path, log_start)
+        raise failure(code, processes, log_path, log_start)
     try:
         result = json.loads(result_path.read_text(encoding="utf-8"))
         completed, planned = int(result["steps_completed"]), int(result["steps_planned"])
@@ -254,9 +289,11 @@ def _result(code: int, processes: int, result_path: Path, log_path: Path, log_st
     return result
 
 
-def _failure(code: int, processes: int, log_path: Path, log_start: int) -> Exception:
+def failure(code: int, processes: int, log_path: Path, log_start: int) -> Exception:
+    """What to raise for a trainer of so many processes on all machines, by the log of this one's."""
     text, who = _log_text(log_path, log_start), "the trainer"
-    if processes > 1:
+    last = text.rstrip().rpartition("\n")[2]
+    if processes > 1 and not last.startswith("error: "):  # else the last word is not a worker's but about the others
         # torchrun exits with 1 whatever happened, reports the first failure last, and buries the worker's own words:
         # they stand before its first line, and torch puts a worker's rank before the lines of its traceback.
         rank = "0"

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from grpo import saved_tensors
-from grpo.config import Hardware
+from grpo.config import Hardware, Optimizer
+from grpo.optimizer import make_optimizer
 from grpo.parallel import Parallel, divide
 from grpo.sharded import Sharded, clip_grad_norm, shard
 
@@ -82,19 +83,23 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 def llama(tied: bool = True, head: type = LlamaForCausalLM, **options: Any) -> Any:
     """Random weights, large enough that mistakes show; float64, so that the order of a sum does not."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        **options,
-    )
-    return head(config).to(torch.float64)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": tied,
+        "pad_token_id": 0,
+    }
+    return head(LlamaConfig(**(shape | options))).to(torch.float64)
+
+
+def wide() -> Any:
+    """Rows of 160 and of 256 numbers: one block that is not full, and one that is. 67 rows are divided unevenly."""
+    return llama(hidden_size=160, intermediate_size=256, num_hidden_layers=1, initializer_range=0.05).to(torch.float32)
 
 
 def with_adapters(model: Any) -> Any:
@@ -108,7 +113,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "untied": lambda: llama(tied=False),
     "lora": lambda: with_adapters(llama(tied=False)),
     "float32": lambda: llama().to(torch.float32),
+    "wide": wide,
 }
+KINDS = {"wide": "adamw_8bit"}
+"""Of optimizers, for the models that are not trained by the usual one."""
 
 
 # Learning: the loss of a sequence is its negative log-likelihood times a weight
@@ -130,8 +138,9 @@ def sequences(seed: int) -> list[list[int]]:
     return [torch.randint(1, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def adamw(model: Sharded) -> torch.optim.AdamW:
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, betas=(0.9, 0.95))
+def adamw(model: Sharded, kind: Any = "adamw") -> torch.optim.Optimizer:
+    settings = Optimizer(kind=kind, learning_rate=0.01, weight_decay=0.01)
+    return make_optimizer([p for p in model.parameters() if p.requires_grad], settings)
 
 
 def learn(parallel: Parallel, model: Sharded, optimizer: torch.optim.Optimizer, step: int) -> tuple[float, int]:
@@ -157,6 +166,15 @@ def weights(model: Sharded) -> dict[str, Any]:
         name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().numpy().copy()
         for name, p in model.model.named_parameters()
         if p.requires_grad
+    }
+
+
+def states(model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The whole of what the optimizer keeps, as numpy."""
+    return {
+        f"{name}.{key}": (t.full_tensor() if hasattr(t, "full_tensor") else t).numpy().copy()
+        for name, p in model.model.named_parameters()
+        for key, t in optimizer.state[p].items()
     }
 
 
@@ -325,11 +343,12 @@ def save_model(parallel: Parallel, name: str, folder: Path) -> None:
 def start_and_save(parallel: Parallel, name: str, folder: Path) -> dict[str, Any]:
     """Two steps, a checkpoint, a third step. Returns the weights after the second and after the third."""
     model = shard(MODELS[name](), parallel)
-    optimizer = adamw(model)
+    optimizer = adamw(model, KINDS.get(name, "adamw"))
     learn(parallel, model, optimizer, 0)
     learn(parallel, model, optimizer, 1)
     saved_tensors.write(folder, {"policy": model}, {"adamw": optimizer})
-    return {"saved": weights(model), "next": _third(parallel, model, optimizer)}
+    state = states(model, optimizer)
+    return {"saved": weights(model), "state": state, "next": _third(parallel, model, optimizer)}
 
 
 def load_and_go_on(parallel: Parallel, name: str, folder: Path) -> dict[str, Any]:
@@ -338,9 +357,10 @@ def load_and_go_on(parallel: Parallel, name: str, folder: Path) -> dict[str, Any
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.zero_()
-    optimizer = adamw(model)
+    optimizer = adamw(model, KINDS.get(name, "adamw"))
     saved_tensors.read(folder, {"policy": model}, {"adamw": optimizer})
-    return {"saved": weights(model), "next": _third(parallel, model, optimizer)}
+    state = states(model, optimizer)
+    return {"saved": weights(model), "state": state, "next": _third(parallel, model, optimizer)}
 
 
 def _third(parallel: Parallel, model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def trainer(tmp_path, monkeypatch):
     def run(body: str, **kwargs):
         script = tmp_path / "trainer.py"
         script.write_text(PRELUDE + body)
-        monkeypatch.setattr(module, "command", lambda job, processes: [sys.executable, str(script), str(job)])
+        monkeypatch.setattr(module, "command", lambda job, *_: [sys.executable, str(script), str(job)])
         kwargs.setdefault("on_metrics", lambda records: None)
         return launch({"lr": 0.1}, tmp_path / "work", **kwargs)
 
@@ -68,8 +68,29 @@ def wait_for(path: Path) -> str:
 
 
 def test_the_command():
-    assert module.command(Path("j.json"), 1) == [sys.executable, "-m", "grpo.train", "j.json"]
-    assert module.command(Path("j.json"), 4)[1:] == ["-m", "grpo.train", "--processes", "4", "j.json"]
+    counts = ["--processes", "4", "--nodes", "2"]
+    assert module.command(Path("j.json"), 4, 2) == [sys.executable, "-m", "grpo.train", *counts, "j.json"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"settings": {"hardware": {"processes": 3}}},
+        {"hardware": {"processes": 3}, "tasks": []},  # sampling has no settings
+    ],
+)
+def test_the_jobs_hardware_says_how_many_processes(tmp_path, monkeypatch, job):
+    asked = []
+    monkeypatch.setattr(module, "command", lambda *counts: asked.append(counts) or [sys.executable, "-c", "1 / 0"])
+    with pytest.raises(StageFailed, match="ZeroDivisionError"):
+        launch(job, tmp_path, on_metrics=print)
+    assert asked == [(tmp_path / "job.json", 3, 1)]
+
+
+def test_several_machines_need_a_place_to_meet(tmp_path):
+    words = r"^hardware.nodes is 2, but nothing says where the machines meet: set PET_RDZV_ENDPOINT to HOST:PORT"
+    with pytest.raises(InputError, match=words):
+        launch({"hardware": {"nodes": 2}}, tmp_path, on_metrics=print)
 
 
 def test_success_returns_the_result_and_every_metric_once(trainer, tmp_path):
@@ -204,7 +225,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tasks import launch
 launch.GRACE_S = 1.0
-launch.command = lambda job, processes: [sys.executable, {script!r}, str(job)]
+launch.command = lambda job, *_: [sys.executable, {script!r}, str(job)]
 {before}
 try:
     launch.launch({{}}, Path({work!r}), on_metrics=print)
@@ -267,8 +288,9 @@ def torchrun(tmp_path, monkeypatch):
         script = tmp_path / "trainer.py"
         script.write_text(PRELUDE + "rank = int(os.environ['RANK'])\n" + body)
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-        monkeypatch.setattr(module, "command", lambda job, processes: [*start, str(job)])
-        return launch({}, tmp_path / "work", processes=2, on_metrics=lambda records: None, **kwargs)
+        monkeypatch.setattr(module, "command", lambda job, *_: [*start, str(job)])
+        job = {"hardware": {"processes": 2}}
+        return launch(job, tmp_path / "work", on_metrics=lambda records: None, **kwargs)
 
     return run
 
@@ -317,6 +339,12 @@ def wait():
 def test_torchrun_reports_what_the_worker_said(torchrun, body, error, words):
     with pytest.raises(error, match=words):
         torchrun(body)
+
+
+def test_the_last_word_of_torchruns_own_process_counts(tmp_path):
+    log = tmp_path / "trainer.log"
+    log.write_text("step 3\nW torch/distributed/elastic/multiprocessing/api.py\nerror: nothing answers at node0:1\n")
+    assert str(module.failure(1, 4, log, 0)).startswith("the trainer exited with 1: error: nothing answers at node0:1;")
 
 
 def test_the_time_limit_reaches_torchrun_workers_in_their_own_sessions(torchrun, tmp_path):

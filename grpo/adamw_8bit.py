@@ -1,0 +1,154 @@
+"""AdamW whose two moments take a byte each, by bitsandbytes (Dettmers et al., arXiv 2110.02861).
+
+A moment is kept as codes of 8 bits, in blocks of 256 numbers with a scale each. Blocks begin anew with each row of a
+matrix: rows are what FSDP2 divides among processes, so any number of them keeps the same codes, and a checkpoint of
+one number of processes serves another. bitsandbytes's own classes cut blocks across rows and know no sharded weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bitsandbytes.functional as bnb
+import torch
+import torch.distributed.tensor as dt
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.optim.adamw import adamw
+
+from grpo.sharded import local
+
+BLOCK = 256
+"""Numbers that share a scale: what bitsandbytes's kernels are made for."""
+SMALLEST = 4096
+"""Smaller tensors stay as they are, as in the paper: they cost little, and biases and norms matter."""
+AT_ONCE = 2**20
+"""Numbers of a tensor that are updated at a time; a CPU needs some copies of them in float32."""
+DEVICES = {"cpu", "cuda"}
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """Decoupled weight decay as torch.optim.AdamW.
+
+    State of a matrix [..., R, C]: `exp_avg` and `exp_avg_sq`, codes [..., R, C]; `exp_avg_scale` and
+    `exp_avg_sq_scale`, float32 [..., R, ceil(C / 256)]; each divided among the processes as the matrix is. Small
+    tensors have torch's state.
+    """
+
+    def __init__(self, parameters: Any, lr: float, betas: tuple[float, float], weight_decay: float, eps: float = 1e-8):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        # By device: what the codes of both moments stand for, and the first one's code of zero.
+        self._codes: dict[torch.device, tuple[Tensor, Tensor, int]] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            learning = [p for p in group["params"] if p.grad is not None]
+            for p in learning:
+                if not self.state[p]:
+                    self.state[p].update(_first_state(p))
+            self._update_small(group, [p for p in learning if not _has_codes(p)])
+            for p in filter(_has_codes, learning):
+                self.state[p]["step"] += 1
+                self._update(group, p)
+
+    def _update_small(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        if not parameters:
+            return
+        states = [self.state[p] for p in parameters]
+        adamw(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _update(self, group: dict[str, Any], p: Tensor) -> None:
+        assert p.grad is not None
+        state = self.state[p]
+        grad = p.grad.contiguous()
+        kept = [p, grad, state["exp_avg"], state["exp_avg_sq"], state["exp_avg_scale"], state["exp_avg_sq_scale"]]
+        rows = [local(tensor).view(-1, tensor.shape[-1]) for tensor in kept]
+        count = max(1, AT_ONCE // p.shape[-1])
+        for start in range(0, len(rows[0]), count):
+            self._update_rows(group, int(state["step"].item()), *(table[start : start + count] for table in rows))
+
+    def _update_rows(
+        self,
+        group: dict[str, Any],
+        step: int,
+        p: Tensor,
+        grad: Tensor,
+        m: Tensor,
+        v: Tensor,
+        m_scale: Tensor,
+        v_scale: Tensor,
+    ) -> None:
+        """Rows [R, C] in place; one whose length is no multiple of a block is filled up for the kernel."""
+        if p.device not in self._codes:
+            signed, positive = bnb.create_dynamic_map(signed=True), bnb.create_dynamic_map(signed=False)
+            self._codes[p.device] = signed.to(p.device), positive.to(p.device), int(signed.abs().argmin())
+        signed, positive, zero = self._codes[p.device]
+        short = -p.shape[1] % BLOCK
+        whole = (p, grad, m, v)
+        if short:
+            whole = (pad(p, (0, short)), pad(grad, (0, short)), pad(m, (0, short), value=zero), pad(v, (0, short)))
+        beta1, beta2 = group["betas"]
+        bnb.optimizer_update_8bit_blockwise(
+            "adam",
+            whole[1],
+            whole[0],
+            whole[2],
+            whole[3],
+            beta1,
+            beta2,
+            0.0,  # of other optimizers, like the next
+            0.0,
+            group["eps"],
+            step,
+            group["lr"],
+            signed,
+            positive,
+            m_scale.view(-1),
+            v_scale.view(-1),
+            group["weight_decay"],
+        )
+        if short:
+            for mine, filled in zip((p, m, v), (whole[0], whole[2], whole[3]), strict=True):
+                mine.copy_(filled[:, : p.shape[1]])
+
+
+def _has_codes(p: Tensor) -> bool:
+    """By the size of the whole, which is the same in all processes. Short rows would be mostly filling."""
+    return p.ndim >= 2 and p.numel() >= SMALLEST and p.shape[-1] >= BLOCK // 2
+
+
+def _first_state(p: Tensor) -> dict[str, Tensor]:
+    if not _has_codes(p):
+        step = torch.zeros((), dtype=torch.float32, device=p.device)
+        return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    scales = (*p.shape[:-1], -(-p.shape[-1] // BLOCK))
+    return {
+        "step": torch.zeros((), dtype=torch.float32),
+        "exp_avg": torch.zeros_like(p, dtype=torch.uint8),
+        "exp_avg_sq": torch.zeros_like(p, dtype=torch.uint8),
+        "exp_avg_scale": _zeros(p, scales),
+        "exp_avg_sq_scale": _zeros(p, scales),
+    }
+
+
+def _zeros(p: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if isinstance(p, dt.DTensor):
+        return dt.zeros(shape, dtype=torch.float32, device_mesh=p.device_mesh, placements=p.placements)
+    return torch.zeros(shape, dtype=torch.float32, device=p.device)

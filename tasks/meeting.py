@@ -1,0 +1,113 @@
+"""Where the machines of a run meet: the first tells the others which trainer is under way.
+
+All machines run the same command and see the same home folder. torchrun's own variables say which machine this is
+(PET_NODE_RANK: 0 is the first) and where processes find each other (PET_RDZV_ENDPOINT: HOST:PORT on the first).
+
+    <home>/nodes/<endpoint>/lock          held by the first machine's command while it runs
+    <home>/nodes/<endpoint>/trainer.json  the trainer that the first machine has started and not yet seen end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grpo.errors import InputError
+
+ENDPOINT, RANK, ID = "PET_RDZV_ENDPOINT", "PET_NODE_RANK", "PET_RDZV_ID"
+_PATIENCE_S = 5.0  # the others look at the lock for moments
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A trainer that needs all machines: its job file, and a name that no other meeting has."""
+
+    id: str
+    job: str
+    processes: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One place to meet; `rank` is this machine's."""
+
+    folder: Path
+    endpoint: str
+    rank: int
+
+    @classmethod
+    def of_environment(cls, home: Path, environment: Mapping[str, str] = os.environ) -> Meeting | None:
+        """As torchrun's variables say; None where they name no place."""
+        endpoint, rank = environment.get(ENDPOINT, ""), environment.get(RANK, "0")
+        if not endpoint:
+            return None
+        if not re.fullmatch(r".+:\d+", endpoint):
+            raise InputError(f"{ENDPOINT} is {endpoint!r}; write HOST:PORT of the first machine, the same on all")
+        if not rank.isdecimal():
+            raise InputError(f"{RANK} is {rank!r}; number the machines 0, 1, ...")
+        return cls(home / "nodes" / re.sub(r"[^\w.-]", "_", endpoint), endpoint, int(rank))
+
+    @contextlib.contextmanager
+    def lead(self) -> Iterator[None]:
+        """Be the first machine: the others stay until this ends, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a") as lock:
+            deadline = time.monotonic() + _PATIENCE_S
+            while not _take(lock.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise InputError(
+                        f"another run meets at {self.endpoint}: give this one a port of its own ({ENDPOINT}), and "
+                        f"machines other than the first their number ({RANK})"
+                    )
+                time.sleep(0.1)
+            self._record.unlink(missing_ok=True)  # of a run that was killed
+            yield
+
+    @contextlib.contextmanager
+    def announce(self, job: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
+        """Call the others to a trainer; gives what its environment needs. They leave it when this ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        told = Announcement(uuid.uuid4().hex, str(job), processes, nodes)
+        partial = self._record.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(told)))
+        partial.replace(self._record)
+        try:
+            yield {ID: told.id}
+        finally:
+            self._record.unlink(missing_ok=True)
+
+    def announced(self) -> Announcement | None:
+        """What the first machine has under way."""
+        try:
+            return Announcement(**json.loads(self._record.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def led(self) -> bool:
+        """Whether the first machine's command runs."""
+        try:
+            with (self.folder / "lock").open("r") as lock:
+                return not _take(lock.fileno(), fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "trainer.json"
+
+
+def _take(lock: int, how: int) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
