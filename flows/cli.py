@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, chat, ui."""
+"""The command r1: run, plan, stages, show, data, chat, ui."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("stages", help="what exists")
     show = commands.add_parser("show", help="one artifact: what it is and where it came from")
     show.add_argument("key", help="the beginning of a key or digest, or latest:STAGE")
+    data = commands.add_parser("data", help="a data set: what was kept, what was dropped and why, samples")
+    data.add_argument("reference", metavar="DIGEST", help="the beginning of a key or digest, or sft_data: the newest")
+    data.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
+    data.add_argument("--samples", type=int, default=1, metavar="N", help="samples shown of each outcome (default: 1)")
+    data.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     chat = commands.add_parser("chat", help="talk to a checkpoint")
     chat.add_argument("model", help="a stage, a key, or a Hugging Face folder")
     chat.add_argument("--temperature", type=float, default=0.6)
@@ -74,13 +80,19 @@ def run(given: argparse.Namespace) -> int:
     from flows.r1 import FLOWS, GRAPHS, RecipeFailed
     from flows.recipe import load_recipe
     from flows.server import prefect_server
+    from tasks.meeting import Meeting
 
+    meeting = Meeting.of_environment(home())
+    if meeting is not None and meeting.rank > 0:
+        from tasks.join import join
+
+        return join(meeting)
     # Before a server is started for it: a wrong recipe or a missing file should cost no time.
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     choice = _choice(given)
     make_plan(GRAPHS[given.flow], recipe, choice)
     try:
-        with prefect_server():
+        with meeting.lead() if meeting else nullcontext(), prefect_server():
             result: dict[str, Any] = FLOWS[given.flow](
                 recipe=given.recipe,
                 overrides=given.overrides,
@@ -177,6 +189,21 @@ def show(given: argparse.Namespace) -> int:
     return 0
 
 
+def data(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tasks import data_view
+
+    if given.samples < 0:
+        raise InputError(f"--samples {given.samples}: give 0 or more")
+    view = data_view.look(data_view.find(store(), given.reference), given.reason, given.samples)
+    if given.json:
+        print(data_view.to_json(view))
+    else:
+        data_view.show(view, Console(), whole=given.reason is not None)
+    return 0
+
+
 def chat(given: argparse.Namespace) -> int:
     from flows.base import ZERO_TEMPLATE_FILE
     from flows.evaluate import CHECKPOINTS
@@ -212,7 +239,7 @@ def ui(given: argparse.Namespace) -> int:
     return serve(given.prefect_port, given.mlflow_port)
 
 
-COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "chat": chat, "ui": ui}
+COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "data": data, "chat": chat, "ui": ui}
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grpo.config import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RewardModel, Sampling
 from grpo.errors import InputError
-from grpo.rl_config import RL
+from grpo.rl_config import RL, Scoring
+from grpo.text_engine_settings import TextEngineSettings
 from tasks.filters import FilterSettings
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
+from tasks.mix_settings import MixSettings
 from tasks.problems import FileSource, HubSource, ReasoningGymSource
 
 
@@ -103,17 +105,37 @@ class SFTData(Section):
     problems: int = Field(ge=1, description="Reasoning problems to sample.")
     general: int = Field(0, ge=0, description="General prompts to sample.")
     samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
+    enough_right: int | None = Field(
+        None,
+        ge=1,
+        description="Problems with fewer right completions are asked again, so many more at a time. None: asked once.",
+    )
+    samples_max: int = Field(64, ge=1, description="Most completions of a prompt that is asked again.")
     keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
     sampling: Sampling
+    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
+    engine: TextEngineSettings | None = Field(
+        None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
+    )
+    rewards: list[str] = Field(
+        ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
+    )
+    scoring: Scoring = Scoring()
+    shard_problems: int = Field(
+        2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
+    )
     hardware: Hardware = Hardware()
     filters: FilterSettings = FilterSettings()
     judge: JudgeSettings = Field(
         JudgeSettings(),
         description="Judges what rules let pass: answers against their reference, general responses for safety.",
     )
-    judged: list[Literal["reasoning", "general"]] = Field(
-        ["reasoning", "general"], description="Domains whose samples the judge sees after the rules."
+    judged: list[Literal["reasoning", "general", "quality"]] = Field(
+        ["reasoning", "general"],
+        description="What the judge is asked after the rules: whether a reasoning answer is right, whether a general "
+        "response is safe, and whether it is good enough to learn from (quality).",
     )
+    mix: MixSettings = Field(MixSettings(), description="How what was kept becomes the data set.")
 
 
 class RewardModels(Section):

@@ -1,76 +1,227 @@
-"""SFT data: rejection sampling from Dev2, reasoning and general, filtered by rules and a judge (R1, stage 3a)."""
+"""SFT data: rejection sampling from Dev2, reasoning and general, filtered by rules and a judge, mixed (R1, stage 3a).
+
+Problems are cut into shards. A job samples them, shard by shard, into a folder that all runs share; then each shard is
+filtered, a Prefect task each; then what was kept is mixed into the data set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
-from flows.problems import TRAIN
+from flows.home import home
+from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import SFTData
-from flows.stage import Context, Outcome, Stage, Where, clear_folder, run_stage
-from grpo.data import Sample, read_problems, read_samples, write_rows
-from grpo.errors import InputError
-from tasks.examples import example, write_examples
-from tasks.judge import PROMPT_DIGESTS, make_judge
-from tasks.rejection import KEPT, funnel, select
+from flows.stage import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
+from grpo.data import Sample, read_problems, read_rows
+from grpo.pool import Failure, Pool
+from grpo.rewards import source_digest
+from grpo.text_engine_settings import OwnEngine
+from tasks.calibration import Verified, calibrate, verified
+from tasks.data_card import write_card
+from tasks.data_plots import plot
+from tasks.judge import PROMPT_DIGESTS, JudgeCounts
+from tasks.launch import StageFailed
+from tasks.mixing import TRAIN as EXAMPLES
+from tasks.mixing import mix
+from tasks.sample_shards import ProblemShard, cut
+from tasks.shard_selection import judge_of, select_shard
 
-EXAMPLES = "examples"
+__all__ = ["EXAMPLES", "STAGE", "sft_data"]
+
+logger = logging.getLogger(__name__)
+
+POLICY = "reasoning_rl"
+_DAY_S = 86400.0
+SHOWN = 100
+SAMPLES = "samples"
+"""Folder of the shards with their verdicts, in the artifact; and of sampled shards, in the home folder."""
 
 
 def build(context: Context) -> Outcome:
     config: SFTData = context.config
-    train = context.path("problems") / TRAIN
-    raw = context.attempt.state / "raw"
-    task = {
-        "name": "dev2",
-        "model": context.path("reasoning_rl"),
-        "policy": context.inputs["reasoning_rl"].ref.digest,
-        "problems": [train],
-        "first": {"reasoning": config.problems, "general": config.general},
-        "samples_per_problem": config.samples_per_problem,
-        "sampling": config.sampling,
-    }
-    context.run_job("sample", out=raw, tasks=[task], hardware=config.hardware)
-    problems = {problem.id: problem for problem in read_problems(train)}
-    samples = select(
-        read_samples(raw / "dev2"),
-        problems,
-        config.filters,
-        make_judge(config.judge),
-        config.judged,
-        config.keep_per_problem,
+    shards = cut(
+        context.path("problems") / TRAIN,
+        {"reasoning": config.problems, "general": config.general},
+        config.shard_problems,
+        {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **_how_sampled(config)},
+        context.seed,
+        context.attempt.state / "problems",
     )
-    kept = [s for s in samples if s.verdict == KEPT]
-    if not kept:
-        raise InputError(f"sft_data: none of {len(samples)} samples was kept: {funnel(samples)}")
+    # A run that is to make everything again does not take what others sampled.
+    sampled = context.attempt.state / SAMPLES if context.where.force else home() / SAMPLES
+    cost = _sample(context, shards, sampled)
     clear_folder(context.out)
-    write_rows(context.out / "samples.parquet", samples, Sample)
-    write_examples(context.out / EXAMPLES, [example(problems[s.problem_id], s.completion) for s in kept])
-    counts = {
-        f"{domain}_{name}": count
-        for domain in ("reasoning", "general")
-        for name, count in funnel([s for s in samples if s.domain == domain]).items()
-    }
+    agreement = _calibrate(context, shards, sampled)
+    selected, judged = _select(context, shards, sampled)
+    by_path = dict(zip(selected, shards, strict=True))
+    statistics = mix(
+        selected,
+        lambda path: {problem.id: problem for problem in read_problems(by_path[path].problems)},
+        config.mix,
+        context.seed,
+        context.out,
+    )
+    write_card(context.out, statistics, _about(context, agreement, judged))
+    plot(statistics, context.out)
+    for path in selected:
+        (context.out / SAMPLES).mkdir(exist_ok=True)
+        path.replace(context.out / SAMPLES / path.name)
+    shown = itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
+    prompts = {problem.id: problem.text for problem in read_problems(shards[0].problems)}
     return Outcome(
-        counts=counts,
-        metrics={"kept_share": len(kept) / len(samples)},
-        tables={"samples": [_shown(s, problems[s.problem_id].text) for s in samples[:100]]},
+        counts=_counts(statistics),
+        metrics={"kept_share": statistics["kept"] / statistics["sampled"], **agreement, **judged.shares(), **cost},
+        tables={"samples": [_row(sample, prompts.get(sample.problem_id, "")) for sample in shown]},
     )
 
 
-def _shown(sample: Sample, prompt: str) -> dict[str, Any]:
+def _how_sampled(config: SFTData) -> dict[str, Any]:
+    """What of the configuration decides the samples of a problem."""
+    names = {
+        "samples_per_problem",
+        "enough_right",
+        "samples_max",
+        "sampling",
+        "sampling_by_source",
+        "engine",
+        "rewards",
+    }
+    return hashed_values(config.model_dump(mode="json", include=names)) | {"dtype": config.hardware.dtype}
+
+
+def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
+    """See to it that every shard has been sampled; what it cost."""
+    config: SFTData = context.config
+    missing = [shard for shard in shards if not shard.samples(folder).exists()]
+    logger.info("%d of %d shards are sampled already", len(shards) - len(missing), len(shards))
+    if not missing:
+        return {}
+    task_of_all = {
+        "model": context.path(POLICY),
+        "policy": context.inputs[POLICY].ref.digest,
+        **config.model_dump(mode="json", include={"samples_per_problem", "enough_right", "samples_max", "rewards"}),
+        **config.model_dump(mode="json", include={"sampling", "sampling_by_source", "engine"}),
+    }
+    tasks = [{"name": shard.key, "problems": [shard.problems], **task_of_all} for shard in missing]
+    result = context.run_job(
+        "sample",
+        out=folder,
+        tasks=tasks,
+        shard_size=config.shard_problems,
+        scoring=config.scoring,
+        hardware=config.hardware,
+    )
+    return {"sampling_device_hours": result["engine_s"] / 3600}
+
+
+def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
+    """The judge's agreement with the rules, on answers that these verified."""
+    settings = context.config.judge
+    judge = judge_of(settings.model_dump_json(exclude_unset=True))
+    found = calibrate(
+        judge,
+        _verified(shards, folder),
+        settings.agreement_min,
+        size=settings.calibration,
+        seed=context.seed,
+        on_disagreement=settings.on_disagreement,
+    )
+    return {f"judge_{name}": value for name, value in found.items()}
+
+
+def _verified(shards: Sequence[ProblemShard], folder: Path) -> Iterator[Verified]:
+    for shard in shards:
+        problems = {problem.id: problem for problem in read_problems(shard.problems)}
+        yield from verified(read_rows(shard.samples(folder), Sample), problems)
+
+
+def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> tuple[list[Path], JudgeCounts]:
+    """Filter every shard, a Prefect task each; rules run in several processes, a model as judge in this one."""
+    config: SFTData = context.config
+    folder = context.attempt.state / "selected"
+    folder.mkdir(exist_ok=True)
+    settings = {
+        **config.model_dump(mode="json", include={"filters", "judged", "keep_per_problem"}),
+        "judge": config.judge.model_dump_json(exclude_unset=True),
+        "held_out": str(context.path("problems") / HELD_OUT),
+        "seed": context.seed,
+    }
+    paths = [folder / f"{number:05d}.parquet" for number in range(len(shards))]
+    counts = JudgeCounts()
+    workers = (os.cpu_count() or 1) if config.judge.kind == "rule" else 0
+    with Pool(workers, _DAY_S, None) if workers else nullcontext() as pool:
+
+        def of_shard(number: int) -> dict[str, float]:
+            given = shards[number].samples(sampled), shards[number].problems, paths[number], settings
+            if pool is None:
+                return select_shard(*given)
+            found = pool.submit(select_shard, *given).result()
+            if isinstance(found, Failure):
+                raise StageFailed(f"sft_data: filters failed on {given[0]}: {found.message}")
+            return found
+
+        filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
+        named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {s.source}") for i, s in enumerate(shards)]
+        if pool is None:
+            results = [run(number) for number, run in enumerate(named)]
+        else:
+            results = [f.result() for f in [run.submit(number) for number, run in enumerate(named)]]
+        for found in results:
+            counts.merge(found)
+    return paths, counts
+
+
+def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts) -> dict[str, Any]:
+    """What the data set's card tells besides the mix's statistics."""
+    config: SFTData = context.config
+    return {
+        "title": "Rejection-sampled data",
+        "description": "Completions of a policy, kept where rules and a judge found them right, readable and safe.",
+        "settings": config.model_dump(mode="json"),
+        "seed": context.seed,
+        "inputs": {name: item.ref.digest for name, item in context.inputs.items()},
+        "judge": {"kind": config.judge.kind, **agreement, **judged.to_dict()},
+        "judge_prompts": PROMPT_DIGESTS,
+    }
+
+
+def _counts(statistics: Mapping[str, Any]) -> dict[str, int]:
+    """By domain and outcome: reasoning_sampled = reasoning_kept + reasoning_incorrect + ..."""
+    counts: Counter[str] = Counter()
+    for line in statistics["lines"]:
+        counts[f"{line['domain']}_sampled"] += line["samples"]
+        counts[f"{line['domain']}_{line['outcome']}"] += line["samples"]
+    return dict(counts)
+
+
+def _row(sample: Sample, prompt: str) -> dict[str, Any]:
     return {"prompt": prompt, "completion": sample.completion, "verdict": sample.verdict, "reason": sample.reason}
 
 
-STAGE = Stage("sft_data", 2, ("problems", "reasoning_rl"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
+def code(config: SFTData) -> dict[str, Any]:
+    """Digests of what decides the result besides settings: the judge's prompts, functions of the user's own."""
+    names = [name for name in config.rewards if ":" in name]
+    names += [config.engine.function] if isinstance(config.engine, OwnEngine) else []
+    return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
+
+
+STAGE = Stage("sft_data", 3, ("problems", POLICY), build, extra=code)
 
 
 @flow(name=STAGE.name)
 def sft_data(
     config: SFTData, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
 ) -> State:
-    """Sample Dev2, keep what is correct, readable and safe."""
+    """Sample Dev2, keep what is correct, readable and safe, and mix it."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

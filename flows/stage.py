@@ -34,7 +34,11 @@ from tasks.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 
-NOT_HASHED = {"device", "workers", "processes", "nodes"}
+NOT_HASHED = {
+    *("device", "workers", "processes", "nodes", "gpu_memory_utilization", "kv_cache_gb"),
+    *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
+}
+"""Settings of where and how fast, by name."""
 
 
 class Where(BaseModel):
@@ -168,9 +172,15 @@ def hashed_config(stage: Stage, config: BaseModel, seed: int) -> dict[str, Any]:
     return {**values, **stage.extra(config), "seed": seed}
 
 
+def hashed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a configuration without those that change no result."""
+    found: dict[str, Any] = _without_places(values, {})
+    return found
+
+
 def _without_places(value: Any, files: Mapping[str, str]) -> Any:
     """A path says where a file lies; what is in it enters the key as an input's digest."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {k: _without_places(v, files) for k, v in value.items() if k not in NOT_HASHED}
     if isinstance(value, list):
         return [_without_places(v, files) for v in value]

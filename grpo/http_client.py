@@ -1,19 +1,29 @@
-"""JSON over HTTP with nothing but Python's own library: for a trainer that asks a service beside it.
+"""JSON over HTTP with nothing but Python's own library: for whoever asks a service beside it, or a hosted one.
 
-Requests may run in many threads at once; `abandon` ends them all. Repeats wait longer each time, and never draw from
-the process's random numbers, which a resumed run must find as they were.
+Requests may run in many threads at once; `abandon` ends them all. A request has a deadline as a whole, so that a
+service that sends a byte now and then cannot hold it. Repeats wait longer each time, and never draw from the process's
+random numbers, which a resumed run must find as they were.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import email.utils
+import functools
 import http.client
+import io
 import json
 import random
 import socket
+import ssl
 import threading
+import time
+import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+from grpo.pace import Pace
 
 _CONNECT_S, _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 0.5, 30.0
 _jitter = random.SystemRandom()
@@ -28,21 +38,44 @@ class Refused(RuntimeError):
 
 
 class Away(ConnectionError):
-    """The service is not there, or was overloaded or failing at each attempt."""
+    """The service is not there, or was overloaded or failing at each attempt.
+
+    `kind` says how the last one failed: "unreachable", "timeout", "closed", "truncated", "not_http", or the status,
+    such as "503". `wait_s`: how long the service then asked to be left alone, seconds; None: it did not.
+    """
+
+    def __init__(self, message: str, kind: str = "closed", wait_s: float | None = None):
+        super().__init__(message)
+        self.kind, self.wait_s = kind, wait_s
 
 
 class Http:
-    def __init__(self, url: str, timeout_s: float, retries: int, key: str | None = None):
-        """`timeout_s`: longest wait for an answer. `retries`: how often a request is repeated when the connection
-        fails or the status is 408, 429 or above 499."""
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        retries: int,
+        key: str | None = None,
+        *,
+        proxy: bool = False,
+        pace: Pace | None = None,
+    ):
+        """`timeout_s`: longest time for one attempt, from its connection to the answer's last byte. `retries`: how
+        often a request is repeated when the connection fails or the status is 408, 429 or above 499. `proxy`: whether
+        https goes through the proxy that the environment names (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which
+        several clients may share; they then also rest together when the service asks one of them to."""
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.hostname or ""
-        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._where = parts.netloc
-        self._timeout_s, self._retries = timeout_s, retries
+        # One context for all connections: to read the system's certificates takes longer than a request.
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["http/1.1"])
+        self._proxy = _proxy_for(self.host) if proxy and self._tls is not None else None
+        self._timeout_s, self._retries, self._pace = timeout_s, retries, pace or Pace()
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._open: set[http.client.HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._abandoned = threading.Event()
 
@@ -59,70 +92,169 @@ class Http:
         Nothing more can be asked."""
         with self._lock:
             self._abandoned.set()
-            for connection in self._open:
-                if connection.sock is not None:
-                    with contextlib.suppress(OSError):  # it ended by itself
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+            for sock in self._open:
+                with contextlib.suppress(OSError):  # it ended by itself
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, method: str, path: str, body: Any, retries: int | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         attempts = 1 + (self._retries if retries is None else retries)
         for attempt in range(attempts):
             wait: float | None = None
+            self._pace.wait(self._abandoned)
             try:
                 status, headers, text = self._once(method, path, data)
             except (OSError, http.client.HTTPException) as error:
-                fault = str(error) or type(error).__name__
+                fault, kind = str(error) or type(error).__name__, _kind(error)
             else:
                 if status < 300:
                     return self._json(text)
-                fault = f"status {status}: {_message(text)}"
+                fault, kind = f"status {status}: {_message(text)}", str(status)
                 if status not in (408, 429) and status < 500:
                     raise Refused(status, _message(text))
-                wait = _retry_after(headers)
+                if (wait := _retry_after(headers)) is not None:
+                    self._pace.hold(wait)
             if self._abandoned.is_set():
                 break
             if attempt + 1 < attempts:
-                self._abandoned.wait(_backoff(attempt) if wait is None else wait)
+                self._abandoned.wait(backoff(attempt, _FIRST_WAIT_S, _LONGEST_WAIT_S) if wait is None else wait)
         times = "" if attempts == 1 else f" {attempts} times"
-        raise Away(f"{self.url}{path} failed{times}: {fault}")
+        raise Away(f"{self.url}{path} failed{times}: {fault}", kind, wait)
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, http.client.HTTPMessage, str]:
-        connection = self._connection(self._where, timeout=_CONNECT_S)
+        deadline = time.monotonic() + self._timeout_s
+        connection = self._connection()
+        sock: socket.socket | None = None
         try:
-            connection.connect()
-            assert connection.sock is not None
-            connection.sock.settimeout(self._timeout_s)
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone is noticed
+            sock = _connect(connection)
+            sock.settimeout(_left(deadline))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone is noticed
             with self._lock:
-                self._open.add(connection)
+                self._open.add(sock)
                 if self._abandoned.is_set():
                     raise ConnectionAbortedError("abandoned")
+            connection.response_class = functools.partial(_response, deadline=deadline)  # type: ignore[assignment]
             connection.request(method, path, data, self._headers)
             response = connection.getresponse()
             return response.status, response.headers, response.read().decode(errors="replace")
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            if sock is not None:
+                with self._lock:
+                    self._open.discard(sock)
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        timeout = min(_CONNECT_S, self._timeout_s)
+        if self._tls is None:
+            return http.client.HTTPConnection(self._where, timeout=timeout)
+        if self._proxy is None:
+            return http.client.HTTPSConnection(self._where, timeout=timeout, context=self._tls)
+        where, headers = self._proxy
+        connection = http.client.HTTPSConnection(where, timeout=timeout, context=self._tls)
+        connection.set_tunnel(self._where, headers=headers)
+        return connection
 
     def _json(self, text: str) -> Any:
         try:
             return json.loads(text) if text else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refused(200, f"not JSON but {text[:80]!r}") from None
 
 
-def _backoff(attempt: int) -> float:
+def _response(sock: socket.socket, *arguments: Any, deadline: float, **named: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_Within(sock, deadline), *arguments, **named)  # type: ignore[arg-type]
+
+
+class _Within:
+    """A connection's socket as an HTTPResponse reads it, until a deadline: a socket's own time limit begins anew with
+    every byte that comes."""
+
+    def __init__(self, sock: socket.socket, deadline: float):
+        self._sock, self._deadline = sock, deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self._sock, self._deadline))
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, deadline: float):
+        # Python's own file keeps the socket open when the connection is closed before the answer has been read.
+        self._sock, self._deadline, self._file = sock, deadline, sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(_left(self._deadline))
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Unreachable(OSError):
+    """No connection came about."""
+
+
+def _connect(connection: http.client.HTTPConnection) -> socket.socket:
+    try:
+        connection.connect()
+    except OSError as error:
+        raise _Unreachable(str(error) or type(error).__name__) from None
+    assert connection.sock is not None
+    return connection.sock
+
+
+def _left(deadline: float) -> float:
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _kind(error: Exception) -> str:
+    return next((name for name, types in _KINDS.items() if isinstance(error, types)), "closed")
+
+
+_KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
+    "unreachable": _Unreachable,
+    "timeout": TimeoutError,
+    "closed": OSError,  # with http.client's RemoteDisconnected
+    "truncated": http.client.IncompleteRead,
+    "not_http": http.client.HTTPException,
+}
+"""In the order asked: the first that fits."""
+
+
+def backoff(attempt: int, first_s: float, longest_s: float) -> float:
     """Seconds: twice as long each time, and half of it by chance, so that clients do not come back together."""
-    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
+    longest = min(longest_s, first_s * 2 ** min(attempt, 60))
     return _jitter.uniform(longest / 2, longest)
 
 
 def _retry_after(headers: http.client.HTTPMessage) -> float | None:
+    """What the service asks for, in seconds or as a date; nonsense is no wish."""
+    wish = headers["Retry-After"]
     with contextlib.suppress(TypeError, ValueError):
-        return min(_LONGEST_WAIT_S, max(0.0, float(headers["Retry-After"])))
+        seconds = (
+            float(wish) if wish[:1].isdigit() else email.utils.parsedate_to_datetime(wish).timestamp() - time.time()
+        )
+        return min(_LONGEST_WAIT_S, max(0.0, seconds))
     return None
+
+
+def _proxy_for(host: str) -> tuple[str, dict[str, str]] | None:
+    """(host:port, headers) of the environment's proxy for https."""
+    proxy = urllib.request.getproxies().get("https")
+    if not proxy or urllib.request.proxy_bypass(host):
+        return None
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    where = f"{parts.hostname}:{parts.port or 80}"
+    if parts.username is None:
+        return where, {}
+    name = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    authorization = f"Basic {base64.b64encode(name.encode()).decode()}"
+    return where, {"Proxy-Authorization": authorization}
 
 
 def _message(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Decontamination: training prompts that share ten words in a row with a held-out prompt are dropped.
+"""Decontamination: training texts that share ten words in a row with a held-out prompt are dropped.
 
 Departure from the paper, which says only "10-gram match": text that held-out problems share among themselves is a
 template ("State the final answer to the following arithmetic problem: ...") and proves nothing, so an n-gram is
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from grpo.data import Problem
 from grpo.errors import InputError
@@ -37,6 +38,57 @@ class Collision:
     shared: str
 
 
+@dataclass(frozen=True)
+class Match:
+    """What a text shares with a held-out prompt: all its tokens ("equal") or n in a row ("overlapping")."""
+
+    kind: Literal["equal", "overlapping"]
+    held_out_id: str
+    shared: str
+
+
+class HeldOut:
+    """Held-out problems, indexed once, to compare any number of texts with.
+
+    Prompts shorter than `n` tokens match by equality of all their tokens alone. A gram is boilerplate when more than
+    max(3, `boilerplate_share` x held-out problems) of them hold it.
+    """
+
+    def __init__(self, problems: Sequence[Problem], n: int = 10, boilerplate_share: float = 0.01):
+        if n < 2:
+            raise InputError(f"n is {n}; matching needs grams of at least 2 tokens, the paper's is 10")
+        if not 0 <= boilerplate_share <= 1:
+            raise InputError(f"boilerplate_share is {boilerplate_share}; it is a share between 0 and 1")
+        self.n = n
+        prompts = [tokens(problem.text) for problem in problems]
+        boilerplate = _boilerplate(prompts, n // 2, max(BOILERPLATE_MIN, boilerplate_share * len(problems)))
+        self.boilerplate = len(boilerplate)
+        self._whole: dict[Tokens, str] = {}
+        self._parts: dict[Tokens, str] = {}
+        for problem, words in zip(problems, prompts, strict=True):
+            self._whole.setdefault(words, problem.id)
+            for gram in _evidence(words, n, boilerplate):
+                self._parts.setdefault(gram, problem.id)
+
+    def match_prompt(self, text: str) -> Match | None:
+        """The first held-out prompt that this one equals, else shares n tokens in a row with."""
+        words = tokens(text)
+        if words in self._whole:
+            return Match("equal", self._whole[words], " ".join(words))
+        return self._overlap(words)
+
+    def match_passage(self, text: str) -> Match | None:
+        """The same for a text that is no prompt, such as a completion: equality alone says nothing there."""
+        return self._overlap(tokens(text))
+
+    def _overlap(self, words: Tokens) -> Match | None:
+        # No gram that is indexed holds boilerplate, so what is looked up need not be searched for it.
+        if self._parts.keys().isdisjoint(_grams(words, self.n)):
+            return None
+        gram = next(gram for gram in _grams(words, self.n) if gram in self._parts)
+        return Match("overlapping", self._parts[gram], " ".join(gram))
+
+
 def decontaminate(
     train: Sequence[Problem],
     held_out: Sequence[Problem],
@@ -45,42 +97,21 @@ def decontaminate(
     boilerplate_share: float = 0.01,
     examples: int = 10,
 ) -> tuple[list[Problem], dict[str, int], list[Collision]]:
-    """(kept, counts, the first `examples` collisions).
+    """(kept, counts, the first `examples` collisions) of training problems compared with `HeldOut` ones.
 
-    Prompts shorter than `n` tokens match by equality of all their tokens alone. A gram is boilerplate when more than
-    max(3, `boilerplate_share` x held-out problems) of them hold it. Counts: train = kept + equal + overlapping, and
-    boilerplate, the number of distinct grams ignored as such.
+    Counts: train = kept + equal + overlapping, and boilerplate, the number of distinct grams ignored as such.
     """
-    if n < 2:
-        raise InputError(f"n is {n}; matching needs grams of at least 2 tokens, the paper's is 10")
-    if not 0 <= boilerplate_share <= 1:
-        raise InputError(f"boilerplate_share is {boilerplate_share}; it is a share between 0 and 1")
-    held_tokens = [tokens(problem.text) for problem in held_out]
-    boilerplate = _boilerplate(held_tokens, n // 2, max(BOILERPLATE_MIN, boilerplate_share * len(held_out)))
-    whole: dict[Tokens, str] = {}
-    parts: dict[Tokens, str] = {}
-    for problem, words in zip(held_out, held_tokens, strict=True):
-        whole.setdefault(words, problem.id)
-        for gram in _evidence(words, n, boilerplate):
-            parts.setdefault(gram, problem.id)
-
+    index = HeldOut(held_out, n, boilerplate_share)
     kept: list[Problem] = []
     collisions: list[Collision] = []
-    counts = {"train": len(train), "kept": 0, "equal": 0, "overlapping": 0, "boilerplate": len(boilerplate)}
+    counts = {"train": len(train), "kept": 0, "equal": 0, "overlapping": 0, "boilerplate": index.boilerplate}
     for problem in train:
-        words = tokens(problem.text)
-        overlap = next((gram for gram in _evidence(words, n, boilerplate) if gram in parts), ())
-        if words in whole:
-            outcome, shared, held_out_id = "equal", words, whole[words]
-        elif overlap:
-            outcome, shared, held_out_id = "overlapping", overlap, parts[overlap]
-        else:
+        match = index.match_prompt(problem.text)
+        counts[match.kind if match else "kept"] += 1
+        if match is None:
             kept.append(problem)
-            counts["kept"] += 1
-            continue
-        counts[outcome] += 1
-        if len(collisions) < examples:
-            collisions.append(Collision(problem.id, held_out_id, " ".join(shared)))
+        elif len(collisions) < examples:
+            collisions.append(Collision(problem.id, match.held_out_id, match.shared))
     return kept, counts, collisions
 
 
@@ -89,8 +120,8 @@ def tokens(text: str) -> Tokens:
     return tuple(_TOKEN.findall(text.lower()))
 
 
-def _grams(words: Tokens, n: int) -> list[Tokens]:
-    return [words[i : i + n] for i in range(len(words) - n + 1)]
+def _grams(words: Tokens, n: int) -> Iterator[Tokens]:
+    return zip(*(words[i:] for i in range(n)), strict=False)
 
 
 def _boilerplate(prompts: Sequence[Tokens], n: int, most: float) -> set[Tokens]:

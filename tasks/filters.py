@@ -1,26 +1,33 @@
 """Rejection: which sampled completions do not become training data, and for which reason.
 
 The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning; truncation,
-format and repetition are checked because such samples are unusable. It publishes no threshold: those below are ours.
+length, format and repetition are checked because such samples are unusable. It publishes no threshold: those below are
+ours. These filters look at one sample alone, tasks/problem_filters.py at a problem, tasks/rejection.py at samples
+together.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grpo.data import Sample
 from grpo.errors import InputError
 
 
 class FilterSettings(BaseModel):
-    """Thresholds of the filters; a sample at a threshold is kept."""
+    """Thresholds of the filters; what is exactly at one is kept, near duplicates excepted."""
 
     model_config = ConfigDict(extra="forbid")
 
+    context: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of prompt and completion together: what SFT can read. None: no limit. R1: 32,768.",
+    )
     language_min: float = Field(
         default=0.9, ge=0, le=1, description="Least language reward: share of words in the problem's language."
     )
@@ -38,11 +45,61 @@ class FilterSettings(BaseModel):
         description="Greatest share of the completion's n-grams that occurred before in it. Degenerate loops are above "
         "0.8, orderly calculation mostly below 0.2.",
     )
+    leaks: bool = Field(
+        default=True,
+        description="Whether problems are dropped whose prompt states the reference answer. Switch it off for prompts "
+        "that show their form by a possible answer, as in: reply like \\boxed{A}.",
+    )
+    contamination: Literal["prompts", "prompts_and_completions"] = Field(
+        default="prompts_and_completions",
+        description="What is compared with the held-out prompts. A completion may quote one that its prompt does not.",
+    )
+    pass_rate_min: float = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="Least share of right ones among a reasoning problem's samples; below it, all go. 0: no limit.",
+    )
+    pass_rate_max: float = Field(
+        default=1,
+        ge=0,
+        le=1,
+        description="Greatest share of right ones among a reasoning problem's samples; above it, all go. 1: no limit.",
+    )
+    pass_rate_samples: int = Field(
+        default=4,
+        ge=1,
+        description="Fewest samples from which a pass rate is taken; problems with fewer are neither easy nor hard.",
+    )
+    near_duplicate_jaccard: float | None = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Jaccard similarity of two completions' sets of shingles from which on they are near duplicates. "
+        "None: none are.",
+    )
+    shingle_words: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Words in a row that make a shingle; in scripts without spaces, characters.",
+    )
+
+    @model_validator(mode="after")
+    def _rates_leave_room(self) -> FilterSettings:
+        if self.pass_rate_min > self.pass_rate_max:
+            raise ValueError(f"pass_rate_min {self.pass_rate_min} is above pass_rate_max {self.pass_rate_max}")
+        return self
 
 
 def truncated(sample: Sample, settings: FilterSettings) -> bool:
     """It ran into the token limit."""
     return sample.finish_reason == "length"
+
+
+def too_long(sample: Sample, settings: FilterSettings) -> bool:
+    """Prompt and completion together do not fit into the context of the model to be trained."""
+    return settings.context is not None and sample.prompt_tokens + sample.tokens > settings.context
 
 
 def malformed(sample: Sample, settings: FilterSettings) -> bool:
@@ -52,7 +109,7 @@ def malformed(sample: Sample, settings: FilterSettings) -> bool:
 
 def incorrect(sample: Sample, settings: FilterSettings) -> bool:
     """A reasoning problem's answer is wrong, or right in part; general prompts have no right answer."""
-    return sample.domain == "reasoning" and _reward(sample, "accuracy") < 1
+    return sample.domain == "reasoning" and not is_right(sample)
 
 
 def mixed_language(sample: Sample, settings: FilterSettings) -> bool:
@@ -62,7 +119,9 @@ def mixed_language(sample: Sample, settings: FilterSettings) -> bool:
 
 def overlong_paragraph(sample: Sample, settings: FilterSettings) -> bool:
     """A paragraph of the reasoning, between blank lines, that nobody would read."""
-    return any(len(_words(p)) > settings.paragraph_max_words for p in re.split(r"\n\s*\n", sample.reasoning))
+    most = settings.paragraph_max_words
+    # A paragraph has no more words than characters: most need no counting.
+    return any(len(p) > most and len(words_of(p)) > most for p in re.split(r"\n\s*\n", sample.reasoning))
 
 
 def code_in_reasoning(sample: Sample, settings: FilterSettings) -> bool:
@@ -77,6 +136,7 @@ def repetition(sample: Sample, settings: FilterSettings) -> bool:
 
 FILTERS: dict[str, Callable[[Sample, FilterSettings], bool]] = {
     "truncated": truncated,
+    "too_long": too_long,
     "malformed": malformed,
     "incorrect": incorrect,
     "mixed_language": mixed_language,
@@ -84,7 +144,7 @@ FILTERS: dict[str, Callable[[Sample, FilterSettings], bool]] = {
     "code_in_reasoning": code_in_reasoning,
     "repetition": repetition,
 }
-"""In the order asked: the first that says yes is the reason."""
+"""In the order asked, cheap ones first: the first that says yes is the reason."""
 
 
 def reject(sample: Sample, settings: FilterSettings) -> str | None:
@@ -92,26 +152,24 @@ def reject(sample: Sample, settings: FilterSettings) -> str | None:
     return next((name for name, is_bad in FILTERS.items() if is_bad(sample, settings)), None)
 
 
-def funnel(reasons: Iterable[str | None]) -> dict[str, int]:
-    """Counts of what `reject` returned, in the filters' order: sampled = the sum of all reasons + kept."""
-    counts = Counter(reasons)
-    if unknown := [reason for reason in counts if reason is not None and reason not in FILTERS]:
-        raise InputError(f"unknown reason {unknown[0]!r}; known are {', '.join(FILTERS)}")
-    return {"sampled": counts.total(), **{name: counts[name] for name in FILTERS}, "kept": counts[None]}
+def is_right(sample: Sample) -> bool:
+    """Whether the answer earned full accuracy. Raises InputError where the sample was not scored for it."""
+    return _reward(sample, "accuracy") >= 1
 
 
 def repeated_share(text: str, n: int) -> float:
     """Share of word n-grams that occurred before in the text: 0 where all differ, towards 1 in a loop."""
-    words = _words(text)
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+    words = words_of(text)
+    count = len(words) - n + 1
+    return 1 - len(set(zip(*(words[i:] for i in range(n)), strict=False))) / count if count > 0 else 0.0
 
 
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """Lower-cased words between white space; in scripts without spaces each character is one."""
     return _WORD.findall(text.lower())
 
 

@@ -1,19 +1,29 @@
 """Rejection sampling: which of a policy's samples become training data (R1, stage 3a).
 
-Rules first, then the judge for what rules let pass, then at most so many a prompt. Every sample keeps its reason.
+Rules first; then exact duplicates go; then each problem's samples are drawn at random until so many are kept. Only
+those drawn are shown to the judge, the dearest of all. Every sample keeps its reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from grpo.data import Problem, Sample
-from tasks.filters import FilterSettings, reject
+from grpo.errors import InputError
+from tasks.decontaminate import HeldOut
+from tasks.duplicates import completion_digest
+from tasks.filters import FILTERS, FilterSettings, reject
 from tasks.judge import Claim, Judge, Response
+from tasks.near_duplicates import Shingles
+from tasks.problem_filters import PROBLEM_FILTERS, Group, reject_problem
 
 KEPT = "kept"
+JUDGED = ("judged_incorrect", "judged_unsafe", "judged_poor", "judged_undecided")
+REASONS = tuple(dict.fromkeys((*PROBLEM_FILTERS, *FILTERS, "contaminated", "duplicate", *JUDGED)))
+"""Every reason that `select` gives before it draws, in the order asked."""
+REASONS += ("near_duplicate", "surplus")
 
 
 def select(
@@ -23,28 +33,135 @@ def select(
     judge: Judge,
     judged: Collection[str],
     keep_per_problem: int,
+    *,
+    held_out: HeldOut | None = None,
+    seed: int = 0,
 ) -> list[Sample]:
-    """The same samples with `verdict` ("kept" or "dropped") and `reason` filled in."""
-    reasons: list[str] = [reject(sample, settings) or "" for sample in samples]
-    for domain, ask in (("reasoning", _incorrect), ("general", _harmful)):
-        if domain not in judged:
-            continue
-        asked = [i for i, sample in enumerate(samples) if not reasons[i] and sample.domain == domain]
-        for i, reason in zip(asked, ask(judge, [samples[i] for i in asked], problems), strict=True):
+    """The same samples, in their order, with `verdict` ("kept" or "dropped") and `reason` filled in.
+
+    `samples` hold all samples of each of their problems; `judged` names what the judge is asked: "reasoning" (is the
+    answer right), "general" (is the response safe), "quality" (is a general response good enough). The result does
+    not depend on the samples' order as long as their numbers differ. Raises InputError where a sample's problem is
+    missing, or a reward that a filter reads.
+    """
+    groups = _by_problem(samples, problems)
+    reasons = _by_rule(samples, groups, problems, settings, held_out)
+    _drop_duplicates(samples, groups, problems, reasons)
+    draws = []
+    for members in groups.values():
+        left = sorted((i for i in members if not reasons[i]), key=lambda i: _draw_key(seed, samples[i]))
+        draws.append(_Draw(left, samples, settings, keep_per_problem))
+    while asked := [i for draw in draws for i in draw.next(reasons)]:
+        for i, reason in _judged(asked, samples, problems, judge, judged).items():
             reasons[i] = reason
-    taken: Counter[str] = Counter()
-    seen: set[tuple[str, str]] = set()
-    selected = []
-    for sample, reason in zip(samples, reasons, strict=True):
-        if not reason and (sample.problem_id, sample.completion) in seen:
-            reason = "duplicate"
-        if not reason and taken[sample.problem_id] == keep_per_problem:
-            reason = "surplus"
-        if not reason:
-            taken[sample.problem_id] += 1
-            seen.add((sample.problem_id, sample.completion))
-        selected.append(dataclasses.replace(sample, verdict="dropped" if reason else KEPT, reason=reason))
-    return selected
+        for draw in draws:
+            draw.settle(reasons)
+    return [
+        dataclasses.replace(sample, verdict="dropped" if reason else KEPT, reason=reason)
+        for sample, reason in zip(samples, reasons, strict=True)
+    ]
+
+
+def _by_problem(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, list[int]]:
+    """The places of each problem's samples, by their number: what comes first must not depend on who was faster."""
+    groups: dict[str, list[int]] = {}
+    for i in sorted(range(len(samples)), key=lambda i: (samples[i].problem_id, samples[i].number)):
+        groups.setdefault(samples[i].problem_id, []).append(i)
+    for problem_id in groups:
+        if problem_id not in problems:
+            raise InputError(f"a sample answers problem {problem_id!r}, which is not among the {len(problems)} given")
+    return groups
+
+
+def _by_rule(
+    samples: Sequence[Sample],
+    groups: Mapping[str, list[int]],
+    problems: Mapping[str, Problem],
+    settings: FilterSettings,
+    held_out: HeldOut | None,
+) -> list[str]:
+    reasons = [""] * len(samples)
+    quoted = held_out if settings.contamination == "prompts_and_completions" else None
+    for problem_id, members in groups.items():
+        of_all = reject_problem(Group(problems[problem_id], [samples[i] for i in members], held_out), settings)
+        for i in members:
+            reasons[i] = of_all or reject(samples[i], settings) or ""
+            if not reasons[i] and quoted and quoted.match_passage(samples[i].completion):
+                reasons[i] = "contaminated"
+    return reasons
+
+
+def _drop_duplicates(
+    samples: Sequence[Sample], groups: Mapping[str, list[int]], problems: Mapping[str, Problem], reasons: list[str]
+) -> None:
+    seen: set[int] = set()
+    for problem_id, members in groups.items():
+        for i in members:
+            if reasons[i]:
+                continue
+            digest = completion_digest(problems[problem_id].text, samples[i].completion)
+            reasons[i] = "duplicate" if digest in seen else ""
+            seen.add(digest)
+
+
+def _draw_key(seed: int, sample: Sample) -> bytes:
+    # Another hash than the mix's, else it would prefer the problems that have more samples to draw from.
+    name = f"{seed}\0{sample.problem_id}\0{sample.number}"
+    return hashlib.blake2b(name.encode(), digest_size=8, person=b"surplus").digest()
+
+
+class _Draw:
+    """One problem's samples that rules let pass, in the order drawn, of which at most `room` are kept."""
+
+    def __init__(self, left: list[int], samples: Sequence[Sample], settings: FilterSettings, room: int):
+        self.left, self.samples, self.settings, self.room = left, samples, settings, room
+        self.kept: list[int] = []
+        self.asked: list[int] = []
+        self._shingles: dict[int, Shingles] = {}
+
+    def next(self, reasons: list[str]) -> list[int]:
+        """Those to ask the judge about now. Whoever is like one of them waits: that one may not be kept."""
+        waiting = []
+        for i in self.left:
+            if self._near(i, self.kept):
+                reasons[i] = "near_duplicate"
+            elif len(self.kept) == self.room:
+                reasons[i] = "surplus"
+            elif len(self.kept) + len(self.asked) < self.room and not self._near(i, self.asked):
+                self.asked.append(i)
+            else:
+                waiting.append(i)
+        self.left = waiting
+        return self.asked
+
+    def settle(self, reasons: Sequence[str]) -> None:
+        self.kept += [i for i in self.asked if not reasons[i]]
+        self.asked = []
+
+    def _near(self, i: int, others: list[int]) -> bool:
+        threshold = self.settings.near_duplicate_jaccard
+        return threshold is not None and any(self._of(i).near(self._of(j), threshold) for j in others)
+
+    def _of(self, i: int) -> Shingles:
+        if i not in self._shingles:
+            self._shingles[i] = Shingles(self.samples[i].completion, self.settings.shingle_words)
+        return self._shingles[i]
+
+
+def _judged(
+    asked: Sequence[int],
+    samples: Sequence[Sample],
+    problems: Mapping[str, Problem],
+    judge: Judge,
+    judged: Collection[str],
+) -> dict[int, str]:
+    """The judge's reason against each sample that was asked about; "" where there is none, or no judge to ask."""
+    reasons = dict.fromkeys(asked, "")
+    for name, (domain, ask) in _QUESTIONS.items():
+        here = [i for i in asked if not reasons[i] and samples[i].domain == domain]
+        if name in judged and here:
+            reasons |= zip(here, ask(judge, [samples[i] for i in here], problems), strict=True)
+    return reasons
 
 
 def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
@@ -54,12 +171,22 @@ def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, P
 
 
 def _harmful(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
-    responses = [Response(problems[s.problem_id], s.completion) for s in samples]
     names = {True: "", False: "judged_unsafe", None: "judged_undecided"}
-    return [names[verdict] for verdict in judge.safe_all(responses)]
+    return [names[verdict] for verdict in judge.safe_all(_responses(samples, problems))]
 
 
-def funnel(samples: Sequence[Sample]) -> dict[str, int]:
-    """Counts that add up: sampled = kept + every reason."""
-    counts = Counter(sample.reason or KEPT for sample in samples)
-    return {"sampled": len(samples), **dict(sorted(counts.items()))}
+def _poor(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
+    names = {True: "", False: "judged_poor", None: "judged_undecided"}
+    return [names[verdict] for verdict in judge.good_all(_responses(samples, problems))]
+
+
+def _responses(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[Response]:
+    return [Response(problems[s.problem_id], s.completion) for s in samples]
+
+
+_QUESTIONS: dict[str, tuple[str, Callable[[Judge, Sequence[Sample], Mapping[str, Problem]], list[str]]]] = {
+    "reasoning": ("reasoning", _incorrect),
+    "general": ("general", _harmful),
+    "quality": ("general", _poor),
+}
+"""What a judge is asked, of which domain's samples, in this order; who fails one question is not asked the next."""

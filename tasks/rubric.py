@@ -31,6 +31,20 @@ def safe(problem: Problem, response: str) -> bool:
     return not problem.metadata.get("harmful") or _holds(response, problem.metadata.get("refusal"))
 
 
+def good(problem: Problem, response: str, least: float) -> bool:
+    """Whether a response is worth learning from: its quality is at least `least`.
+
+    Without metadata a rule only sees whether anything is said, and not just the prompt once more; a reference answer,
+    where there is one, must stand in it.
+    """
+    said = _plain(response)
+    if not said or said == _plain(problem.text):
+        return False
+    if problem.metadata.get("harmful") or problem.metadata.get("mentions"):
+        return quality(problem, response) >= least
+    return not (reference := _plain(problem.answer)) or _holds(response, reference)
+
+
 def _holds(text: str, phrase: str | None) -> bool:
     return bool(phrase) and f" {str(phrase).lower()} " in f" {_plain(text)} "
 

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.data import Problem
 from grpo.errors import InputError
-from tasks.decontaminate import Collision, decontaminate, tokens
+from tasks.decontaminate import Collision, HeldOut, Match, decontaminate, tokens
 from tasks.problems import ReasoningGymSource, load, split
 
 
@@ -115,3 +115,24 @@ def test_examples_are_limited_and_settings_checked() -> None:
         decontaminate([], [], 1)
     with pytest.raises(InputError, match="boilerplate_share is 2"):
         decontaminate([], [], boilerplate_share=2)
+
+
+def test_a_completion_collides_by_ten_words_in_a_row_but_not_by_equality() -> None:
+    held_out = HeldOut([problem("h", f"p {TEN} q"), problem("short", "3 + 4 =")])
+    assert held_out.match_passage(f"so {TEN.upper()}, then") == Match("overlapping", "h", TEN)
+    assert held_out.match_passage("so a b c d e f g h i x j") is None
+    assert held_out.match_prompt("3 + 4 = ?") == Match("equal", "short", "3 + 4 =")
+    assert held_out.match_passage("3 + 4 = ?") is None
+
+
+def test_a_passage_is_searched_to_its_end() -> None:
+    held_out = HeldOut([problem("h", TEN)])
+    filler = " ".join(f"w{i}" for i in range(5000))
+    assert held_out.match_passage(f"{filler} {TEN}") is not None
+    assert held_out.match_passage(filler) is None and held_out.match_passage("") is None
+
+
+def test_of_two_held_out_problems_the_first_is_named() -> None:
+    assert HeldOut([problem("h1", f"x {TEN}"), problem("h2", f"{TEN} y")]).match_passage(TEN) == Match(
+        "overlapping", "h1", TEN
+    )

@@ -1,4 +1,4 @@
-"""Each filter on both sides of its boundary, and a funnel that adds up."""
+"""Each filter of single samples on both sides of its boundary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from grpo.data import Sample
 from grpo.errors import InputError
-from tasks.filters import FILTERS, FilterSettings, funnel, reject, repeated_share
+from tasks.filters import FILTERS, FilterSettings, reject, repeated_share
 
-SETTINGS = FilterSettings(language_min=0.9, paragraph_max_words=5, repetition_ngram=2, repetition_max=0.5)
+SETTINGS = FilterSettings(context=12, language_min=0.9, paragraph_max_words=5, repetition_ngram=2, repetition_max=0.5)
 GOOD = Sample(
     problem_id="p",
     policy="policy",
@@ -38,6 +38,8 @@ def sample(**changes: Any) -> Sample:
     [
         ({}, None),
         ({"finish_reason": "length"}, "truncated"),
+        ({"prompt_tokens": 3, "tokens": 9}, None),
+        ({"prompt_tokens": 4, "tokens": 9}, "too_long"),
         ({"rewards": {"format": 0.99}}, "malformed"),
         ({"rewards": {"accuracy": 0.99}}, "incorrect"),
         ({"rewards": {"accuracy": 0.0}, "domain": "general"}, None),
@@ -62,13 +64,14 @@ def test_both_sides_of_each_boundary(changes: dict[str, Any], reason: str | None
 def test_the_first_reason_counts() -> None:
     bad_in_all = sample(
         finish_reason="length",
+        prompt_tokens=13,
         rewards={"format": 0.0, "accuracy": 0.0, "language": 0.0},
         reasoning="``` 1 2 3 4 5",
         completion="a a a a a",
     )
     assert all(is_bad(bad_in_all, SETTINGS) for is_bad in FILTERS.values())
     assert reject(bad_in_all, SETTINGS) == "truncated"
-    assert reject(dataclasses.replace(bad_in_all, finish_reason="stop"), SETTINGS) == "malformed"
+    assert reject(dataclasses.replace(bad_in_all, finish_reason="stop"), SETTINGS) == "too_long"
 
 
 def test_general_samples_need_no_accuracy_and_others_are_told() -> None:
@@ -84,17 +87,21 @@ def test_repeated_share() -> None:
     assert repeated_share("a", 2) == 0.0
 
 
-def test_funnel_adds_up() -> None:
-    counts = funnel([None, "incorrect", None, "truncated", "incorrect"])
-    assert counts == {"sampled": 5, **dict.fromkeys(FILTERS, 0), "truncated": 1, "incorrect": 2, "kept": 2}
-    assert list(counts) == ["sampled", *FILTERS, "kept"]
-    assert counts["sampled"] == sum(counts.values()) - counts["sampled"]
-    assert funnel([])["sampled"] == 0
-    with pytest.raises(InputError, match="unknown reason 'ugly'"):
-        funnel(["ugly"])
+def test_no_context_no_limit() -> None:
+    assert reject(sample(prompt_tokens=10**9), FilterSettings()) is None
 
 
-@pytest.mark.parametrize("wrong", [{"language_min": 1.1}, {"repetition_max": -0.1}, {"paragraph_max": 5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"language_min": 1.1},
+        {"repetition_max": -0.1},
+        {"paragraph_max": 5},
+        {"context": 0},
+        {"near_duplicate_jaccard": 0},
+        {"pass_rate_min": 0.6, "pass_rate_max": 0.5},
+    ],
+)
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         FilterSettings(**wrong)

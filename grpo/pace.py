@@ -1,0 +1,31 @@
+"""A rate limit: when the next request to a service may start."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+
+class Pace:
+    """So many requests a minute, evenly spread; none while the service asks to be left alone. Any thread may ask."""
+
+    def __init__(self, per_minute: float | None = None):
+        """`per_minute`: None is no limit."""
+        self._gap_s = 60 / per_minute if per_minute else 0.0
+        self._next = -math.inf
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> None:
+        """Until it is the caller's turn, or `stop` is set."""
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._next)
+            self._next = start + self._gap_s
+        if start > now:
+            stop.wait(start - now)
+
+    def hold(self, seconds: float) -> None:
+        """Nobody's turn before so many seconds from now."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)

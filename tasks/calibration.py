@@ -1,0 +1,138 @@
+"""Calibration of a judge: how often it agrees with rules, on answers that rules have verified.
+
+A rule can verify what it will never be asked to replace; where it cannot, the judge decides alone, and this is the only
+measure of how well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from grpo.data import Problem, Sample
+from grpo.errors import InputError
+from tasks.judge_interface import Claim, Judge, Verdict
+
+logger = logging.getLogger(__name__)
+
+_NORMAL_975 = 1.959963984540054
+"""The normal distribution's 97.5% point, for intervals of 95%."""
+
+
+class Verified(NamedTuple):
+    claim: Claim
+    right: bool
+
+
+def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iterator[Verified]:
+    """The samples whose answers a rule found right or wrong, and that a judge can check: both the reference and the
+    answer are texts. Tests of a program are no reference, and half an accuracy is no verdict."""
+    for sample in samples:
+        problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
+        if accuracy in (0.0, 1.0) and problem.answer.strip() and sample.answer.strip():
+            yield Verified(Claim(problem.text, problem.answer, sample.answer), accuracy == 1.0)
+
+
+def calibrate(
+    judge: Judge,
+    items: Iterable[Verified],
+    minimum: float,
+    *,
+    size: int,
+    seed: int = 0,
+    on_disagreement: Literal["warn", "stop"] = "warn",
+) -> dict[str, float]:
+    """The judge's agreement with the rules on `size` items, in numbers that can be logged; {} where none is asked for,
+    there are no items, or the judge is a rule itself.
+
+    - agreement: share of the decided items on which judge and rule agree, 0 if nothing was decided; agreement_low and
+      _high: its Wilson interval, 95%
+    - undecided_share: of all items; false_correct_rate: share of the wrong ones that the judge called correct, what
+      would get into the data; false_incorrect_rate: share of the right ones that it called incorrect, what would be
+      lost; both left out where there are no such items; right, wrong: how many there were
+
+    Half of the items are right ones and half wrong, as far as there are such. Below `minimum`, a warning is logged,
+    or InputError is raised.
+    """
+    if not judge.fallible or size == 0:
+        return {}
+    chosen = choose(items, size, seed)
+    if not chosen:
+        return {}
+    numbers = measure(chosen, judge.correct_all([item.claim for item in chosen]))
+    if numbers["agreement"] < minimum:
+        message = (
+            f"the judge agrees with the rules on {numbers['agreement']:.1%} (95% interval "
+            f"{numbers['agreement_low']:.1%} to {numbers['agreement_high']:.1%}) of {len(chosen)} verified answers, "
+            f"with {numbers['undecided_share']:.1%} of them undecided; agreement_min is {minimum:.1%}"
+        )
+        if on_disagreement == "stop":
+            raise InputError(f"judge: {message}; take a better judge, lower agreement_min, or let on_disagreement warn")
+        logger.warning("%s", message)
+    return numbers
+
+
+def choose(items: Iterable[Verified], size: int, seed: int) -> list[Verified]:
+    """`size` different items at random, half right and half wrong; more of the one where the other has too few.
+
+    Which ones depends on the items and the seed, not on their order. No more than 2 * `size` are held in memory.
+    """
+    lowest: dict[bool, dict[int, Verified]] = {True: {}, False: {}}
+    heaps: dict[bool, list[int]] = {True: [], False: []}
+    for item in items:
+        held, heap, key = lowest[item.right], heaps[item.right], _key(item, seed)
+        if key in held or (len(heap) == size and key > -heap[0]):
+            continue
+        held[key] = item
+        heapq.heappush(heap, -key)
+        if len(heap) > size:
+            del held[-heapq.heappop(heap)]
+    right, wrong = (sorted(lowest[side].items()) for side in (True, False))
+    taken = min(len(right), max((size + 1) // 2, size - len(wrong)))
+    return [item for _, item in sorted(right[:taken] + wrong[: size - taken])]
+
+
+def measure(items: Iterable[Verified], verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """See `calibrate`."""
+    seen = [(item.right, verdict) for item, verdict in zip(items, verdicts, strict=True)]
+    right, wrong = [v for is_right, v in seen if is_right], [v for is_right, v in seen if not is_right]
+    agreeing = right.count("correct") + wrong.count("incorrect")
+    decided = sum(verdict != "undecided" for _, verdict in seen)
+    low, high = wilson(agreeing, decided)
+    numbers = {
+        "agreement": _share(agreeing, decided),
+        "agreement_low": low,
+        "agreement_high": high,
+        "undecided_share": _share(len(seen) - decided, len(seen)),
+        "right": len(right),
+        "wrong": len(wrong),
+    }
+    if wrong:
+        numbers["false_correct_rate"] = wrong.count("correct") / len(wrong)
+    if right:
+        numbers["false_incorrect_rate"] = right.count("incorrect") / len(right)
+    return numbers
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share (Wilson 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    z2 = _NORMAL_975**2
+    middle = (hits + z2 / 2) / (trials + z2)
+    half = _NORMAL_975 * math.sqrt(hits * (trials - hits) / trials + z2 / 4) / (trials + z2)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _key(item: Verified, seed: int) -> int:
+    text = json.dumps([seed, item.right, *item.claim])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

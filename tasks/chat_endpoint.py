@@ -1,0 +1,187 @@
+"""Chat completions of an OpenAI-compatible endpoint that may fail in any way, or be away for a while.
+
+A request that fails is repeated, later each time. Once it has failed too often, the question is whose fault that is: if
+the endpoint answers others meanwhile, or else a probe, it is the request's, and there is no reply; if not, the endpoint
+is away, and the request goes on until nothing has been answered for too long, which raises. So neither does a prompt
+that an endpoint cannot digest stop a stage, nor does an endpoint that is away turn all its prompts into "undecided".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from grpo.data import Message
+from grpo.errors import InputError
+from grpo.http_client import Away, Http, Refused, backoff
+from grpo.pace import Pace
+from tasks.judge_counts import JudgeCounts
+from tasks.judge_replies import Reply
+from tasks.judge_settings import JudgeSettings
+
+_LONGEST_WAIT_S = 60.0
+_BUSY = {"429", "503"}
+_MISTAKES = {401, 403, 404, 405}
+"""Refusals that no other prompt would change."""
+
+
+class Fault(NamedTuple):
+    """`kind`: that of grpo.http_client.Away, "not_json", "no_choices", or "refused" with its `status`."""
+
+    kind: str
+    message: str
+    status: int = 0
+    wait_s: float | None = None
+
+
+class ChatEndpoint:
+    """May be used from several threads; the limit on requests a minute holds for all of them together."""
+
+    def __init__(self, settings: JudgeSettings, key: str | None, counts: JudgeCounts):
+        assert settings.base_url is not None  # JudgeSettings checks
+        self.settings, self.key, self.counts = settings, key, counts
+        self.path = urlsplit(settings.base_url).path.rstrip("/") + "/chat/completions"
+        self.pace = Pace(settings.requests_per_minute)
+        self.answered_at = -math.inf
+        self.probing = threading.Lock()
+
+    def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Reply]:
+        """A reply to each request, in their order. Raises InputError where the endpoint refuses whatever is asked, and
+        ConnectionError when it has been away for too long; what is under way is then broken off."""
+        asking = _Asking(self)
+        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+            futures = [pool.submit(asking.reply, body) for body in bodies]
+            try:
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                return [future.result() for future in futures]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                asking.give_up()
+
+
+class _Asking:
+    """The requests of one batch."""
+
+    def __init__(self, endpoint: ChatEndpoint):
+        settings = endpoint.settings
+        self._endpoint, self._settings, self._counts = endpoint, settings, endpoint.counts
+        self._http = Http(
+            str(settings.base_url), settings.timeout_s, retries=0, key=endpoint.key, proxy=True, pace=endpoint.pace
+        )
+        self._url = self._http.url + endpoint.path
+        self._began = time.monotonic()  # when nobody asked, nobody was away
+        self._stop = threading.Event()
+
+    def give_up(self) -> None:
+        self._stop.set()
+        self._http.abandon()
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        began, failures = time.monotonic(), 0
+        for attempt in itertools.count():
+            got = self._attempt(body)
+            if isinstance(got, Reply):
+                return got
+            refused = got.kind == "refused"
+            failures += not refused and got.kind not in _BUSY
+            too_often = failures > self._settings.retries or _since(began) > self._settings.away_max_s
+            if (refused or too_often) and self._others_are_answered(began, got):
+                return Reply("", missing="refused" if refused else "no_reply")
+            if (away_s := _since(max(self._endpoint.answered_at, self._began))) > self._settings.away_max_s:
+                raise ConnectionError(
+                    f"judge: {self._url} has answered nothing for {away_s:.0f} s, at last with: {got.message}; nothing "
+                    "is lost: run again when it is back, or set away_max_s to wait longer"
+                )
+            self._counts.add("retries")
+            longer = backoff(attempt, self._settings.backoff_s, _LONGEST_WAIT_S)
+            self._stop.wait(longer if got.wait_s is None else got.wait_s)
+        raise AssertionError  # itertools.count has no end
+
+    def _others_are_answered(self, began: float, fault: Fault) -> bool:
+        """Whether the endpoint answers, so that the fault is this request's. Raises InputError where it never will."""
+        if fault.status in _MISTAKES:
+            raise self._refusal(fault)
+        if self._endpoint.answered_at > began:
+            return True
+        if not self._endpoint.probing.acquire(blocking=False):
+            return False  # whoever probes already will know; until then this request goes on
+        try:
+            self._counts.add("probes")
+            got = self._attempt(self._probe())
+        finally:
+            self._endpoint.probing.release()
+        if isinstance(got, Reply):
+            return True
+        if got.kind == "refused":
+            raise self._refusal(got)
+        if got.kind in ("not_json", "no_choices") and self._endpoint.answered_at == -math.inf:
+            raise InputError(f"judge: {self._url} answers, but {got.message}; is base_url OpenAI-compatible?")
+        return False
+
+    def _probe(self) -> dict[str, Any]:
+        return request_body(self._settings, [{"role": "user", "content": "Reply with one word: yes."}], 0)
+
+    def _refusal(self, fault: Fault) -> InputError:
+        return InputError(
+            f"judge: {self._url} refused with {fault.message}; check base_url, model, api_key_env, max_tokens and "
+            "request"
+        )
+
+    def _attempt(self, body: dict[str, Any]) -> Reply | Fault:
+        self._counts.add("requests")
+        got = self._post(body)
+        if isinstance(got, Fault):
+            if self._stop.is_set():
+                raise ConnectionAbortedError("given up")
+            self._counts.add(f"fault/{got.kind}")
+        else:
+            self._counts.add("answered")
+            self._endpoint.answered_at = time.monotonic()
+        return got
+
+    def _post(self, body: dict[str, Any]) -> Reply | Fault:
+        try:
+            answer = self._http.post(self._endpoint.path, body)
+        except Away as error:
+            return Fault(error.kind, str(error), wait_s=error.wait_s)
+        except Refused as error:
+            return Fault("not_json" if error.status == 200 else "refused", str(error), error.status)
+        try:
+            choice = answer["choices"][0]
+            content, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (LookupError, TypeError, AttributeError):
+            return Fault("no_choices", f"without choices: {str(answer)[:80]!r}")
+        self._count_tokens(answer.get("usage"))
+        return Reply(content if isinstance(content, str) else "", cut)
+
+    def _count_tokens(self, usage: Any) -> None:
+        for name in ("prompt_tokens", "completion_tokens"):
+            if isinstance(usage, dict) and isinstance(usage.get(name), int):
+                self._counts.add(name, usage[name])
+
+
+def request_body(settings: JudgeSettings, dialogue: list[Message], draw: int) -> dict[str, Any]:
+    """`draw` tells repetitions of a dialogue apart: each has a seed of its own, the same in every run."""
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "messages": dialogue,
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+    }
+    if settings.seed is not None:
+        body["seed"] = zlib.crc32(json.dumps([settings.seed, draw, dialogue]).encode()) % 2**31
+    return {name: value for name, value in {**body, **settings.request}.items() if value is not None}
+
+
+def _since(moment: float) -> float:
+    return time.monotonic() - moment

@@ -1,0 +1,89 @@
+"""What happened while a judge judged, in numbers that add up and that can be added up over shards.
+
+Names, all of them sums:
+
+- items, items/undecided: judgments that callers asked for, and those without a verdict; items/no_majority: of them,
+  those whose votes did not agree.
+- asked: questions put to a model (an item has as many as it has votes). Each ends in exactly one of the outcomes:
+  outcome/decided, outcome/in_text (repaired: the object stood inside other text), outcome/asked_again (repaired: the
+  model corrected its reply), or outcome/KIND for a kind of UNDECIDED.
+- asked_again: questions whose reply could not be read, so that the model was asked once more.
+- compared/first, /second, /tie: comparisons by what won, the response shown first or second; both_orders: pairs of
+  comparisons of the same two responses in both orders; flipped: of them, those that did not name the same winner.
+- requests: what was sent to an endpoint = answered + every fault/KIND; retries and probes: the requests that only
+  faults made necessary. Without faults, requests = asked + asked_again.
+- prompt_tokens, completion_tokens: as the engine counts them. seconds: spent judging, waits included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+DECIDED = ("decided", "in_text", "asked_again")
+UNDECIDED = {
+    "empty": "the reply holds no text, or nothing but reasoning",
+    "no_json": "no JSON object can be read in it",
+    "wrong_keys": "an object with other keys, a key twice, or an analysis that is no text",
+    "wrong_verdict": "another word than those asked for",
+    "too_long": "cut off at the token limit before the verdict",
+    "prompt_too_long": "the prompt does not fit the model",
+    "refused": "the endpoint refused this prompt, though not others: too long for it, or not allowed",
+    "no_reply": "the endpoint failed again and again on this prompt, though not on others",
+}
+
+
+class JudgeCounts:
+    """Sums by name; any thread may add."""
+
+    def __init__(self, values: Mapping[str, float] | None = None):
+        self._values: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.merge(values or {})
+
+    def add(self, name: str, amount: float = 1) -> None:
+        self.merge({name: amount})
+
+    def merge(self, values: Mapping[str, float]) -> None:
+        """Adds another one's `to_dict`."""
+        with self._lock:
+            for name, amount in values.items():
+                self._values[name] += amount  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain numbers, sorted by name; what never happened is not named."""
+        with self._lock:
+            return {name: value for name, value in sorted(self._values.items()) if value}
+
+    def __getitem__(self, name: str) -> float:
+        with self._lock:
+            return self._values[name]
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds the block's seconds, also when it raises."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add("seconds", time.monotonic() - began)
+
+    def shares(self) -> dict[str, float]:
+        """What a reader asks first; a share of nothing is left out.
+
+        undecided_share of items; repaired_share of questions; position_bias: share of pairs asked in both orders whose
+        winner changed with the order; first_share: how often the first won where one won, 0.5 if order means nothing.
+        """
+        of = self.to_dict().get
+        repaired = of("outcome/in_text", 0) + of("outcome/asked_again", 0)
+        won = of("compared/first", 0) + of("compared/second", 0)
+        parts = {
+            "undecided_share": (of("items/undecided", 0), of("items", 0)),
+            "repaired_share": (repaired, of("asked", 0)),
+            "position_bias": (of("flipped", 0), of("both_orders", 0)),
+            "first_share": (of("compared/first", 0), won),
+        }
+        return {name: part / whole for name, (part, whole) in parts.items() if whole}

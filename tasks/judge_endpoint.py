@@ -1,0 +1,29 @@
+"""The judge that is an OpenAI-compatible endpoint: vLLM, SGLang, a hosted model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from grpo.data import Message
+from grpo.errors import InputError
+from tasks.chat_endpoint import ChatEndpoint, request_body
+from tasks.judge_counts import JudgeCounts
+from tasks.judge_model import ModelJudge
+from tasks.judge_replies import Reply
+from tasks.judge_settings import JudgeSettings
+
+
+class OpenAIJudge(ModelJudge):
+    """Raises ConnectionError when the endpoint stays away: "undecided" would let a stage end well, nothing judged."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        key = None
+        if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
+            raise InputError(f"judge: environment variable {settings.api_key_env} is not set; api_key_env names it")
+        self.settings, self.counts = settings, JudgeCounts()
+        self._endpoint = ChatEndpoint(settings, key, self.counts)
+
+    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+        bodies = [request_body(self.settings, d, draw) for d, draw in zip(dialogues, draws, strict=True)]
+        return self._endpoint.ask_all(bodies)

@@ -1,0 +1,84 @@
+"""The judge that is a Hugging Face folder, by transformers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.data import Message
+from grpo.errors import InputError
+from tasks.judge_counts import JudgeCounts
+from tasks.judge_model import ModelJudge
+from tasks.judge_replies import Reply
+from tasks.judge_settings import JudgeSettings
+
+
+class LocalJudge(ModelJudge):
+    def __init__(self, settings: JudgeSettings) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        assert settings.path is not None  # JudgeSettings checks
+        if not (settings.path / "config.json").is_file():
+            raise InputError(f"judge: {settings.path} is no model folder (no config.json in it)")
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        device = best if settings.device == "auto" else settings.device
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(settings.path, local_files_only=True, padding_side="left")
+            model: Any = AutoModelForCausalLM.from_pretrained(settings.path, local_files_only=True, dtype="auto")
+            self.model = model.to(device).eval()
+        except (OSError, ValueError, RuntimeError) as error:
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"judge: {settings.path} cannot be loaded on {device}: {first_line}") from None
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        stops = self.model.generation_config.eos_token_id
+        self._stops = set(stops if isinstance(stops, list) else [stops]) | {self.tokenizer.eos_token_id}
+        self.settings, self.counts = settings, JudgeCounts()
+
+    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+        encoded = [self._encode(dialogue) for dialogue in dialogues]
+        longest = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
+        # A prompt cut short would be judged on half an answer: it gets no reply instead.
+        fitting = [i for i, ids in enumerate(encoded) if len(ids) + self.settings.max_tokens <= longest]
+        fitting.sort(key=lambda i: len(encoded[i]))  # batches of like length waste little padding
+        replies = [Reply("", missing="prompt_too_long") for _ in dialogues]
+        for start in range(0, len(fitting), self.settings.batch_size):
+            batch = fitting[start : start + self.settings.batch_size]
+            made = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
+            for i, reply in zip(batch, made, strict=True):
+                replies[i] = reply
+        return replies
+
+    def _encode(self, dialogue: list[Message]) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            return self.tokenizer("\n\n".join(message["content"] for message in dialogue))["input_ids"]
+        text = self.tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _generate(self, prompts: list[list[int]], draws: list[int]) -> list[Reply]:
+        import torch
+
+        batch = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(self.model.device)
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        sampling: dict[str, Any] = {"do_sample": False}
+        if self.settings.temperature > 0:
+            sampling = {"do_sample": True, "temperature": self.settings.temperature, "top_p": 1.0, "top_k": 0}
+        with torch.inference_mode(), torch.random.fork_rng(devices):
+            torch.manual_seed(zlib.crc32(repr((self.settings.seed or 0, prompts, draws)).encode()))
+            output = self.model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=self.settings.max_tokens,
+                pad_token_id=self.tokenizer.pad_token_id,
+                **sampling,
+            )
+        self.counts.add("prompt_tokens", sum(map(len, prompts)))
+        return [self._reply(ids) for ids in output[:, batch["input_ids"].shape[1] :].tolist()]
+
+    def _reply(self, ids: list[int]) -> Reply:
+        length = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
+        self.counts.add("completion_tokens", min(length + 1, len(ids)))
+        text: Any = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        return Reply(text, cut=length == self.settings.max_tokens)

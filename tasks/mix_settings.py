@@ -1,0 +1,154 @@
+"""What a data set is mixed from: its parts, how large each is to be, and which examples keep their chain of thought.
+
+R1 v2, table of the SFT data: math 395,285, code 211,129, STEM 10,124, logic 10,395, general 177,812 examples, 804,745
+in all. Given as shares they scale to any total. How these were reached and what was held out is unpublished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from grpo.errors import InputError
+
+NO_PART = ""
+"""The part of a sample that no part asks for."""
+
+
+class Part(BaseModel):
+    """One part of the data set: where its examples come from, and how many there shall be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sources: list[str] = Field(
+        default_factory=list,
+        description="Sources of its problems: names such as dataset/openai/gsm8k/main/train, or patterns such as "
+        "reasoning_gym/*. A part with sources comes before one with domains.",
+    )
+    domains: list[Literal["reasoning", "general"]] = Field(
+        default_factory=list, description="Instead of sources: all samples of these domains that no part names."
+    )
+    share: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Its size relative to the other parts' shares; they need not add up to anything. Only with total.",
+    )
+    count: int | None = Field(
+        default=None, ge=0, description="Its size in examples, whatever the total; instead of share."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Part:
+        if bool(self.sources) == bool(self.domains):
+            raise ValueError("a part needs sources or domains, not both")
+        if self.share is not None and self.count is not None:
+            raise ValueError("give share or count, not both")
+        return self
+
+
+def _both_domains() -> dict[str, Part]:
+    # The paper's sums: 626,933 reasoning, 177,812 general.
+    return {
+        "reasoning": Part(domains=["reasoning"], share=626_933),
+        "general": Part(domains=["general"], share=177_812),
+    }
+
+
+class MixSettings(BaseModel):
+    """How what the filters kept becomes a data set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    parts: dict[str, Part] = Field(
+        default_factory=_both_domains,
+        min_length=1,
+        description="Parts by name. What belongs to none is left out, with the reason no_part.",
+    )
+    total: int | None = Field(
+        default=None,
+        ge=1,
+        description="Examples in all, training and validation. A part that has too little gives all it has: the "
+        "shortage is reported and filled from no other part. None: all there is; shares are ignored, counts hold.",
+    )
+    validation_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of each part's examples in each language that is held out of training. A prompt's examples "
+        "stay together, so a stratum may hold out a few more.",
+    )
+    think: Literal["always", "never"] | list[str] = Field(
+        default="always",
+        description="General examples that keep their chain of thought: all, none, or those of these sources (names or "
+        "patterns); of the others the summary alone is learnt. Reasoning examples always keep it. R1: simple prompts "
+        "have none.",
+    )
+    licences: dict[str, str] = Field(
+        default_factory=dict,
+        description="Licence of each source, by name or pattern, for the data card; what is not listed is unknown.",
+    )
+    examples: int = Field(default=3, ge=0, le=100, description="Samples that the card shows of each part and reason.")
+
+    @field_validator("parts")
+    @classmethod
+    def _parts_are_told_apart(cls, parts: dict[str, Part]) -> dict[str, Part]:
+        for name in parts:
+            if not name or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+                raise ValueError(f"part name {name!r}: use letters, digits, '-', '_' and '.'")
+        for what in ("domains", "sources"):
+            named = [value for part in parts.values() for value in getattr(part, what)]
+            if twice := sorted({value for value in named if named.count(value) > 1}):
+                raise ValueError(f"{what}: {twice[0]!r} is in two parts")
+        return parts
+
+    @model_validator(mode="after")
+    def _sizes_are_possible(self) -> MixSettings:
+        if self.total is None:
+            return self
+        if unsized := [name for name, part in self.parts.items() if part.share is None and part.count is None]:
+            raise ValueError(f"part {unsized[0]!r} needs share or count, because total is {self.total}")
+        if (fixed := sum(part.count or 0 for part in self.parts.values())) > self.total:
+            raise ValueError(f"the parts' counts add up to {fixed}, more than the total {self.total}")
+        return self
+
+    def wanted(self) -> dict[str, int | None]:
+        """Examples that each part shall have; None: all. Shares are met by the method of largest remainders."""
+        if self.total is None:
+            return {name: part.count for name, part in self.parts.items()}
+        sizes: dict[str, int | None] = {name: part.count for name, part in self.parts.items() if part.count is not None}
+        shares = {name: part.share or 0.0 for name, part in sorted(self.parts.items()) if part.count is None}
+        left, whole = self.total - sum(size or 0 for size in sizes.values()), math.fsum(shares.values())
+        exact = {name: share * left / whole if whole else 0.0 for name, share in shares.items()}
+        floors = {name: math.floor(size) for name, size in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: (floors[name] - exact[name], name))
+        missing = left - sum(floors.values()) if whole else 0
+        sizes |= {name: floors[name] + (name in by_remainder[:missing]) for name in shares}
+        return {name: sizes[name] for name in self.parts}
+
+    def part_of(self, source: str, domain: str) -> str:
+        """The part that a sample belongs to, or NO_PART. The order of the parts decides nothing."""
+        named = sorted(name for name, part in self.parts.items() if matches(source, part.sources))
+        if len(named) > 1:
+            raise InputError(f"mix: source {source!r} is in parts {named[0]!r} and {named[1]!r}; name it in one")
+        of_domain = (name for name, part in self.parts.items() if domain in part.domains)
+        return named[0] if named else next(of_domain, NO_PART)
+
+    def keeps_thought(self, source: str, domain: str) -> bool:
+        if domain != "general" or self.think == "always":
+            return True
+        return self.think != "never" and matches(source, self.think)
+
+    def licence(self, source: str) -> str:
+        """The licence given for a source, by its name before any pattern, or "unknown"."""
+        fitting = sorted((name != source, -len(name), name) for name in self.licences if matches(source, [name]))
+        return self.licences[fitting[0][2]] if fitting else "unknown"
+
+
+def matches(source: str, names: Iterable[str]) -> bool:
+    """Whether one of the names is the source's, or a pattern that it fits (* ? [abc])."""
+    return any(source == name or fnmatchcase(source, name) for name in names)

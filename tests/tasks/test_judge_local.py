@@ -1,0 +1,90 @@
+"""A real model of transformers as the judge: one with random weights, and, slow, SmolLM2-135M-Instruct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.data import Problem
+from grpo.errors import InputError
+from tasks.judge import Claim, JudgeSettings, make_judge
+
+GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("judge")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(["<eos>", *letters])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def judge_of(folder: Path, **settings: Any) -> Any:
+    return make_judge(JudgeSettings(kind="local", path=folder, device="cpu", **settings))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_random_model_decides_nothing(model_folder: Path, temperature: float) -> None:
+    judge = judge_of(model_folder, batch_size=2, max_tokens=8, temperature=temperature)
+    claims = [Claim("1+1?", "2", "2" * length) for length in (30, 1, 5000)]  # the last does not fit the model
+    assert judge.correct_all(claims) == ["undecided"] * 3
+    assert judge.compare(GREETING, "hello", "hi") is None
+    assert judge.safe(GREETING, "hello") is None
+    assert judge.good(GREETING, "hello") is None
+    counts = judge.counts.to_dict()
+    assert counts["items"] == counts["items/undecided"] == counts["asked"] == 6
+    assert counts["outcome/prompt_too_long"] == 1
+    assert sum(v for k, v in counts.items() if k.startswith("outcome/")) == 6
+    assert counts["asked_again"] <= 5 and counts["completion_tokens"] <= 8 * (5 + counts["asked_again"])
+    assert counts["prompt_tokens"] > 5 * 500  # each prompt file has more than 500 letters, one a token here
+
+
+def test_a_batch_replies_like_single_prompts_in_their_order(model_folder: Path) -> None:
+    judge = judge_of(model_folder, batch_size=3, max_tokens=4)
+    prompts = ["a longer prompt", "b", "and a prompt that is longer still", "c"]
+    dialogues = [[{"role": "user", "content": text}] for text in prompts]
+    assert judge.reply_all(dialogues, [0] * 4) == [judge.reply_all([d], [0])[0] for d in dialogues]
+    assert judge.reply_all([], []) == []
+
+
+def test_repetitions_differ_and_can_be_repeated(model_folder: Path) -> None:
+    import torch
+
+    asked = [[{"role": "user", "content": "Well?"}]] * 4
+    judge = judge_of(model_folder, temperature=1.0, max_tokens=16, batch_size=1)
+    torch.manual_seed(1)
+    replies = judge.reply_all(asked, [0, 1, 2, 2])
+    assert len(set(replies)) == 3 and replies[2] == replies[3]
+    torch.manual_seed(2)
+    assert judge.reply_all(asked, [0, 1, 2, 2]) == replies
+    drawn = torch.rand(1)
+    torch.manual_seed(2)
+    assert torch.rand(1) == drawn  # a judge takes none of the process's random numbers
+
+
+def test_folder_without_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no model folder"):
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
