@@ -12,6 +12,7 @@ from grpo.config import Sampling, Template
 from grpo.data import Problem
 from grpo.errors import InputError, TrainingStopped
 from grpo.http_client import Away, Http, Refused
+from grpo.pace import Pace
 from grpo.template import zero_prompt
 from grpo.text_engine_settings import Endpoint
 from grpo.written import Text, Written
@@ -26,6 +27,7 @@ class EndpointEngine:
             raise InputError(f"engine: environment variable {settings.api_key_env} is not set; api_key_env names it")
         self.identity = f"{settings.model} at {settings.base_url}"
         self._settings, self._key = settings, key
+        self._pace = Pace(settings.requests_per_minute)
         self._template, self._zero_template = template, zero_template
         self._path = urlsplit(settings.base_url).path.rstrip("/")
 
@@ -33,7 +35,7 @@ class EndpointEngine:
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, Written]]:
         settings = self._settings
-        http = Http(settings.base_url, settings.timeout_s, settings.retries, self._key)
+        http = Http(settings.base_url, settings.timeout_s, settings.retries, self._key, proxy=True, pace=self._pace)
         pool = ThreadPoolExecutor(settings.concurrency)
         futures: dict[Future[tuple[Text, int]], tuple[int, int]] = {}
         for index, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):

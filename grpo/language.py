@@ -86,6 +86,12 @@ def language_consistency(text: str, target: str) -> float:
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
+def load() -> None:
+    """Read the frequencies that nearly every text needs: those of the languages in Latin letters."""
+    for language in SCRIPTS["LATIN"]:
+        _zipf("a", language)
+
+
 def words(text: str) -> list[str]:
     """Lower-cased words of two or more letters, or of one character in scripts without an alphabet.
 

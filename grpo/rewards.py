@@ -15,7 +15,7 @@ import numbers
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from grpo.data import Problem
 from grpo.errors import InputError
 from grpo.language import language_consistency
+from grpo.language import load as load_frequencies
 from grpo.template import Parts
 from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
 from grpo.verifiers import QUICK, agree, verify
@@ -215,11 +216,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def load(names: Iterable[str]) -> None:
-    """Imports what these rewards are defined in: done first in a process, it costs no completion any of its time."""
+def load(names: Sequence[str]) -> None:
+    """Imports what these rewards are defined in, and reads what they look up: done first in a process, it costs no completion any of its time."""
     for name in names:
         if name not in MODEL_REWARDS:
             find(name)
+    if "language" in names:
+        load_frequencies()
 
 
 def score_one(name: str, options: Mapping[str, Any], problem: Problem, response: Response) -> float:
