@@ -217,7 +217,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def load(names: Sequence[str]) -> None:
-    """Imports what these rewards are defined in, and reads what they look up: done first in a process, it costs no completion any of its time."""
+    """Imports what these rewards are defined in, and reads what they look up: done first in a process, it costs no
+    completion any of its time."""
     for name in names:
         if name not in MODEL_REWARDS:
             find(name)

@@ -59,8 +59,8 @@ class JudgeSettings(BaseModel):
         default=600,
         gt=0,
         le=86400,
-        description="openai: seconds without any good reply after which the stage stops, to be continued later; noticed "
-        "when an attempt ends.",
+        description="openai: seconds without any good reply after which the stage stops, to be continued later; "
+        "noticed when an attempt ends.",
     )
     concurrency: int = Field(default=8, ge=1, le=1024, description="openai: requests under way at once.")
     requests_per_minute: float | None = Field(

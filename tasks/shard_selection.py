@@ -18,8 +18,8 @@ from tasks.rejection import select
 def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str, Any]) -> dict[str, float]:
     """Write `out`, the samples with verdicts, and return what the judge counted.
 
-    `settings`: plain values, "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of problems) and
-    "seed". What is already there is not made again.
+    `settings`: plain values, "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of
+    problems) and "seed". What is already there is not made again.
     """
     counted = out.with_suffix(".json")
     if out.exists() and counted.exists():
