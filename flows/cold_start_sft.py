@@ -18,7 +18,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="dev1")
 
 
-STAGE = Stage("cold_start_sft", 1, ("base", "cold_start_data"), build)
+STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)
 
 
 @flow(name=STAGE.name)

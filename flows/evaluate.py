@@ -110,11 +110,11 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
 
 STAGE = Stage(
     "evaluate",
-    2,
+    3,
     ("problems", "base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl"),
     build,
 )
-ZERO_STAGE = Stage("evaluate", 2, ("problems", "base", "r1_zero"), build)
+ZERO_STAGE = Stage("evaluate", 3, ("problems", "base", "r1_zero"), build)
 
 
 @flow(name=STAGE.name)

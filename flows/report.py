@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -15,6 +17,7 @@ from flows.evaluate import TABLE
 from flows.recipe import Report
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data import read_samples
+from tasks.data_plots import FUNNEL, TOKENS
 from tasks.report import closing_frame, markdown
 from tasks.store import Manifest
 
@@ -29,10 +32,20 @@ def build(context: Context) -> Outcome:
     samples = {name: read_samples(evaluated / "samples" / name) for name in table}
     stages = {name: item.manifest for name, item in context.inputs.items() if item.manifest is not None}
     text = markdown(frame, stages, samples, config.samples)
+    pictures = [path for name in (FUNNEL, TOKENS) for path in _made_by(context, "sft_data", name)]
+    text += "".join(f"\n![{path.stem} of the SFT data]({path.name})\n" for path in pictures)
+    for path in pictures:
+        shutil.copy(path, context.out / path.name)
+        context.tracking.log_file(context.run_id, path, "")
     (context.out / REPORT).write_text(text)
     (context.out / ROWS).write_text(json.dumps(frame.reset_index().to_dict("records"), indent=2))
     context.tracking.log_file(context.run_id, context.out / REPORT, "")
     return Outcome(counts={"checkpoints": len(frame)})
+
+
+def _made_by(context: Context, stage: str, name: str) -> list[Path]:
+    """A file of an input, where this report has that input."""
+    return [context.path(stage) / name] if stage in context.inputs else []
 
 
 def rows(made: Manifest) -> list[dict[str, Any]]:
@@ -48,11 +61,11 @@ def publish_to_prefect(report: str, recipe: str) -> None:
 
 STAGE = Stage(
     "report",
-    1,
+    2,
     ("problems", "cold_start_data", "reasoning_rl", "sft_data", "reward_models", "alignment_rl", "evaluate"),
     build,
 )
-ZERO_STAGE = Stage("report", 1, ("problems", "r1_zero", "evaluate"), build)
+ZERO_STAGE = Stage("report", 2, ("problems", "r1_zero", "evaluate"), build)
 
 
 @flow(name=STAGE.name)

@@ -73,7 +73,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=counts, metrics=metrics)
 
 
-STAGE = Stage("reward_models", 2, ("problems", "sft"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
+STAGE = Stage("reward_models", 3, ("problems", "sft"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
 
 
 @flow(name=STAGE.name)

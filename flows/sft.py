@@ -18,7 +18,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="dev3")
 
 
-STAGE = Stage("sft", 1, ("base", "sft_data"), build)
+STAGE = Stage("sft", 2, ("base", "sft_data"), build)
 
 
 @flow(name=STAGE.name)

@@ -28,7 +28,7 @@ from grpo.pool import Failure, Pool
 from grpo.rewards import source_digest
 from grpo.text_engine_settings import OwnEngine
 from tasks.calibration import Verified, calibrate, verified
-from tasks.data_card import write_card
+from tasks.data_card import CARD, write_card
 from tasks.data_plots import plot
 from tasks.judge import PROMPT_DIGESTS, JudgeCounts
 from tasks.launch import StageFailed
@@ -73,7 +73,8 @@ def build(context: Context) -> Outcome:
         context.out,
     )
     write_card(context.out, statistics, _about(context, agreement, judged))
-    plot(statistics, context.out)
+    for path in (context.out / CARD, *plot(statistics, context.out)):
+        context.tracking.log_file(context.run_id, path, "data")
     for path in selected:
         (context.out / SAMPLES).mkdir(exist_ok=True)
         path.replace(context.out / SAMPLES / path.name)

@@ -15,9 +15,10 @@ import unicodedata
 from collections.abc import Callable
 
 import regex
-from wordfreq import available_languages, freq_to_zipf, get_frequency_dict, zipf_frequency
 
 from grpo.errors import InputError
+from grpo.word_frequencies import languages as available
+from grpo.word_frequencies import zipf
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "LATIN": ("en", "de", "fr", "es", "it", "pt", "nl"),
@@ -125,13 +126,8 @@ def _segmenter() -> Callable[[str], list[str]]:
 
 
 @functools.cache
-def _listed() -> set[str]:
-    return set(available_languages())
-
-
-@functools.cache
 def _known() -> set[str]:
-    return _listed() | {languages[0] for languages in SCRIPTS.values() if len(languages) == 1}
+    return set(available()) | {languages[0] for languages in SCRIPTS.values() if len(languages) == 1}
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -160,9 +156,5 @@ def _in_language(word: str, target: str, japanese: bool) -> bool | None:
 
 
 def _zipf(word: str, language: str) -> float:
-    if language not in _listed():
-        return 0.0
-    if language in ("ja", "ko"):  # wordfreq would cut the word by MeCab; here it is a foreign one, and whole
-        frequency = get_frequency_dict(language).get(word, 0.0)
-        return freq_to_zipf(frequency) if frequency else 0.0
-    return zipf_frequency(word, language)
+    # wordfreq would cut Japanese and Korean by MeCab; here the word is a foreign one, and whole.
+    return zipf(word, language, whole=language in ("ja", "ko"))

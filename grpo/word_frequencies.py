@@ -1,0 +1,59 @@
+"""Word frequencies in a tenth of the memory that wordfreq's own dictionaries take: processes that score hold several
+languages, and there are several such processes."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from wordfreq import available_languages, lossy_tokenize, read_cBpack
+
+TOP = 9.0
+"""The Zipf value of a word that all text consists of: log10 of its occurrences in a billion words."""
+
+
+@functools.cache
+def languages() -> dict[str, str]:
+    """Language -> the file of its frequencies."""
+    return available_languages()
+
+
+def zipf(word: str, language: str, *, whole: bool = False) -> float:
+    """log10 of occurrences in a billion words, as `wordfreq.zipf_frequency` has it; 0 for a word that is not listed.
+
+    What the language writes as several words, such as l'eau, is as frequent as these are together, unless it is to be
+    taken `whole`.
+    """
+    if language not in languages():
+        return 0.0
+    parts = [word] if whole else lossy_tokenize(word, language)
+    found = [_listed(part, language) for part in parts]
+    if not found or None in found:
+        return 0.0
+    if len(found) == 1:
+        return max(0.0, TOP - (found[0] or 0) / 100)
+    # Frequencies f of the parts: 1 / (1/f + 1/f + ...). In Chinese, where anything can be cut into words that are
+    # listed, each cut makes it ten times rarer.
+    together = TOP - math.log10(sum(10 ** ((at or 0) / 100) for at in found))
+    return max(0.0, round(together - (len(found) - 1 if language == "zh" else 0), 2))
+
+
+def _listed(word: str, language: str) -> int | None:
+    """How many hundredths of log10 a word is below TOP; None if it is not listed."""
+    hashes, below = _table(language)
+    place = int(np.searchsorted(hashes, key := hash(word)))
+    return int(below[place]) if place < len(hashes) and hashes[place] == key else None
+
+
+@functools.cache
+def _table(language: str) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the words, sorted, and how rare each is. wordfreq keeps words by rarity, in hundredths of log10.
+
+    Two of some 300,000 words share a hash of 64 bits once in a hundred million languages.
+    """
+    by_rarity = read_cBpack(languages()[language])
+    hashes = np.fromiter((hash(word) for words in by_rarity for word in words), np.int64)
+    below = np.repeat(np.arange(len(by_rarity), dtype=np.int16), [len(words) for words in by_rarity])
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], below[order]
