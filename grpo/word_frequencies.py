@@ -42,8 +42,9 @@ def zipf(word: str, language: str, *, whole: bool = False) -> float:
 def _listed(word: str, language: str) -> int | None:
     """How many hundredths of log10 a word is below TOP; None if it is not listed."""
     hashes, below = _table(language)
-    place = int(np.searchsorted(hashes, key := hash(word)))
-    return int(below[place]) if place < len(hashes) and hashes[place] == key else None
+    # A word may stand there twice; wordfreq takes the rarer.
+    place = int(np.searchsorted(hashes, key := hash(word), side="right")) - 1
+    return int(below[place]) if place >= 0 and hashes[place] == key else None
 
 
 @functools.cache
