@@ -42,9 +42,13 @@ def zipf(word: str, language: str, *, whole: bool = False) -> float:
 def _listed(word: str, language: str) -> int | None:
     """How many hundredths of log10 a word is below TOP; None if it is not listed."""
     hashes, below = _table(language)
-    # A word may stand there twice; wordfreq takes the rarer.
-    place = int(np.searchsorted(hashes, key := hash(word), side="right")) - 1
-    return int(below[place]) if place >= 0 and hashes[place] == key else None
+    place = int(np.searchsorted(hashes, key := _hash(word)))
+    return int(below[place]) if place < len(hashes) and hashes[place] == key else None
+
+
+def _hash(word: str) -> int:
+    # Some builds of Python hash strings of up to 7 bytes by a weaker function, in which hundreds of words collide.
+    return hash("a word: " + word)
 
 
 @functools.cache
@@ -54,7 +58,7 @@ def _table(language: str) -> tuple[np.ndarray, np.ndarray]:
     Two of some 300,000 words share a hash of 64 bits once in a hundred million languages.
     """
     by_rarity = read_cBpack(languages()[language])
-    hashes = np.fromiter((hash(word) for words in by_rarity for word in words), np.int64)
+    hashes = np.fromiter((_hash(word) for words in by_rarity for word in words), np.int64)
     below = np.repeat(np.arange(len(by_rarity), dtype=np.int16), [len(words) for words in by_rarity])
     order = np.argsort(hashes, kind="stable")
     return hashes[order], below[order]
