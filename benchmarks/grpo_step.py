@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from machine import peak_flops_per_s
 from measure import high_water_mb
 
 LEARNING_RATE, ADAM_BETA2, MAX_GRAD_NORM = 1e-6, 0.95, 1.0
@@ -59,6 +60,42 @@ def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[
     return {"seconds": seconds, "tokens": tokens, "parts": parts}
 
 
+class Stopwatch:
+    """Seconds of functions by the name of their part, since `laps` was last asked."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, owner: Any, function: str, part: str) -> None:
+        watched = getattr(owner, function)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return watched(*args, **options)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+
+        setattr(owner, function, timed)
+
+    def laps(self) -> dict[str, float]:
+        found, self.seconds = self.seconds, {}
+        return found
+
+
+def update_flops(model: str, prompt_tokens: int, completion_tokens: float) -> float:
+    """What an update's matrix products need: 2 operations a weight and token forward, 4 backward. The head's are for
+    completion tokens only, the embedding is no product, and attention scores are left out."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        hollow = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    weights = sum(m.weight.numel() for m in hollow.modules() if isinstance(m, torch.nn.Linear))
+    head = hollow.get_output_embeddings().weight.numel()
+    return 6.0 * ((weights - head) * (prompt_tokens + completion_tokens) + head * completion_tokens)
+
+
 def report(case: Case, steps: list[dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
     return {
         "steps": steps[case.warm_up :],
@@ -91,6 +128,10 @@ def rl_settings(case: Case) -> dict[str, Any]:
 
 def ours(case: Case) -> dict[str, Any]:
     """The trainer as a job; a step lasts from one line of its metrics to the next."""
+    import torch
+
+    import grpo.update
+    from grpo.collect import Collector
     from grpo.data import Problem, write_rows
     from grpo.policy import load_tokenizer
     from grpo.runlog import Metrics
@@ -112,11 +153,17 @@ def ours(case: Case) -> dict[str, Any]:
     (folder / "job.json").write_text(json.dumps(job))
     Path(files["metrics"]).unlink(missing_ok=True)
     ends: list[float] = []
+    watch, laps = Stopwatch(), list[dict[str, float]]()
+    watch.watch(Collector, "_measure", "reference")
+    watch.watch(torch.Tensor, "backward", "backward")
+    watch.watch(grpo.update, "clip_grad_norm", "clip")
+    watch.watch(torch.optim.AdamW, "step", "optimizer")
     log = Metrics.log
 
     def timed_log(self: Metrics, *args: Any, **values: Any) -> None:
         log(self, *args, **values)
         ends.append(time.perf_counter())
+        laps.append(watch.laps())
 
     Metrics.log = timed_log  # type: ignore[method-assign]
     if code := main([str(folder / "job.json")]):
@@ -124,16 +171,25 @@ def ours(case: Case) -> dict[str, Any]:
     records = [json.loads(line) for line in Path(files["metrics"]).read_text().splitlines()]
     starts = [ends[0] - records[0]["sampling_s"] - records[0]["update_s"], *ends]
     steps = [
-        step_record(end - start, record["completion_tokens"] * case.rows, seconds_of(record))
-        for start, end, record in zip(starts, ends, records, strict=False)
+        step_record(end - start, record["completion_tokens"] * case.rows, parts_of(record, lap))
+        for start, end, record, lap in zip(starts, ends, records, laps, strict=False)
     ]
     tokenizer = load_tokenizer(case.model)
-    return report(case, steps, sum(len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts))
+    asked = sum(len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts)
+    found = report(case, steps, asked)
+    flops = sum(update_flops(case.model, asked, step["tokens"]) for step in found["steps"])
+    update_s = sum(step["parts"][part] for step in found["steps"] for part in UPDATE)
+    return found | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": peak_flops_per_s()}
 
 
-def seconds_of(record: dict[str, Any]) -> dict[str, float]:
-    """The parts of a step that a line of the metrics times, as "sampling_s"."""
-    return {k.removesuffix("_s"): v for k, v in record.items() if k.endswith("_s") and not k.endswith("_per_s")}
+UPDATE = ("forward", "backward", "clip", "optimizer")
+
+
+def parts_of(record: dict[str, Any], lap: dict[str, float]) -> dict[str, float]:
+    """The parts of a step in seconds: what the metrics time as a whole, by what was timed within it."""
+    forward = record["update_s"] - sum(lap[part] for part in UPDATE[1:])
+    sampling = record["sampling_s"] - lap.get("reference", 0.0)
+    return {"sampling": sampling, **lap, "forward": forward}
 
 
 def trl_arguments(case: Case) -> dict[str, Any]:

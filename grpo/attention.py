@@ -8,7 +8,7 @@ transformers can run with another attention works, and all else of it stays as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from grpo.errors import InputError
+from grpo.fused import call
 
 NAME = "r1flow"
 
@@ -79,42 +80,88 @@ class Bucket:
 
 
 class Packed:
-    """What the tokens of a pack look at: their own sequence up to themselves, its shared prompt included."""
+    """What the tokens of a pack look at: their own sequence up to themselves, its shared prompt included.
+
+    Queries, keys and values are taken to slots, bucket after bucket. A token's output is in one slot; a prompt has
+    others where sequences of several buckets follow it.
+    """
 
     def __init__(self, buckets: list[Bucket], tokens: int, device: torch.device):
         self.buckets = buckets
         self.longest = max(b.rows.shape[1] + (0 if b.prompts is None else b.prompts.shape[1]) for b in buckets)
-        # Outputs come bucket after bucket; `order` picks each token's own and leaves the padding behind.
-        self.order = torch.empty(tokens, dtype=torch.long, device=device)
-        offset = 0
+        parts: list[Tensor] = []
+        real: list[Tensor] = []
         for bucket in buckets:
-            ends = torch.arange(bucket.rows.shape[1], device=device) < bucket.lengths[:, None]
-            parts = [(bucket.rows, ends)]
             if bucket.prompts is not None:
-                parts.insert(0, (bucket.prompts, torch.ones_like(bucket.prompts, dtype=torch.bool)))
-            for places, real in parts:
-                outputs = torch.arange(offset, offset + places.numel(), device=device).view(places.shape)
-                self.order[places[real]] = outputs[real]
-                offset += places.numel()
+                parts.append(bucket.prompts)
+                real.append(torch.ones_like(bucket.prompts, dtype=torch.bool))
+            parts.append(bucket.rows)
+            real.append(torch.arange(bucket.rows.shape[1], device=device) < bucket.lengths[:, None])
+        self.sizes = [part.numel() for part in parts]
+        places = torch.cat([part.flatten() for part in parts])
+        filled = torch.cat([part.flatten() for part in real])
+        order = torch.empty(tokens, dtype=torch.long, device=device)
+        order[places[filled]] = filled.nonzero().squeeze(1)
+        others = order[places] != torch.arange(len(places), device=device)
+        again = (others & filled).nonzero().squeeze(1)
+        self.slots = _Slots(places, order, others.nonzero().squeeze(1), again if len(again) else None)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        parts = zip(*(call(_Taken, states, self.slots).split(self.sizes) for states in (q, k, v)), strict=True)
         outputs: list[Tensor] = []
         for bucket in self.buckets:
-            queries, keys, values = (_take(states, bucket.rows) for states in (q, k, v))
             if bucket.prompts is not None:
-                asked, prompt_keys, prompt_values = (_take(states, bucket.prompts) for states in (q, k, v))
+                asked, prompt_keys, prompt_values = (_rows(states, bucket.prompts) for states in next(parts))
                 outputs.append(_causal(asked, prompt_keys, prompt_values, scale))
+            queries, keys, values = (_rows(states, bucket.rows) for states in next(parts))
+            if bucket.prompts is not None:
                 keys = torch.cat([prompt_keys.index_select(0, bucket.of), keys], 2)
                 values = torch.cat([prompt_values.index_select(0, bucket.of), values], 2)
             if bucket.rows.numel():
                 outputs.append(_causal(queries, keys, values, scale))
         flat = torch.cat([o.transpose(1, 2).reshape(-1, *q.shape[1:]) for o in outputs])
-        return flat.index_select(0, self.order)
+        return call(_PutBack, flat, self.slots)
 
 
-def _take(states: Tensor, places: Tensor) -> Tensor:
-    """[N, H, D] at places [R, L] to [R, H, L, D]."""
-    return states.index_select(0, places.flatten()).view(*places.shape, *states.shape[1:]).transpose(1, 2)
+class _Slots(NamedTuple):
+    places: Tensor  # [S]: of which token
+    order: Tensor  # [N]: the slot of each token's output
+    others: Tensor  # slots of no output that is read
+    again: Tensor | None  # those of them that other tokens look at: a prompt's in further buckets
+
+
+class _Taken(torch.autograd.Function):
+    """[N, H, D] to slots [S, H, D]. Padding comes after all that counts: its gradient is 0 and need not be added."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, slots: _Slots) -> Tensor:
+        ctx.slots = slots
+        return states.index_select(0, slots.places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        slots, total = ctx.slots, gradient.index_select(0, ctx.slots.order)
+        if slots.again is not None:
+            total.index_add_(0, slots.places[slots.again], gradient[slots.again])
+        return total, None
+
+
+class _PutBack(torch.autograd.Function):
+    """Slots [S, H, D] to [N, H, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, slots: _Slots) -> Tensor:
+        ctx.slots = slots
+        return outputs.index_select(0, slots.order)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(0, ctx.slots.places).index_fill_(0, ctx.slots.others, 0), None
+
+
+def _rows(states: Tensor, places: Tensor) -> Tensor:
+    """Slots of a part [R * L, H, D] to [R, H, L, D]."""
+    return states.view(*places.shape, *states.shape[1:]).transpose(1, 2)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:

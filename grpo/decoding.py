@@ -62,9 +62,8 @@ class Decoder:
         """Each row says its token. Returns the logits of the next, [n, V]."""
         if self._batch is None:
             self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.device)
-        said = torch.tensor(self.said, device=self.device)
-        self._batch.begin(said, max(self.said) + 1)
-        positions = self._batch.row_prompt_lengths + said
+        self._batch.begin(self.said)
+        positions = self._batch.row_prompt_lengths + self._batch.said
         hidden = hidden_states(self.trunk, torch.tensor([list(tokens)], device=self.device), positions[None], self)
         self.said = [count + 1 for count in self.said]
         return self.head(hidden)
@@ -145,7 +144,7 @@ class _Batch:
     members: Tensor
     slot: Tensor
     in_order: bool  # whether all groups are as large and their rows stand one after the other
-    beyond_prompt: Tensor | None  # [n, 1, 1, P]: where a row's prompt has ended; None: all are of the same length
+    beyond_prompt: Tensor | None  # [g, 1, 1, P]: where a prompt has ended; None: all are of the same length
     prompt_width: int
     said: Tensor  # [n]
     width: int  # tokens of the longest row, the new one included
@@ -163,7 +162,7 @@ class _Batch:
                 slot[row] = group * most + number
         width = max(prompt_lengths)
         lengths = torch.tensor([prompt_lengths[group] for group in group_of], device=device)
-        ended = torch.arange(width, device=device) >= lengths[:, None]
+        ended = torch.arange(width, device=device) >= torch.tensor(prompt_lengths, device=device)[:, None]
         return cls(
             row_prompt_lengths=lengths,
             members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
@@ -176,26 +175,21 @@ class _Batch:
             future=None,
         )
 
-    def begin(self, said: Tensor, width: int) -> None:
-        self.said, self.width = said, width
-        future = torch.arange(width, device=said.device) > said[:, None]
-        self.future = future[:, None, None] if future.any() else None
+    def begin(self, said: list[int]) -> None:
+        self.said = torch.tensor(said, device=self.row_prompt_lengths.device)
+        self.width, self.future = max(said) + 1, None
+        if min(said) < max(said):
+            self.future = (torch.arange(self.width, device=self.said.device) > self.said[:, None])[:, None, None]
 
     def attend(self, cache: _Cache, q: Tensor, scale: float) -> Tensor:
         """[n, H, D]: softmax over prompt and own tokens together; the product with a prompt is one for its group."""
         prompt_keys, prompt_values = (held[: len(self.members), :, : self.prompt_width] for held in cache.prompts)
         keys, values = (held[: len(q), :, : self.width] for held in cache.rows)
-        q = (q * scale).unflatten(1, (keys.shape[1], -1))  # [n, Hkv, H / Hkv, D]
-        of_prompt = self._to_rows(self._to_groups(q) @ prompt_keys.transpose(-1, -2), q.shape[2])
-        of_own = q @ keys.transpose(-1, -2)
-        if self.beyond_prompt is not None:
-            of_prompt = of_prompt.masked_fill(self.beyond_prompt, -torch.inf)
-        if self.future is not None:
-            of_own = of_own.masked_fill(self.future, -torch.inf)
-        weights = torch.cat([of_prompt, of_own], -1).softmax(-1, dtype=torch.float32).to(q.dtype)
-        on_prompt, on_own = weights.split([of_prompt.shape[-1], of_own.shape[-1]], -1)
-        out = self._to_rows(self._to_groups(on_prompt) @ prompt_values, q.shape[2]) + on_own @ values
-        return out.flatten(1, 2)
+        q = q.unflatten(1, (keys.shape[1], -1))  # [n, Hkv, H / Hkv, D]: heads of the same keys are as many queries
+        of_prompt, mass_prompt = _look(self._to_groups(q), prompt_keys, prompt_values, self.beyond_prompt, scale)
+        of_own, mass_own = _look(q, keys, values, self.future, scale)
+        share = (self._to_rows(mass_prompt[..., None], q.shape[2]) - mass_own[..., None]).sigmoid_()
+        return torch.lerp(of_own, self._to_rows(of_prompt, q.shape[2]), share.to(q.dtype)).flatten(1, 2)
 
     def _to_groups(self, rows: Tensor) -> Tensor:
         """[n, Hkv, r, X] to [g, Hkv, m * r, X]."""
@@ -206,6 +200,19 @@ class _Batch:
         """The inverse, with as many queries `r` a head of keys."""
         rows = groups.unflatten(2, (-1, r)).transpose(1, 2).flatten(0, 1)
         return rows if self.in_order else rows[self.slot]
+
+
+def _look(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs [n, H, L, D] of queries that look at all keys but those `hidden`, and the log of the softmax's masses,
+    [n, H, L], by which outputs over parts of the keys can be put together."""
+    if q.device.type == "cpu":
+        mask = None if hidden is None else torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+    scores = (q * scale) @ k.transpose(-1, -2)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    mass = scores.float().logsumexp(-1)
+    return (scores - mass[..., None]).exp().to(v.dtype) @ v, mass
 
 
 def _fill_gaps(count: int, gone: set[int]) -> list[int]:

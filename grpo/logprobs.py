@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.attention import hidden_states
+from grpo.fused import add_product
 from grpo.packing import pack
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
@@ -76,43 +77,52 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
         ctx.save_for_backward(states, weight, bias, targets)
-        ctx.temperature, ctx.kept = t, []
-        keeps = any(ctx.needs_input_grad) and 4 * len(states) * len(weight) <= _limit(KEPT_BYTES, states)
+        keeps = _limit(KEPT_BYTES, states) // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
+        ctx.temperature, ctx.kept, ctx.chunks = t, None, _chunks(states, weight, keeps)
         chosen = []
-        for c in _chunks(states, weight):
+        for c in ctx.chunks:
             logits = _logits(states[c], weight, bias, t)
             picked, largest = logits.gather(1, targets[c, None]), logits.amax(1, keepdim=True)
             masses = logits.sub_(largest).exp_()
             total = masses.sum(1, keepdim=True)
             chosen.append((picked - largest - total.log()).squeeze(1))
-            if keeps:
-                ctx.kept.append(masses.div_(total))
+            if c.stop <= keeps:
+                ctx.kept = masses.div_(total)
         return torch.cat(chosen)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets = ctx.saved_tensors
         of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        of_weight = None
         of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for number, c in enumerate(_chunks(states, weight)):
-            kept = ctx.kept[number] if ctx.kept else _logits(states[c], weight, bias, ctx.temperature).softmax(1)
+        for c in ctx.chunks:
+            masses, ctx.kept = ctx.kept, None
+            if masses is None:
+                masses = _logits(states[c], weight, bias, ctx.temperature).softmax(1)
             # d logp_y / d logits = onehot(y) - softmax
-            of_logits = kept.mul_(-gradient[c, None] / ctx.temperature)
+            of_logits = masses.mul_(-gradient[c, None] / ctx.temperature)
             of_logits[torch.arange(len(of_logits), device=gradient.device), targets[c]] += gradient[c] / ctx.temperature
             of_logits = of_logits.to(weight.dtype)
             if of_states is not None:
                 torch.mm(of_logits, weight, out=of_states[c])
-            if of_weight is not None:
-                of_weight.addmm_(of_logits.t(), states[c])
+            if ctx.needs_input_grad[1]:
+                if of_weight is None:
+                    of_weight = add_product(weight, of_logits, states[c])
+                else:
+                    of_weight.addmm_(of_logits.t(), states[c])
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
         return of_states, of_weight, of_bias, None, None
 
 
-def _chunks(states: Tensor, weight: Tensor) -> list[slice]:
+def _chunks(states: Tensor, weight: Tensor, keeps: int) -> list[slice]:
+    """The tokens whose probabilities are kept in one, for the gradient of the weights is written once a chunk; then
+    chunks of the others."""
     size = max(1, _limit(CHUNK_BYTES, states) // (4 * len(weight)))
-    return [slice(start, start + size) for start in range(0, len(states), size)]
+    keeps = min(keeps, len(states))
+    kept = [slice(0, keeps)] if keeps else []
+    return kept + [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from grpo.attention import NAME
+from grpo.block import fuse_blocks
 from grpo.config import Hardware, Lora
 from grpo.errors import InputError
+from grpo.fused import fuse
 from grpo.jobs import CopyModelJob
 from grpo.runlog import write_result
 
@@ -40,6 +42,8 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     policy = _load(
         AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype), attn_implementation=NAME
     )
+    fuse(policy)
+    fuse_blocks(policy)
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
         policy.enable_input_require_grads()

@@ -22,7 +22,8 @@ from grpo.text_engines import Prompting, TextEngine, make_text_engine
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0
-_LOADED = {"model", "engine", "template", "zero_template", "rewards", "helpful_model", "safe_model"}
+_OF_ENGINE = {"model", "engine", "template", "zero_template"}
+_OF_SCORER = {"rewards", "helpful_model", "safe_model"}
 """Fields of a task that engine and scorer are made of."""
 
 
@@ -93,7 +94,8 @@ class Worker:
     def __init__(self, job: SampleJob, progress: Progress):
         self.job, self.progress = job, progress
         self._problems: tuple[str, list[Problem]] = ("", [])
-        self._loaded: tuple[object, TextEngine, Scorer] | None = None
+        self._engine: tuple[object, TextEngine] | None = None
+        self._scorer: tuple[object, Scorer] | None = None
 
     def try_to_make(self, place: Place) -> None:
         """Nothing happens where another worker is at it, or has just finished."""
@@ -116,21 +118,32 @@ class Worker:
         return self._problems[1]
 
     def _load(self, task: SampleTask) -> tuple[TextEngine, Scorer]:
-        kind = task.model_dump(include=_LOADED)
-        if self._loaded is None or self._loaded[0] != kind:
-            self.close()
-            scorer = Scorer({name: {} for name in task.rewards}, self.job.scoring)  # starts while the models load
+        hardware = self.job.hardware
+        of_engine, of_scorer = task.model_dump(include=_OF_ENGINE), task.model_dump(include=_OF_SCORER)
+        if self._scorer is None or self._scorer[0] != of_scorer:
+            self._close_scorer()
+            # Its processes start while the models load.
+            self._scorer = of_scorer, Scorer({name: {} for name in task.rewards}, self.job.scoring)
+            self._scorer[1].load_models(task.helpful_model, task.safe_model, hardware)
+        if self._engine is None or self._engine[0] != of_engine:
+            self._close_engine()
             prompting = Prompting(task.template, task.zero_template)
-            engine = make_text_engine(task.engine, task.model, prompting, self.job.hardware)
-            scorer.load_models(task.helpful_model, task.safe_model, self.job.hardware)
-            self._loaded = kind, engine, scorer
-        return self._loaded[1:]
+            self._engine = of_engine, make_text_engine(task.engine, task.model, prompting, hardware)
+        return self._engine[1], self._scorer[1]
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine[1].close()
+            self._engine = None
+
+    def _close_scorer(self) -> None:
+        if self._scorer is not None:
+            self._scorer[1].close()
+            self._scorer = None
 
     def close(self) -> None:
-        if self._loaded is not None:
-            self._loaded[2].close()
-            self._loaded[1].close()
-            self._loaded = None
+        self._close_engine()
+        self._close_scorer()
 
 
 @dataclass

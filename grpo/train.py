@@ -160,4 +160,11 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if _WORKER:
+        # Threads of torch's that are still about while Python ends abort it now and then, and torchrun would say that
+        # a job that is done has failed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

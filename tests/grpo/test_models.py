@@ -98,12 +98,13 @@ def test_what_writes_offline_data_is_never_refreshed(model_folder, method):
 
 def test_with_lora_the_reference_is_the_base_with_the_adapter_off(model_folder, policy, tmp_path):
     made = models(model_folder, lora={"rank": 2})
-    assert torch.equal(logprobs(made.policy), logprobs(policy))  # an adapter begins at nothing
+    # An adapter begins at nothing; a model without one has leaner blocks, which round otherwise.
+    torch.testing.assert_close(logprobs(made.policy), logprobs(policy), atol=1e-5, rtol=0)
     move(made.policy)
     moved = logprobs(made.policy)
     assert not torch.allclose(moved, logprobs(policy), atol=1e-3)
     with made.reference() as reference:
-        assert torch.equal(logprobs(reference), logprobs(policy))
+        torch.testing.assert_close(logprobs(reference), logprobs(policy), atol=1e-5, rtol=0)
     assert torch.equal(logprobs(made.policy), moved)  # and on again
     made.policy.save(tmp_path)
     merged = load_policy(str(tmp_path), made.settings.hardware)

@@ -19,8 +19,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo.attention import NAME
+from grpo.block import fuse_blocks
 from grpo.config import Sampling
 from grpo.errors import InputError
+from grpo.fused import fuse
 from grpo.logprobs import CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
 from grpo.packing import micro_batches, pack, shared_prefix
 from grpo.rollout import sample
@@ -52,8 +54,8 @@ PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10], [8, 9], [5, 6, 7], [11] * 70, [12
 COMPLETIONS = [[3, 4, 5], [6], [7, 8, 9, 10] * 20, [11, 12], [13, 14, 15], [16], [17, 18], [19] * 5]
 
 
-def make(config):
-    """A model with this library's attention, and the same weights with transformers' own."""
+def make(config, fused=False):
+    """A model with this library's attention, fused if asked, and the same weights with transformers' own."""
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     exact = torch.float32 if hasattr(config, "num_experts") else torch.float64  # experts know no float64
     torch.manual_seed(0)
@@ -61,6 +63,9 @@ def make(config):
     packed = cls(type(config)(**config.to_diff_dict())).to(exact).eval()
     packed.load_state_dict(plain.state_dict())
     packed.set_attn_implementation(NAME)
+    if fused:
+        fuse(packed)
+        fuse_blocks(packed)
     return packed, plain
 
 
@@ -72,9 +77,10 @@ def one_by_one(model, prompts, completions, temperature):
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["as it is", "fused"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pack_gives_values_and_gradients_of_its_sequences(name, monkeypatch):
-    packed, plain = make(CONFIGS[name])
+def test_a_pack_gives_values_and_gradients_of_its_sequences(name, fused, monkeypatch):
+    packed, plain = make(CONFIGS[name], fused)
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50 * 7)  # 7 tokens a chunk
     found = completion_logprobs(packed, PROMPTS, COMPLETIONS, 0.7)
     expected = one_by_one(plain, PROMPTS, COMPLETIONS, 0.7)
@@ -86,9 +92,10 @@ def test_a_pack_gives_values_and_gradients_of_its_sequences(name, monkeypatch):
         torch.testing.assert_close(mine.grad, other.grad, atol=2e-4, rtol=1e-4, msg=lambda m, p=parameter: f"{p}: {m}")
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["as it is", "fused"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_decoding_gives_the_log_probabilities_of_the_plain_model(name):
-    packed, plain = make(CONFIGS[name])
+def test_decoding_gives_the_log_probabilities_of_the_plain_model(name, fused):
+    packed, plain = make(CONFIGS[name], fused)
     prompts = [[5, 6, 7], [8, 9], [11] * 20]
     settings = Sampling(max_new_tokens=70, batch_size=8, temperature=0.9)
     groups = sample(packed, prompts, 4, settings, eos_id=2, seeds=[1, 2, 3])

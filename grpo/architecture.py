@@ -1,0 +1,134 @@
+"""The shape of a decoder, from its config.json, and how many weights it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Feed-forward blocks of which each token passes `active` of `count`, and `shared` ones always."""
+
+    count: int
+    active: int
+    shared: int
+    width: int
+    dense_layers: int  # the first ones have a plain block
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys come from narrow vectors."""
+
+    query_rank: int
+    key_rank: int
+    plain: int  # numbers of a head's query and key without a position
+    rotary: int  # ... and with one
+    value: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder as transformers builds it; `feed_forward` is that of plain blocks."""
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    key_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+    query_bias: bool = False  # of queries, keys and values, as in Qwen2
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+        """From a model's config.json, by transformers' names. Raises KeyError where a size is missing."""
+        heads = config["num_attention_heads"]
+        experts = latent = None
+        if "n_routed_experts" in config:
+            experts = Experts(
+                count=config["n_routed_experts"],
+                active=config["num_experts_per_tok"],
+                shared=config["n_shared_experts"],
+                width=config["moe_intermediate_size"],
+                dense_layers=config["first_k_dense_replace"],
+            )
+        if "kv_lora_rank" in config:
+            latent = Latent(
+                query_rank=config["q_lora_rank"],
+                key_rank=config["kv_lora_rank"],
+                plain=config["qk_nope_head_dim"],
+                rotary=config["qk_rope_head_dim"],
+                value=config["v_head_dim"],
+            )
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            feed_forward=config["intermediate_size"],
+            heads=heads,
+            key_heads=config.get("num_key_value_heads") or heads,
+            head_width=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            query_bias=config.get("model_type") == "qwen2" or bool(config.get("attention_bias", False)),
+            experts=experts,
+            latent=latent,
+        )
+
+    @property
+    def linears(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the linear layers of a plain block (not of a latent one)."""
+        h, f, q, kv = self.hidden, self.feed_forward, self.heads * self.head_width, self.key_heads * self.head_width
+        return [(h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)]
+
+    @property
+    def attention_weights(self) -> int:
+        if latent := self.latent:
+            key = latent.plain + latent.rotary
+            down = self.hidden * (latent.query_rank + latent.key_rank + latent.rotary)
+            up = self.heads * (latent.query_rank * key + latent.key_rank * (latent.plain + latent.value))
+            norms = latent.query_rank + latent.key_rank
+            return down + up + norms + self.heads * latent.value * self.hidden
+        bias = (self.heads + 2 * self.key_heads) * self.head_width if self.query_bias else 0
+        return sum(a * b for a, b in self.linears[:4]) + bias
+
+    def block_weights(self, *, sparse: bool, active: bool = False) -> int:
+        """Weights of a transformer block; `active`: those that a token passes."""
+        if not sparse or self.experts is None:
+            return self.attention_weights + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        of = self.experts
+        each = 3 * self.hidden * of.width
+        router = of.count * (self.hidden + 1)  # a bias balances the load
+        blocks = ((of.active if active else of.count) + of.shared) * each
+        return self.attention_weights + blocks + router + 2 * self.hidden
+
+    @property
+    def largest_block(self) -> int:
+        return max(self.block_weights(sparse=False), self.block_weights(sparse=True))
+
+    @property
+    def outer_weights(self) -> int:
+        """Embeddings, the head if it is another matrix, and the last norm."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    def weights(self, *, active: bool = False) -> int:
+        dense = self.experts.dense_layers if self.experts else self.layers
+        sparse = self.layers - dense
+        blocks = dense * self.block_weights(sparse=False) + sparse * self.block_weights(sparse=True, active=active)
+        return blocks + self.outer_weights
+
+    def adapter_weights(self, rank: int) -> int:
+        """Of LoRA on every linear layer but the head: two thin matrices each."""
+        return self.layers * rank * sum(a + b for a, b in self.linears)
+
+    @property
+    def cache_numbers(self) -> int:
+        """Numbers that a token's keys and values take in all layers. A latent one is kept as such (vLLM does that)."""
+        if self.latent:
+            return self.layers * (self.latent.key_rank + self.latent.rotary)
+        return self.layers * 2 * self.key_heads * self.head_width
