@@ -83,17 +83,22 @@ class Stopwatch:
         return found
 
 
-def update_flops(model: str, prompt_tokens: int, completion_tokens: float) -> float:
-    """What an update's matrix products need: 2 operations a weight and token forward, 4 backward. The head's are for
-    completion tokens only, the embedding is no product, and attention scores are left out."""
+def update_flops(model: str, prompts: list[int], group_size: int, completion_tokens: float) -> float:
+    """What an update must compute for prompts of so many tokens, each once, and so many completion tokens: 2 operations
+    a weight and token forward, 4 backward (the head for completion tokens only; the embedding is no product), and in
+    attention 12 times width and layers for each token and token that it looks at (PaLM, appendix B)."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(model)
     with torch.device("meta"):
-        hollow = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        hollow = AutoModelForCausalLM.from_config(config)
     weights = sum(m.weight.numel() for m in hollow.modules() if isinstance(m, torch.nn.Linear))
     head = hollow.get_output_embeddings().weight.numel()
-    return 6.0 * ((weights - head) * (prompt_tokens + completion_tokens) + head * completion_tokens)
+    length = completion_tokens / (len(prompts) * group_size)
+    pairs = sum(p * p / 2 + group_size * length * (p + length / 2) for p in prompts)
+    attention = 12.0 * config.num_hidden_layers * config.hidden_size * pairs
+    return 6.0 * ((weights - head) * (sum(prompts) + completion_tokens) + head * completion_tokens) + attention
 
 
 def report(case: Case, steps: list[dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
@@ -175,9 +180,9 @@ def ours(case: Case) -> dict[str, Any]:
         for start, end, record, lap in zip(starts, ends, records, laps, strict=False)
     ]
     tokenizer = load_tokenizer(case.model)
-    asked = sum(len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts)
-    found = report(case, steps, asked)
-    flops = sum(update_flops(case.model, asked, step["tokens"]) for step in found["steps"])
+    asked = [len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts]
+    found = report(case, steps, sum(asked))
+    flops = sum(update_flops(case.model, asked, case.group_size, step["tokens"]) for step in found["steps"])
     update_s = sum(step["parts"][part] for step in found["steps"] for part in UPDATE)
     return found | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": peak_flops_per_s()}
 

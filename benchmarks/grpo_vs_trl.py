@@ -4,10 +4,11 @@
         [--output docs/grpo_vs_trl.md] [--json]
 
 Sides alternate, each run is a process of its own: one step to warm up, then the timed ones (sampling, rewards,
-reference, update, optimizer). TRL runs in the micro-batches in which it is faster of the two tried. Completions end by
-themselves; --full takes the end mark away on both sides. The agreement gives both losses the same rollouts and compares
-loss and gradients. `throughput_ratio` is ours / TRL in completion tokens a second, `memory_ratio` ours / TRL in peak
-memory of the process and its children, each the median of the rounds; above the first setting, below each of them.
+reference, update, optimizer). TRL runs in two micro-batches: as many completions as memory allows, and a quarter of
+that. Completions end by themselves; --full takes the end mark away on both sides. The agreement gives both losses the
+same rollouts and compares loss and gradients. `throughput_ratio` is ours / TRL in completion tokens a second,
+`memory_ratio` ours / TRL in peak memory of the process and its children, each the median of the rounds, against TRL's
+larger micro-batch; of the first setting, and below it of each against both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from grpo.policy import load_tokenizer
 
 HERE = Path(__file__).parent
 AGREE = 1e-4
-LABELS = {"trl": "TRL", "ours": "r1flow"}
 Run = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ class Setting:
     max_new_tokens: int
     micro_batch_tokens: int
     steps: int  # timed ones of a run
-    trl_rows: tuple[int, int]  # micro-batches that TRL is tried with
+    trl_rows: tuple[int, int]  # completions of TRL's micro-batches
     why: str  # these
 
 
@@ -137,42 +137,37 @@ def describe(result: Run) -> str:
     )
 
 
-def choose_trl_rows(name: str, case: Case) -> tuple[Case, dict[int, Run]]:
-    """TRL's faster micro-batch, by a run with each, and what was found."""
-    tried = {
-        rows: summary([run_side("trl", replace(case, trl_rows=rows), f"{name}, micro-batches of {rows}")])
-        for rows in SETTINGS[name].trl_rows
-    }
-    best = max(tried, key=lambda rows: tried[rows]["tokens_per_s"])
-    return replace(case, trl_rows=best), tried
-
-
 def compare(name: str, given: argparse.Namespace) -> Run:
-    """All rounds of one setting."""
-    case, tried = make_case(name, given), {}
-    if given.trl_rows is None:
-        case, tried = choose_trl_rows(name, case)
-    rounds: dict[str, list[Run]] = {"trl": [], "ours": []}
+    """All rounds of one setting: ours, and TRL in each of its micro-batches."""
+    case = make_case(name, given)
+    cases = {
+        rows: replace(case, trl_rows=rows) for rows in ([given.trl_rows] if given.trl_rows else SETTINGS[name].trl_rows)
+    }
+    trl: dict[int, list[Run]] = {rows: [] for rows in cases}
+    ours: list[Run] = []
     for number in range(given.rounds):
+        label = f"{name}, round {number + 1}"
         for side in (("trl", "ours"), ("ours", "trl"))[number % 2]:
-            rounds[side].append(run_side(side, case, f"{name}, round {number + 1}"))
-    asked = {side: {r["prompt_tokens"] for r in runs} for side, runs in rounds.items()}
-    if asked["trl"] != asked["ours"]:
+            if side == "ours":
+                ours.append(run_side("ours", case, label))
+                continue
+            for rows, of_rows in cases.items():
+                trl[rows].append(run_side("trl", of_rows, f"{label}, micro-batches of {rows}"))
+    asked = {r["prompt_tokens"] for runs in (ours, *trl.values()) for r in runs}
+    if len(asked) > 1:
         raise RuntimeError(f"{name}: the sides read prompts of other lengths: {asked}")
-    sides = {side: summary(runs) for side, runs in rounds.items()}
+    by_rows = {rows: ratios(runs, ours) for rows, runs in trl.items()}
     return {
-        **ratios(rounds["trl"], rounds["ours"]),
+        **next(iter(by_rows.values())),
         "case": {
             "steps": case.steps,
             "rows": case.rows,
-            "prompt_tokens": asked["ours"].pop() / len(case.prompts),
+            "prompt_tokens": asked.pop() / len(case.prompts),
             "max_new_tokens": case.max_new_tokens,
             "micro_batch_tokens": case.micro_batch_tokens,
-            "trl_rows": case.trl_rows,
         },
-        **sides,
-        "tried": tried,
-        "by_trl_rows": {rows: ratios([of_trl], [sides["ours"]]) for rows, of_trl in tried.items()},
+        "ours": summary(ours),
+        "trl": {rows: summary(runs) | by_rows[rows] for rows, runs in trl.items()},
     }
 
 
@@ -220,9 +215,10 @@ def markdown(found: dict[str, Run], agreed: Run | None, given: argparse.Namespac
     ]
     if found:
         heads = ("setting", "side", "step, s", "completion tokens/s", "tokens each", "peak, MB", "trainer, MB")
-        lines += [f"| {' | '.join(heads)} | speed, ours / TRL's | memory |", "|---" * (len(heads) + 2) + "|"]
+        lines += [f"| {' | '.join(heads)} | our speed / its | our memory / its |", "|---" * (len(heads) + 2) + "|"]
     for name, result in found.items():
-        lines += [_row(name, result, side) for side in LABELS]
+        lines += [_row(name, f"TRL, {rows} at once", of) for rows, of in result["trl"].items()]
+        lines.append(_row(name, "r1flow", result["ours"]))
     lines.append("")
     for name, result in found.items():
         lines += [*_details(name, result), ""]
@@ -237,37 +233,28 @@ def markdown(found: dict[str, Run], agreed: Run | None, given: argparse.Namespac
     return "\n".join(lines)
 
 
-def _row(name: str, result: Run, side: str) -> str:
-    of = result[side]
+def _row(name: str, side: str, of: Run) -> str:
     low, high = of["tokens_per_s_range"]
-    cells = [name, LABELS[side], f"{of['step_s']:.2f}", f"{of['tokens_per_s']:.1f} ({low:.1f} - {high:.1f})"]
+    cells = [name, side, f"{of['step_s']:.2f}", f"{of['tokens_per_s']:.1f} ({low:.1f} - {high:.1f})"]
     cells += [f"{of['completion_tokens']:.1f}", f"{of['peak_mb']:,.0f}", f"{of['high_water_mb']:,.0f}"]
     for ratio in ("throughput_ratio", "memory_ratio"):
-        low, high = result[f"{ratio}_range"]
-        cells.append(f"{result[ratio]:.2f} ({low:.2f} - {high:.2f})" if side == "ours" else "")
+        cells.append("{:.2f} ({:.2f} - {:.2f})".format(of[ratio], *of[f"{ratio}_range"]) if ratio in of else "")
     return f"| {' | '.join(cells)} |"
 
 
 def _details(name: str, result: Run) -> list[str]:
-    case = result["case"]
-    lines = [
+    case, ours = result["case"], result["ours"]
+    return [
         f"`{name}`: {case['rows']} completions of at most {case['max_new_tokens']} tokens, prompts of "
         f"{case['prompt_tokens']:.0f}; r1flow in micro-batches of {case['micro_batch_tokens']} tokens, TRL of "
-        f"{case['trl_rows']} completions; {case['steps']} timed steps a run.",
+        f"{' and '.join(map(str, result['trl']))} completions ({SETTINGS[name].why}); "
+        f"{case['steps']} timed steps a run.",
         "Seconds of a step; what is not named apart is part of sampling: "
-        + "; ".join(f"{LABELS[side]} {parts_of(result[side])}" for side in LABELS)
-        + ".",
-        "Our update (forward, backward, clip, optimizer), counting the products with weights only, does "
-        f"{result['ours']['update_share']:.0%} of the operations a second of a matrix product in the same run "
-        f"({result['ours']['peak_gflops_per_s']:.0f} GFLOP/s).",
+        + "; ".join(f"{rows} at once {parts_of(of)}" for rows, of in result["trl"].items())
+        + f"; r1flow {parts_of(ours)}.",
+        f"Our update (forward, backward, clip, optimizer) does {ours['update_share']:.0%} of the operations a second "
+        f"of a matrix product in the same run ({ours['peak_gflops_per_s']:.0f} GFLOP/s).",
     ]
-    for rows, tried in result["tried"].items():
-        ratios = result["by_trl_rows"][rows]
-        lines.append(
-            f"TRL in micro-batches of {rows}: {describe(tried)}; our speed "
-            f"{ratios['throughput_ratio']:.2f}, our memory {ratios['memory_ratio']:.2f} times that."
-        )
-    return [*lines, f"Tried with TRL: {SETTINGS[name].why}." if result["tried"] else ""]
 
 
 def parts_of(result: Run) -> str:

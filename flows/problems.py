@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,21 +17,28 @@ from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data import Problem, write_rows
 from tasks.decontaminate import decontaminate
 from tasks.miniature import EverydaySource, load_everyday
-from tasks.problems import FileSource, HubSource, drop_duplicates, load, split
+from tasks.problem_sources import FileSource, HubSource
+from tasks.problems import drop_duplicates, load, split
 
+logger = logging.getLogger(__name__)
+
+SHOWN = 100
 TRAIN, HELD_OUT = "train.parquet", "held_out.parquet"
+BAD_RECORDS = "bad_records.jsonl"
 
 
 def build(context: Context) -> Outcome:
     config: Problems = context.config
     problems: list[Problem] = []
     counts: dict[str, int] = {}
+    bad: list[dict[str, Any]] = []
     for number, source in enumerate(config.sources):
         if isinstance(source, EverydaySource):
             result = load_everyday(source, context.seed)
         else:
             result = load(source, context.seed)
         problems += result.problems
+        bad += [{"source": number, "fault": fault} for fault in result.bad_records]
         counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
         context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})
     problems, counts["duplicates_across_sources"] = drop_duplicates(problems)
@@ -50,11 +58,14 @@ def build(context: Context) -> Outcome:
     write_rows(context.out / HELD_OUT, held_out, Problem)
     collisions = [{"train": c.train_id, "held_out": c.held_out_id, "shared": c.shared} for c in examples]
     (context.out / "decontamination.json").write_text(json.dumps(collisions, indent=2, ensure_ascii=False))
+    if bad:
+        logger.warning("%d bad records skipped, the first: %s", len(bad), bad[0]["fault"])
+        (context.out / BAD_RECORDS).write_text("".join(json.dumps(b, ensure_ascii=False) + "\n" for b in bad))
     shown: list[dict[str, Any]] = [
         {"id": p.id, "domain": p.domain, "language": p.language, "prompt": p.text, "answer": p.answer}
         for p in train[:20]
     ]
-    return Outcome(counts=counts, tables={"problems": shown})
+    return Outcome(counts=counts, tables={"problems": shown} | ({"bad_records": bad[:SHOWN]} if bad else {}))
 
 
 def files(config: Problems) -> dict[str, str | Path]:
@@ -68,7 +79,7 @@ def files(config: Problems) -> dict[str, str | Path]:
     return found
 
 
-STAGE = Stage("problems", 2, (), build, files=files)
+STAGE = Stage("problems", 3, (), build, files=files)
 
 
 @flow(name=STAGE.name, log_prints=False)

@@ -22,7 +22,7 @@ from tasks.filters import FilterSettings
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
-from tasks.problems import FileSource, HubSource, ReasoningGymSource
+from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource
 
 
 class Section(BaseModel):
@@ -35,7 +35,7 @@ Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource,
 class Problems(Section):
     """What is asked, and what is held out."""
 
-    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems.py.")
+    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problem_sources.py.")
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
     )
@@ -125,6 +125,10 @@ class SFTData(Section):
         2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
     )
     hardware: Hardware = Hardware()
+    ray: RayCluster | None = Field(
+        None,
+        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]') instead of `hardware`'s processes.",
+    )
     filters: FilterSettings = FilterSettings()
     judge: JudgeSettings = Field(
         JudgeSettings(),

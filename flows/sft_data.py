@@ -122,6 +122,7 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
         shard_size=config.shard_problems,
         scoring=config.scoring,
         hardware=config.hardware,
+        ray=config.ray,
     )
     return {"sampling_device_hours": result["engine_s"] / 3600}
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 NOT_HASHED = {
     *("device", "workers", "processes", "nodes", "gpu_memory_utilization", "kv_cache_gb"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
-    *("backoff_s", "away_max_s"),
+    *("backoff_s", "away_max_s", "ray"),
 }
 """Settings of where and how fast, by name."""
 

@@ -83,6 +83,19 @@ class Hardware(Settings):
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
 
 
+class RayCluster(Settings):
+    """Shards spread over a Ray cluster by Ray Data. No part of a stage's key: what is written is the same."""
+
+    address: str | None = Field(
+        "auto",
+        description="The cluster, as ray.init takes it: auto for the one this machine is part of. None: one on this machine "
+        "for the job alone.",
+    )
+    workers: int = Field(1, ge=1, description="Actors, each with an engine of its own.")
+    gpus: float = Field(1.0, ge=0, description="GPUs of each.")
+    cpus: float = Field(1.0, gt=0, description="CPU cores of each; its rewards run in processes of `scoring.workers`.")
+
+
 class Lora(Settings):
     """Low-rank adapters (arXiv 2106.09685) by peft: the base stays as it is, and is the reference when it is needed."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from grpo.config import SFT, Hardware, Pretrain, RewardModel, Sampling, Settings, Template
+from grpo.config import SFT, Hardware, Pretrain, RayCluster, RewardModel, Sampling, Settings, Template
 from grpo.rl_config import RL, Scoring
 from grpo.text_engine_settings import TextEngineSettings
 
@@ -94,6 +94,13 @@ class SampleJob(JobBase):
     shard_size: int = Field(512, ge=1, description="Problems a shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
     hardware: Hardware = Hardware()
+    ray: RayCluster | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_spread(self) -> SampleJob:
+        if self.ray and self.hardware.processes * self.hardware.nodes > 1:
+            raise ValueError("ray places the workers: leave hardware.processes and hardware.nodes at 1")
+        return self
 
 
 class CopyModelJob(JobBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from grpo.data import Problem, read_problems
 from grpo.jobs import SampleJob, SampleTask
 from grpo.journal import Journal
 from grpo.parallel import Parallel
+from grpo.ray_workers import make_on_ray
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Scorer
 from grpo.shard import Group, Shard, writing_file
@@ -46,18 +47,15 @@ def run_sampling(job: SampleJob) -> None:
     parallel = Parallel.start(job.hardware)
     places = [place for task in job.tasks for place in places_of(task, job)]
     progress = Progress(job, places, Metrics(job.metrics) if parallel.main else None)
-    worker = Worker(job, progress)
-    waiting = [place for place in places if not place.path.exists()]
-    while waiting:
-        began = len(waiting)
-        # Processes of one job start at different ones, so that they do not meet at the first.
-        shift = parallel.rank * len(waiting) // parallel.world
-        for place in waiting[shift:] + waiting[:shift]:
-            worker.try_to_make(place)
-        waiting = [place for place in waiting if not place.path.exists()]
-        if len(waiting) == began:
-            time.sleep(_LOOK_AGAIN_S)  # others hold them, and may be killed yet
-    worker.close()
+    if job.ray:
+        left = [place for place in places if not place.path.exists()]
+        make_on_ray(job.ray, left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
+    else:
+        worker = Worker(job, progress)
+        # Processes of one job start at different places, so that they do not meet at the first.
+        shift = parallel.rank * len(places) // parallel.world
+        worker.make_all(places[shift:] + places[:shift])
+        worker.close()
     parallel.barrier()
     if parallel.main:
         for place in places:
@@ -97,7 +95,21 @@ class Worker:
         self._engine: tuple[object, TextEngine] | None = None
         self._scorer: tuple[object, Scorer] | None = None
 
-    def try_to_make(self, place: Place) -> None:
+    def make_all(self, places: Sequence[Place]) -> None:
+        """Until all of them are made, by this worker or another."""
+        while waiting := [place for place in places if not place.path.exists()]:
+            for place in waiting:
+                self._try_to_make(place)
+            if all(not place.path.exists() for place in waiting):
+                time.sleep(_LOOK_AGAIN_S)  # others hold them, and may be killed yet
+
+    def make(self, place: Place) -> Window:
+        """What happened on the way."""
+        self.make_all([place])
+        window, self.progress.window = self.progress.window, Window()
+        return window
+
+    def _try_to_make(self, place: Place) -> None:
         """Nothing happens where another worker is at it, or has just finished."""
         path = place.path
         try:
@@ -151,7 +163,9 @@ class Window:
     """What happened since the last line of the metrics."""
 
     samples: int = 0
-    tokens: int = 0
+    tokens: int = 0  # of completions
+    prompt_tokens: int = 0  # again for each completion
+    problems: int = 0
     failures: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)  # by source: how many were scored
     right: Counter[str] = field(default_factory=Counter)
@@ -166,21 +180,30 @@ class Progress:
     def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):
         self.places, self.metrics = places, metrics
         self.of = sum(place.problems for place in places)
-        self.devices = job.hardware.processes * job.hardware.nodes
+        self.devices = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
         self.window = Window()
         self.began = self.since = time.perf_counter()
         self.tokens = self.problems = self.logged = 0
 
     def add(self, group: Group) -> None:
-        window = self.window
-        window.samples += len(group.completions)
-        window.tokens += group.tokens
-        self.tokens += group.tokens + group.prompt_tokens * len(group.completions)
-        window.failures += sum(group.failures["kinds"].values())
-        self.problems += group.round == 0
         scored = [b["accuracy"] for b in group.rewards or () if "accuracy" in b]
-        window.verdicts[group.source] += len(scored)
-        window.right[group.source] += group.right
+        self.merge(
+            Window(
+                samples=len(group.completions),
+                tokens=group.tokens,
+                prompt_tokens=group.prompt_tokens * len(group.completions),
+                problems=int(group.round == 0),
+                failures=sum(group.failures["kinds"].values()),
+                verdicts=Counter({group.source: len(scored)}),
+                right=Counter({group.source: group.right}),
+            )
+        )
+
+    def merge(self, more: Window) -> None:
+        for name, value in vars(more).items():
+            setattr(self.window, name, getattr(self.window, name) + value)
+        self.tokens += more.tokens + more.prompt_tokens
+        self.problems += more.problems
         if time.perf_counter() - self.since > _LOG_S:
             self.log()
 

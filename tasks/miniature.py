@@ -300,7 +300,7 @@ def load_everyday(source: EverydaySource, seed: int) -> LoadResult:
     known = everyday_prompts()
     chosen = random.Random(f"everyday/{seed}").sample(known, min(source.count, len(known)))
     problems = [_as_problem(everyday) for everyday in chosen]
-    return LoadResult(problems, {"read": len(problems), "duplicates": 0, "unverifiable": 0, "kept": len(problems)})
+    return LoadResult(problems, {"read": len(problems), "kept": len(problems)}, [])
 
 
 def _as_problem(everyday: Everyday) -> Problem:

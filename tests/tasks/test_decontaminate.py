@@ -7,7 +7,8 @@ import pytest
 from grpo.data import Problem
 from grpo.errors import InputError
 from tasks.decontaminate import Collision, HeldOut, Match, decontaminate, tokens
-from tasks.problems import ReasoningGymSource, load, split
+from tasks.problem_sources import ReasoningGymSource
+from tasks.problems import load, split
 
 
 def problem(id: str, text: str) -> Problem:

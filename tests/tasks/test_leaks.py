@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tasks.leaks import states_answer
-from tasks.problems import ReasoningGymSource, load
+from tasks.problem_sources import ReasoningGymSource
+from tasks.problems import load
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from grpo.data import Problem
 from grpo.errors import InputError
 from grpo.verifiers import verify
-from tasks.problems import (
-    FileSource,
-    HubSource,
-    LoadResult,
-    ProblemSource,
-    ReasoningGymSource,
-    drop_duplicates,
-    load,
-    split,
-)
+from tasks.problem_sources import FileSource, HubSource, ProblemSource, ReasoningGymSource
+from tasks.problems import LoadResult, drop_duplicates, load, split
 
 
 def write(path: Path, *lines: str | bytes) -> Path:
@@ -118,7 +110,7 @@ def test_jsonl(tmp_path: Path) -> None:
         ("1+1?", "2", "math", "reasoning", "file/a.jsonl"),
         ("é", "x", "math", "reasoning", "file/a.jsonl"),
     ]
-    assert result.counts == {"read": 2, "duplicates": 0, "unverifiable": 0, "kept": 2}
+    assert result.counts == {"read": 2, "duplicates": 0, "unverifiable": 0, "bad_records": 0, "kept": 2}
     assert from_file(path, metadata_columns=["level"], limit=1).problems[0].metadata == {"level": 3}
 
 
@@ -190,6 +182,17 @@ GOOD = '{"prompt": "1+1?", "answer": "2"}'
         (['{"prompt": [], "answer": "2"}'], {}, "no message of role user"),
         (['{"prompt": "a", "answer": "seven"}'], {"verifier": "number"}, "'seven' is not right by its own verifier"),
         (["", ""], {}, "there are no rows"),
+        (
+            [GOOD, '{"prompt": "a", "answer": "2", "by": "maths"}'],
+            {"verifier_column": "by"},
+            "line 1: column 'by' is missing",
+        ),
+        (
+            ['{"prompt": "a", "answer": "2", "by": "maths"}'],
+            {"verifier_column": "by"},
+            "line 1: by: unknown verifier 'maths'; known are ",
+        ),
+        (['{"prompt": "a", "by": "none"}'], {"verifier_column": "by"}, "line 1: by: verifier 'none' is for domain"),
     ],
 )
 def test_jsonl_faults(tmp_path: Path, lines: list[str | bytes], settings: dict[str, Any], message: str) -> None:
@@ -223,6 +226,41 @@ def test_file_faults(tmp_path: Path) -> None:
     whole = (tmp_path / "b.parquet").read_bytes()
     (tmp_path / "c.parquet").write_bytes(whole[: len(whole) // 2])
     assert "not a readable parquet file" in failure(tmp_path / "c.parquet")
+
+
+def test_bad_records_are_skipped_and_counted_if_asked(tmp_path: Path) -> None:
+    lines: list[str | bytes] = [
+        GOOD,
+        '{"prompt": "1+',
+        b'{"prompt": "\xff", "answer": "2"}',
+        '{"prompt": "2+2?"}',
+        '{"prompt": 7, "answer": "2"}',
+        '{"prompt": "3+3?", "answer": "6"}',
+    ]
+    result = from_file(write(tmp_path / "a.jsonl", *lines), on_bad_record="skip")
+    assert [problem.text for problem in result.problems] == ["1+1?", "3+3?"]
+    assert result.counts == {"read": 6, "duplicates": 0, "unverifiable": 0, "bad_records": 4, "kept": 2}
+    faults = ["not JSON", "byte 0xff at column 13", "column 'answer' is missing", "prompt is 7, a int"]
+    for number, (found, expected) in enumerate(zip(result.bad_records, faults, strict=True), 2):
+        assert found.startswith(f"{tmp_path}/a.jsonl, line {number}: ") and expected in found
+
+
+def test_bad_csv_records_are_skipped_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "prompt,answer", "a,1", "b", b'"c\xe9\nd",2', "e,3")
+    result = from_file(path, on_bad_record="skip")
+    assert [problem.text for problem in result.problems] == ["a", "e"]
+    assert [fault.split(": ")[0].rpartition(", ")[2] for fault in result.bad_records] == ["line 3", "line 4"]
+
+
+def test_nothing_but_bad_records_is_an_error_that_shows_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a"}', '{"text": "b"}')
+    said = failure(path, on_bad_record="skip")
+    assert "no problem left of 2 read, 2 of them bad records, the first: " in said and "line 1: column 'answer'" in said
+
+
+def test_rows_may_name_their_verifier(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"prompt": "a", "answer": "x", "by": "exact"}', GOOD[:-1] + ', "by": ""}')
+    assert [problem.verifier for problem in from_file(path, verifier_column="by").problems] == ["exact", "math"]
 
 
 # --- data sets
@@ -354,5 +392,7 @@ def test_a_reference_solution_that_fails_its_tests_is_named(tmp_path):
     right, wrong = (DOUBLE | {"answer": f"print({n} * int(input()))", "prompt": f"times {n}"} for n in (2, 3))
     path = write(tmp_path / "code.jsonl", json.dumps(right), json.dumps(wrong))
     message = failure(path, verifier="code", metadata_columns=["tests"])
+    skipping = {"verifier": "code", "metadata_columns": ["tests"], "on_bad_record": "skip"}
+    assert [problem.text for problem in from_file(path, **skipping).problems] == ["times 2"]
     assert "'times 3'" in message or '"times 3"' in message
     assert "scores 0" in message

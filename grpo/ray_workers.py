@@ -1,0 +1,58 @@
+"""Shards spread over a Ray cluster by Ray Data: the same files as the workers of one job write, with Ray to place them.
+
+Each of Ray's actors is a worker as any other: it takes a shard whose journal it gets hold of, and goes on where one that
+was killed had stopped. Ray replaces actors whose machine is lost; the shards' folder must be the same on all machines.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from grpo.config import RayCluster
+from grpo.errors import InputError
+
+P = TypeVar("P")
+W = TypeVar("W")
+
+
+class Maker(Protocol[P, W]):
+    def make(self, place: P) -> W:
+        """Returns what is to be told of it."""
+
+
+def make_on_ray(
+    cluster: RayCluster, places: Sequence[P], worker: Callable[[], Maker[P, W]], tell: Callable[[W], object]
+) -> None:
+    """Each of `places` by one of the workers; `tell` is called in this process, place after place."""
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError:
+        raise InputError("ray: the package is not installed: pip install 'r1flow[ray]'") from None
+    if not places:
+        return
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+    except ConnectionError as error:
+        raise InputError(f"ray.address: no Ray cluster at {cluster.address!r}: {_first_line(error)}") from None
+
+    class Actor:
+        def __init__(self) -> None:
+            self.worker = worker()
+
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return {"told": pickle.dumps(self.worker.make(places[row["place"]]))}
+
+    numbers = ray.data.from_items([{"place": n} for n in range(len(places))], override_num_blocks=len(places))
+    actors = ray.data.ActorPoolStrategy(size=min(cluster.workers, len(places)))
+    try:
+        for row in numbers.map(Actor, compute=actors, num_cpus=cluster.cpus, num_gpus=cluster.gpus).iter_rows():
+            tell(pickle.loads(row["told"]))
+    finally:
+        ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,138 @@
+"""Where problems come from: the settings of a source, and how its problems are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from grpo.data import Message, Problem
+from grpo.verifiers import VERIFIERS
+
+_LANGUAGE = r"^[a-z]{2,3}(-[A-Za-z]+)?$"
+
+
+class ReasoningGymSource(BaseModel):
+    """Problems made by a reasoning-gym generator, with its own scorer as the verifier."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    family: str = Field(description="Name of a reasoning-gym dataset, e.g. chain_sum.")
+    count: int = Field(
+        ge=1, le=10_000_000, description="Problems to generate; duplicates among them are dropped, so fewer may remain."
+    )
+    parameters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of the generator, e.g. {min_terms: 2, max_digits: 2}; its own defaults otherwise. "
+        "seed and size are set from the run's seed, seed_offset and count.",
+    )
+    seed_offset: int = Field(
+        default=0, ge=0, description="Distinguishes sources of one family; every value gives an independent stream."
+    )
+    language: str = Field(
+        default="en", pattern=_LANGUAGE, description="Language of the prompt, and of the reasoning expected: ISO 639."
+    )
+    prompt: str | None = Field(
+        default=None,
+        description="Python format string over the item's question and its metadata, e.g. chain_sum's {expression}, to "
+        "phrase the problem otherwise or in another language. None: the question as generated.",
+    )
+
+
+class _ColumnsSource(BaseModel):
+    """What sources made of rows have in common: which column is what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_column: str = Field(
+        default="prompt",
+        description="Column of the prompt: text, or a list of {role, content}. Where the default is absent, 'question' "
+        "and then 'messages' are tried.",
+    )
+    answer_column: str = Field(
+        default="answer",
+        description="Column of the reference answer: text or a number. Of a text whose last line is '#### 1,234' "
+        "(GSM8K), 1234 is taken. Not read for verifier none.",
+    )
+    verifier: str = Field(default="math", description=f"How answers are checked: {', '.join(VERIFIERS)}.")
+    domain: Literal["reasoning", "general"] = Field(
+        default="reasoning", description="reasoning: verified by rule; general: scored by a reward model or a judge."
+    )
+    language: str = Field(default="en", pattern=_LANGUAGE, description="Language of the prompts: ISO 639.")
+    metadata_columns: list[str] = Field(
+        default_factory=list, description="Columns to keep as the problem's metadata; their values must be JSON."
+    )
+    verifier_column: str | None = Field(
+        default=None, description="Column that names a row's own verifier; where it is blank, `verifier` holds."
+    )
+    limit: int | None = Field(default=None, ge=1, description="Rows to read, from the start. None: all.")
+    on_bad_record: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A row that cannot be read or checked. stop: an error that names it, and nothing is made; skip: it "
+        "is left out, counted, and named in bad_records.jsonl of the artifact.",
+    )
+
+    @field_validator("verifier")
+    @classmethod
+    def _known_verifier(cls, name: str) -> str:
+        if name not in VERIFIERS:
+            raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _reasoning_is_verified(self) -> _ColumnsSource:
+        if self.domain == "reasoning" and self.verifier == "none":
+            raise ValueError("verifier 'none' is for domain 'general'; a reasoning problem needs one that checks")
+        return self
+
+
+class FileSource(_ColumnsSource):
+    """One file of rows: .jsonl or .json (one object a line), .parquet or .csv (with a header)."""
+
+    kind: Literal["file"] = "file"
+    path: Path = Field(description="The file; its extension says its format.")
+
+
+class HubSource(_ColumnsSource):
+    """A Hugging Face data set: a name on the hub, or a local folder."""
+
+    kind: Literal["dataset"] = "dataset"
+    name: str = Field(
+        min_length=1,
+        description="Name on the hub, e.g. openai/gsm8k, or a folder: one that save_to_disk wrote, or one of parquet, "
+        "JSONL or CSV files.",
+    )
+    config: str | None = Field(default=None, description="The data set's configuration, e.g. main. None: its default.")
+    split: str = Field(default="train", min_length=1, description="Which split to read.")
+
+
+ProblemSource = Annotated[ReasoningGymSource | FileSource | HubSource, Field(discriminator="kind")]
+
+
+def label(source: ReasoningGymSource | FileSource | HubSource) -> str:
+    """`Problem.source`: the file's name without its folder, so that ids are the same on another machine."""
+    match source:
+        case ReasoningGymSource():
+            return f"reasoning_gym/{source.family}"
+        case FileSource():
+            return f"file/{source.path.name}"
+        case HubSource():
+            name = Path(source.name).name if Path(source.name).is_dir() else source.name
+            return "/".join(["dataset", name, *([source.config] if source.config else []), source.split])
+
+
+def make_problem(source: str, messages: list[Message], answer: str, **rest: Any) -> Problem:
+    problem = Problem("", messages, answer, source=source, **rest)
+    identity = json.dumps([source, problem.text, answer], ensure_ascii=False)
+    return dataclasses.replace(problem, id=hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16])
+
+
+def short(value: Any) -> str:
+    """For messages: a value in at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,157 @@
+"""Rows of JSONL, CSV and parquet files and of Hugging Face data sets, each with its place.
+
+A row that cannot be read comes as the error that says why, and the next ones follow; what makes the whole file
+unreadable is raised.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.errors import InputError
+from tasks.problem_sources import FileSource, HubSource, short
+
+Row = tuple[str, dict[str, Any] | InputError]
+"""Where it stands ("train.jsonl, line 7"), for messages, and its columns, or why it has none."""
+
+
+def rows(source: FileSource | HubSource) -> Iterator[Row]:
+    if isinstance(source, HubSource):
+        return _hub_rows(source)
+    path = source.path
+    reader = _FORMATS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: extension {path.suffix!r} is not supported; use {', '.join(_FORMATS)}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give one file, or read the folder with kind 'dataset'")
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty")
+    return reader(path)
+
+
+def _decoded(line: bytes, number: int, path: Path) -> str:
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, line {number}: byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8; "
+            "convert the file, e.g. with iconv -t utf-8"
+        ) from None
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if number == 1 and line.lstrip().startswith(b"["):
+                raise InputError(f"{where}: a JSON array; one object a line is needed: jq -c '.[]' {path.name}")
+            if not line.strip():
+                continue
+            try:
+                yield where, _json_object(_decoded(line, number, path), where)
+            except InputError as error:
+                yield where, error
+
+
+def _json_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; 100,000 brackets
+        raise InputError(f"{where}: not usable JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise InputError(f'{where}: {short(row)} is no object; a row is {{"prompt": ..., "answer": ...}}')
+    return row
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    faulty: list[InputError] = []  # lines of the row being read
+
+    def lines(file: BinaryIO) -> Iterator[str]:
+        for number, line in enumerate(file, 1):
+            try:
+                yield _decoded(line, number, path)
+            except InputError as error:
+                if number == 1:
+                    raise
+                faulty.append(error)
+                yield line.decode("utf-8", "replace")
+
+    with path.open("rb") as file:
+        reader = csv.DictReader(lines(file), strict=True)
+        try:
+            header = reader.fieldnames or []
+            if twice := [name for name, times in Counter(header).items() if times > 1]:
+                raise InputError(f"{path}, line 1: column {twice[0]!r} stands twice in the header")
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                if faulty:
+                    yield where, faulty[0]
+                    faulty.clear()
+                elif None in row or None in row.values():
+                    cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or [])
+                    fault = f"{where}: {cells} cells under a header of {len(header)}; quote cells with commas"
+                    yield where, InputError(fault)
+                else:
+                    yield where, row
+        except csv.Error as error:
+            raise InputError(f"{path}, line {reader.reader.line_num}: not CSV: {error}") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    try:
+        with pq.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable parquet file: {_first_line(error)}") from None
+
+
+def _hub_rows(source: HubSource) -> Iterator[Row]:
+    import datasets
+
+    folder = Path(source.name).expanduser()
+    try:
+        if (folder / "dataset_dict.json").is_file():
+            data = datasets.load_from_disk(folder)
+            if source.split not in data:
+                raise InputError(f"{folder}: no split {source.split!r}; the splits are {', '.join(data)}")
+            data = data[source.split]
+        elif (folder / "state.json").is_file():
+            data = datasets.load_from_disk(folder)
+        else:
+            name = str(folder) if folder.is_dir() else source.name
+            data = datasets.load_dataset(name, source.config, split=source.split)
+    except InputError:
+        raise
+    except Exception as error:  # a boundary: the library raises a dozen unrelated types for a bad name or no network
+        hint = "" if folder.is_dir() else "; no such folder here: check the name and the network, or give a folder"
+        raise InputError(f"data set {source.name!r} cannot be read: {_first_line(error)}{hint}") from None
+    for number, row in enumerate(data, 1):
+        yield f"{source.name}, row {number}", row
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _jsonl_rows,
+    ".parquet": _parquet_rows,
+    ".csv": _csv_rows,
+}

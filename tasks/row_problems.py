@@ -1,0 +1,131 @@
+"""A row to a problem: which column is what, and whether the row can be a problem at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from grpo.code_tests import check as check_tests
+from grpo.data import Message, Problem
+from grpo.errors import InputError
+from grpo.verifiers import VERIFIERS, verify
+from tasks.problem_sources import FileSource, HubSource, label, make_problem, short
+
+
+def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> Problem:
+    """`where` the row stands ("train.jsonl, line 7") begins each message."""
+    verifier = _verifier(source, where, row)
+    metadata = {
+        name: _json_value(_column(row, name, "metadata_columns", where), name, where)
+        for name in source.metadata_columns
+    }
+    # Tests say what is right; a reference solution is welcome, not needed.
+    unanswered = verifier == "none" or (verifier == "code" and source.answer_column not in row)
+    answer, solution = ("", "") if unanswered else _answer(source, where, row)
+    if solution:
+        metadata.setdefault("solution", solution)
+    problem = make_problem(
+        label(source),
+        _prompt(source, where, row),
+        answer,
+        verifier=verifier,
+        domain=source.domain,
+        language=source.language,
+        metadata=metadata,
+    )
+    if verifier == "code":
+        try:
+            check_tests(metadata.get("tests"))
+        except InputError as error:
+            remedy = "" if "tests" in metadata else "; keep their column with metadata_columns"
+            raise InputError(f"{where}: {error}{remedy}") from None
+    elif verifier != "none" and verify(problem, problem.answer) < 1.0:
+        raise InputError(
+            f"{where}: {source.answer_column} {short(problem.answer)} is not right by its own verifier "
+            f"{verifier!r}; correct it or choose another verifier"
+        )
+    return problem
+
+
+def _verifier(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> str:
+    name = source.verifier_column
+    named = _column(row, name, "verifier_column", where) if name else None
+    if named is None or named == "":
+        return source.verifier
+    if named not in VERIFIERS:
+        raise InputError(f"{where}: {name}: unknown verifier {short(named)}; known are {', '.join(VERIFIERS)}")
+    if named == "none" and source.domain == "reasoning":
+        raise InputError(f"{where}: {name}: verifier 'none' is for domain 'general'; name one that checks")
+    return str(named)
+
+
+def _prompt(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> list[Message]:
+    name = source.prompt_column
+    if name == "prompt" and name not in row:
+        name = next((n for n in ("question", "messages") if n in row), name)
+    value = _column(row, name, "prompt_column", where)
+    messages = _messages(value, name, where) if isinstance(value, list) else [{"role": "user", "content": value}]
+    for message in messages:
+        _text(message["content"], name, where)
+    return messages
+
+
+def _messages(value: list[Any], name: str, where: str) -> list[Message]:
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
+            raise InputError(
+                f"{where}: {name} holds {short(message)}; a message is {{role, content}} of role system, user or "
+                "assistant"
+            )
+        messages.append({"role": message["role"], "content": message.get("content")})
+    # What the assistant said last is the answer, not the prompt.
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not any(message["role"] == "user" for message in messages):
+        raise InputError(f"{where}: {name} has no message of role user")
+    return messages
+
+
+_GSM8K = re.compile(r"(?:^|\n)#### *([^\n]+)\s*$")
+
+
+def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> tuple[str, str]:
+    """(reference answer, the worked solution before it or ""). GSM8K marks its calculations <<3+4=7>>: not text."""
+    name = source.answer_column
+    value = _column(row, name, "answer_column", where)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value), ""
+    text = _text(value, name, where)
+    if match := _GSM8K.search(text):
+        solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
+        return _text(match[1].replace(",", ""), name, where).strip(), solution
+    return text.strip(), ""
+
+
+def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
+    if name not in row:
+        raise InputError(
+            f"{where}: column {name!r} is missing; the columns are {', '.join(map(str, row)) or 'none'}; set {setting}"
+        )
+    return row[name]
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is {short(value)}, a {type(value).__name__}; text is needed")
+    if not value.strip():
+        raise InputError(f"{where}: {name} is blank; fill it or remove the row")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: {name} holds half a surrogate pair, which is no text; write it anew") from None
+    return value
+
+
+def _json_value(value: Any, name: str, where: str) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: {name} cannot be kept as metadata: {error}") from None
