@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from grpo.config import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RewardModel, Sampling
+from grpo.config import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluster, RewardModel, Sampling
 from grpo.errors import InputError
 from grpo.rl_config import RL, Scoring
 from grpo.text_engine_settings import TextEngineSettings
@@ -127,7 +127,7 @@ class SFTData(Section):
     hardware: Hardware = Hardware()
     ray: RayCluster | None = Field(
         None,
-        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]') instead of `hardware`'s processes.",
+        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
     )
     filters: FilterSettings = FilterSettings()
     judge: JudgeSettings = Field(

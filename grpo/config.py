@@ -88,8 +88,8 @@ class RayCluster(Settings):
 
     address: str | None = Field(
         "auto",
-        description="The cluster, as ray.init takes it: auto for the one this machine is part of. None: one on this machine "
-        "for the job alone.",
+        description="The cluster, as ray.init takes it: auto for the one this machine is part of. None: one on this "
+        "machine for the job alone.",
     )
     workers: int = Field(1, ge=1, description="Actors, each with an engine of its own.")
     gpus: float = Field(1.0, ge=0, description="GPUs of each.")

@@ -1,7 +1,7 @@
-"""Shards spread over a Ray cluster by Ray Data: the same files as the workers of one job write, with Ray to place them.
+"""Shards spread over a Ray cluster by Ray Data: the same files as the workers of one job write, placed by Ray.
 
-Each of Ray's actors is a worker as any other: it takes a shard whose journal it gets hold of, and goes on where one that
-was killed had stopped. Ray replaces actors whose machine is lost; the shards' folder must be the same on all machines.
+Each of Ray's actors is a worker as any other: it takes a shard whose journal it gets hold of, and goes on where one
+that was killed had stopped. Ray replaces actors whose machine is lost. The shards' folder must be the same everywhere.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from grpo.errors import InputError
 
 P = TypeVar("P")
 W = TypeVar("W")
+P_contra = TypeVar("P_contra", contravariant=True)
+W_co = TypeVar("W_co", covariant=True)
 
 
-class Maker(Protocol[P, W]):
-    def make(self, place: P) -> W:
+class Maker(Protocol[P_contra, W_co]):
+    def make(self, place: P_contra) -> W_co:
         """Returns what is to be told of it."""
 
 
