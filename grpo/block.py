@@ -116,7 +116,7 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
         weights, biases = given[:3], given[3:]
         ctx.save_for_backward(x, *weights)
-        found = [product(x, weight).contiguous() for weight in weights]
+        found = [product(x, weight) for weight in weights]
         return tuple(y if b is None else y.add_(b) for y, b in zip(found, biases, strict=True))
 
     @staticmethod

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo.attention import Packed, hidden_states
+from grpo.fused import product
 from grpo.logprobs import trunk_of
 from grpo.packing import pack
 
@@ -66,6 +67,11 @@ class Decoder:
         positions = self._batch.row_prompt_lengths + self._batch.said
         hidden = hidden_states(self.trunk, torch.tensor([list(tokens)], device=self.device), positions[None], self)
         self.said = [count + 1 for count in self.said]
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if type(self.head) is nn.Linear and self.head.bias is None:
+            return product(hidden, self.head.weight)
         return self.head(hidden)
 
     def leave(self, rows: Sequence[int]) -> list[int]:

@@ -19,9 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-FEW = 48
-"""Rows up to which a product on a CPU is faster as (W x^T)^T: MKL then reads the weights once, in their own order."""
-
 
 def fuse(model: Any) -> None:
     """Take over what is known of `model`, in place. Adapters may be put on it before or after."""
@@ -54,9 +51,10 @@ class _NoGradient:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, [n, out]."""
-    if len(x) <= FEW and x.device.type == "cpu" and not torch.is_grad_enabled():
-        return (weight @ x.t()).t()
-    return x @ weight.t()
+    if torch.is_grad_enabled():
+        return x @ weight.t()
+    few = getattr(weight, "few_rows", None)
+    return few.product(x, weight) if few is not None and few.fits(len(x)) else x @ weight.t()
 
 
 def add_product(weight: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
@@ -153,7 +151,7 @@ class MLP(torch.autograd.Function):
         keeps = any(ctx.needs_input_grad)
         if keeps:
             ctx.save_for_backward(x, gate, up, down, gated, raised)
-        return product(silu(gated, inplace=not keeps).mul_(raised), down).contiguous()
+        return product(silu(gated, inplace=not keeps).mul_(raised), down)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

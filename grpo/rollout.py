@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from grpo.config import Sampling
 from grpo.decoding import Decoder
+from grpo.few_rows import few_rows
 
 BLOCK = 256
 """Entries of the vocabulary that are summed before it is known which of them is chosen."""
@@ -84,6 +85,14 @@ def sample_groups(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """As `sample`, but each prompt's index and completions as soon as the last of them has ended, so that a caller can
     go on with them while others are sampled."""
+    most = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
+    with few_rows(model, most):
+        yield from _sample(model, prompts, per_prompt, settings, eos_id, seeds)
+
+
+def _sample(
+    model: Any, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, eos_id: int, seeds: Sequence[int]
+) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     decoder, rows, logits = Decoder(model), list[_Row](), None
     ended: dict[int, list[_Row]] = {i: [] for i in waiting}
