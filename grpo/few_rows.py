@@ -7,6 +7,7 @@ torch has no MKL, or for other types, products are as they were.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,8 +51,17 @@ def few_rows(model: nn.Module, rows: int) -> Iterator[None]:
     finally:
         for weight in weights:
             del weight.few_rows
+        if weights:
+            _give_back()
 
 
 def _can(model: nn.Module) -> bool:
     weight = next(model.parameters())
     return torch.backends.mkl.is_available() and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def _give_back() -> None:
+    """glibc keeps freed memory, in pieces that what comes next may not fit into."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -155,10 +155,11 @@ def _where_chance_falls(masses: Tensor, chances: Tensor) -> Tensor:
     First the block of entries, then the entry, so that sums over the vocabulary are read once and not kept.
     """
     blocks = pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    up_to_block = blocks.sum(2).cumsum(1, dtype=torch.float64)
+    of_block = blocks.sum(2)
+    up_to_block = of_block.cumsum(1, dtype=torch.float64)
     sought = chances * up_to_block[:, -1:]
     block = _first_beyond(up_to_block, sought)
-    before = up_to_block.gather(1, block) - blocks.sum(2).gather(1, block)
+    before = up_to_block.gather(1, block) - of_block.gather(1, block)
     entries = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
     return block * BLOCK + _first_beyond(entries.cumsum(1, dtype=torch.float64), sought - before)
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo import logprobs
 from grpo.architecture import Architecture
 from grpo.config import Hardware
-from grpo.memory_model import CHUNK_BYTES, KEPT_BYTES, ROOM, Lengths, Place, activation_bytes, memory
+from grpo.memory_model import CHUNK_BYTES, FEW_ROWS, KEPT_BYTES, ROOM, Lengths, Place, activation_bytes, memory
 from grpo.policy import load_policy
 from grpo.rl_config import RL
 
@@ -125,6 +125,9 @@ def test_lora_trains_its_adapters_alone_in_float32() -> None:
 def test_the_cache_has_a_prompt_once_and_doubles_for_completions() -> None:
     # a token's keys and values: 2 layers x 2 x 1 head x 2; 2 prompts of 10, 8 rows with room for 128
     assert of({}).sampling["cache"] == (2 * 10 + 8 * 128) * 8 * 4
+    # 348 weights a second time, in MKL's order, where there are few rows
+    assert of({}).sampling["weights in MKL's order"] == 348 * 4
+    assert of({"prompts_per_step": 13}).sampling["weights in MKL's order"] == 0  # 52 rows
     assert of({"engine": {"kind": "server"}}).sampling == {"engine": 0}
     assert of({"engine": {"kind": "local", "gpu_memory_utilization": 0.25}}, "cuda").sampling == {"engine": 20e9}
 
@@ -138,8 +141,9 @@ def test_activations_of_a_token_by_hand() -> None:
 
 def test_limits_are_those_of_the_head() -> None:
     from grpo.decoding import GROWTH
+    from grpo.few_rows import MOST
 
-    assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
+    assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH, MOST) == (CHUNK_BYTES, KEPT_BYTES, ROOM, FEW_ROWS)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
