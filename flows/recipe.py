@@ -22,6 +22,7 @@ from tasks.filters import FilterSettings
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
+from tasks.preference_files import PreferenceFile
 from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource
 
 
@@ -145,9 +146,18 @@ class SFTData(Section):
 class RewardModels(Section):
     """Helpful: pairs, the summary only. Safe: labels, the whole response (R1 v2, stage 4)."""
 
-    prompts: int = Field(ge=2, description="General prompts to answer. R1: 66,000 pairs, 106,000 labels.")
+    prompts: int = Field(
+        ge=0,
+        description="General prompts to answer; a judge compares and labels the responses. 0: files alone. R1: 66,000 "
+        "pairs, 106,000 labels.",
+    )
+    files: list[PreferenceFile] = Field(
+        [],
+        description="Preferences that exist already, beside the judged ones: pairs, ranked lists or safe/unsafe "
+        "labels; see tasks/preference_files.py.",
+    )
     responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
-    sampling: Sampling
+    sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")
     judge: JudgeSettings = JudgeSettings()
     judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
     margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")
@@ -159,6 +169,16 @@ class RewardModels(Section):
     held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts whose pairs only measure accuracy.")
     helpful: RewardModel
     safe: RewardModel
+
+    @model_validator(mode="after")
+    def _preferences_come_from_somewhere(self) -> RewardModels:
+        if self.prompts and self.sampling is None:
+            raise ValueError("sampling is missing; it says how responses to the prompts are made")
+        if not self.prompts and not self.files:
+            raise ValueError("prompts is 0 and there are no files; give one of them, or both")
+        if self.safe.margin or self.safe.centring:
+            raise ValueError("safe learns from labels, margin and centring are for pairs; set them in helpful")
+        return self
 
 
 class Evaluate(Section):
@@ -194,6 +214,15 @@ class Recipe(Section):
     evaluate: Evaluate
     report: Report = Report()
     r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
+
+    @model_validator(mode="after")
+    def _uncertainty_is_known(self) -> Recipe:
+        models = (self.reward_models.helpful, self.reward_models.safe)
+        if self.alignment_rl.uncertainty_penalty and all(model.ensemble == 1 for model in models):
+            raise ValueError(
+                "alignment_rl.uncertainty_penalty needs an ensemble: set reward_models.helpful.ensemble to 2 or more"
+            )
+        return self
 
 
 def shipped() -> list[str]:

@@ -1,24 +1,83 @@
-"""Reward models: helpful from judged pairs, safe from judged labels, on Dev3's own responses (R1 v2, stage 4)."""
+"""Reward models: helpful from pairs, safe from labels (R1 v2, stage 4).
+
+A judge compares and labels Dev3's own responses, as in the paper; preferences from files come beside them, or instead.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.states import State
 
-from flows.problems import TRAIN
+from flows.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from flows.recipe import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config import RewardModel
 from grpo.data import read_problems, read_samples
 from grpo.errors import InputError
+from grpo.held_out import read_held_out, write_held_out
+from grpo.jobs import MEMBER
+from tasks.data_statistics import prompt_text
 from tasks.judge import PROMPT_DIGESTS, make_judge
-from tasks.preferences import labels, pairs, write_preferences
+from tasks.preference_files import load_preferences
+from tasks.preference_rows import drop_duplicates, write_preferences
+from tasks.preferences import labels, pairs
+from tasks.problems import normalise
+from tasks.reward_plots import plot
+from tasks.reward_quality import combine, quality, tables
+
+logger = logging.getLogger(__name__)
 
 HELPFUL, SAFE = "helpful", "safe"
+PLOTS = "plots"
+_LOSSES = {HELPFUL: "pairs", SAFE: "points"}
+
+
+@dataclass
+class Gathered:
+    """Preferences of a judge and of files, and what was found out on the way."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {HELPFUL: [], SAFE: []})
+    counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    bad_records: list[dict[str, Any]] = field(default_factory=list)
 
 
 def build(context: Context) -> Outcome:
+    config: RewardModels = context.config
+    gathered = Gathered()
+    _read_files(config, gathered)  # first: a fault in them shows before anything is sampled
+    if config.prompts:
+        _judge(context, gathered)
+    _clean(context, gathered)
+    outcome = Outcome(counts=gathered.counts, metrics=gathered.metrics)
+    if bad := gathered.bad_records:
+        logger.warning("%d bad records skipped, the first: %s", len(bad), bad[0]["fault"])
+        (context.out / BAD_RECORDS).write_text("".join(json.dumps(b, ensure_ascii=False) + "\n" for b in bad))
+        outcome.tables["bad_records"] = bad[:SHOWN]
+    for name, settings in ((HELPFUL, config.helpful), (SAFE, config.safe)):
+        _train(context, name, settings, gathered.rows[name])
+        _measure(context, name, outcome)
+    return outcome
+
+
+def _read_files(config: RewardModels, gathered: Gathered) -> None:
+    for number, file in enumerate(config.files):
+        found = load_preferences(file, config.held_out_share)
+        gathered.rows[HELPFUL] += found.pairs
+        gathered.rows[SAFE] += found.labels
+        gathered.counts |= {f"file{number}_{name}": count for name, count in found.counts.items()}
+        gathered.bad_records += [{"file": number, "fault": fault} for fault in found.bad_records]
+
+
+def _judge(context: Context, gathered: Gathered) -> None:
+    """Sample Dev3 and ask the judge; its verdicts go before those of files, which say the same where they are equal."""
     config: RewardModels = context.config
     train = context.path("problems") / TRAIN
     policy = context.inputs["sft"]
@@ -36,7 +95,7 @@ def build(context: Context) -> Outcome:
     problems = {problem.id: problem for problem in read_problems(train)}
     samples = read_samples(raw / "dev3")
     judge = make_judge(config.judge)
-    chosen, pair_counts = pairs(
+    judged = pairs(
         samples,
         problems,
         judge,
@@ -47,38 +106,78 @@ def build(context: Context) -> Outcome:
         seed=context.seed,
     )
     labelled, label_counts = labels(samples, problems, judge, config.held_out_share)
-    counts = {f"pairs_{k}": v for k, v in pair_counts.items()} | {f"labels_{k}": v for k, v in label_counts.items()}
-    metrics: dict[str, float] = {}
-    for name, rows, settings, loss in (
-        (HELPFUL, chosen, config.helpful, "pairs"),
-        (SAFE, labelled, config.safe, "points"),
-    ):
-        if not any(not row["held_out"] for row in rows):
+    gathered.rows = {HELPFUL: judged.rows + gathered.rows[HELPFUL], SAFE: labelled + gathered.rows[SAFE]}
+    gathered.counts |= {f"pairs_{name}": count for name, count in judged.counts.items()}
+    gathered.counts |= {f"labels_{name}": count for name, count in label_counts.items()}
+    gathered.metrics |= {f"judge_{name}": value for name, value in (judge.counts.shares() | judged.bias).items()}
+
+
+def _clean(context: Context, gathered: Gathered) -> None:
+    """Drop what is said twice, and what files say about prompts that checkpoints are evaluated on."""
+    evaluated = {normalise(problem.text) for problem in read_problems(context.path("problems") / HELD_OUT)}
+    for name, rows in gathered.rows.items():
+        apart = [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
+        kept = gathered.rows[name] = drop_duplicates(apart)
+        gathered.counts |= {f"{name}_leaked": len(rows) - len(apart), f"{name}_duplicates": len(apart) - len(kept)}
+        if all(row["held_out"] for row in kept):
             raise InputError(
-                f"reward_models: nothing to train the {name} model on: {counts}; raise prompts or responses"
+                f"reward_models: nothing to train the {name} model on: {gathered.counts}; raise prompts or responses, "
+                f"or add a file with {'labels' if name == SAFE else 'pairs'}"
             )
-        data = context.attempt.state / f"{name}.parquet"
-        write_preferences(data, rows)
-        write_preferences(context.out / "data" / f"{name}.parquet", rows)
-        result = context.run_job(
+
+
+def _train(context: Context, name: str, settings: RewardModel, rows: list[dict[str, Any]]) -> None:
+    """Train one model into the folder `name`, or the members of an ensemble into folders in it."""
+    data = context.attempt.state / f"{name}.parquet"
+    write_preferences(data, rows)
+    write_preferences(context.out / "data" / f"{name}.parquet", rows)
+    members = [""] if settings.ensemble == 1 else [f"{MEMBER}{number:02d}" for number in range(settings.ensemble)]
+    for number, member in enumerate(members):
+        context.run_job(
             "reward_model",
-            name=name,
-            out=context.out / name,
+            name=f"{name}-{member}" if member else name,
+            out=context.out / name / member,
+            seed=context.seed * settings.ensemble + number,
             settings=settings,
-            model=str(policy.path),
+            model=str(context.inputs["sft"].path),
             data=data,
-            loss=loss,
+            loss=_LOSSES[name],
+            bootstrap=bool(member),
         )
-        metrics |= {f"{name}_{k}": v for k, v in result["metrics"].items()}
-    return Outcome(counts=counts, metrics=metrics)
+    if settings.ensemble > 1:
+        write_held_out(context.out / name, combine([read_held_out(context.out / name / m) for m in members]))
 
 
-STAGE = Stage("reward_models", 3, ("problems", "sft"), build, extra=lambda _: {"judge_prompts": PROMPT_DIGESTS})
+def _measure(context: Context, name: str, outcome: Outcome) -> None:
+    """What the held-out preferences say about the model, in numbers, tables and pictures; nothing where there are
+    none."""
+    if not (held_out := read_held_out(context.out / name)):
+        return
+    found = quality(held_out)
+    outcome.metrics |= {f"{name}_{metric}": value for metric, value in found.metrics.items()}
+    outcome.tables |= tables(name, found)
+    for path in plot(found, context.out / PLOTS, name):
+        context.tracking.log_file(context.run_id, path, PLOTS)
+
+
+def files(config: RewardModels) -> dict[str, str | Path]:
+    """The files of preferences, which enter the stage's key by what is in them."""
+    return {f"preferences{number}": file.path for number, file in enumerate(config.files)}
+
+
+STAGE = Stage(
+    "reward_models",
+    4,
+    ("problems", "sft"),
+    build,
+    files=files,
+    extra=lambda _: {"judge_prompts": PROMPT_DIGESTS},
+)
 
 
 @flow(name=STAGE.name)
 def reward_models(
     config: RewardModels, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
 ) -> State:
-    """Judge Dev3's responses and train the helpful and the safety reward model."""
+    """Gather preferences and train the helpful and the safety reward model."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -158,3 +158,28 @@ class SFT(Supervised):
 
 class RewardModel(SFT):
     """Same loop as SFT with a scalar head. R1 v2: batch 256, lr 6e-6, 1 epoch, 8,192 tokens."""
+
+    batch_size: int = Field(
+        128,
+        ge=1,
+        description="Elements a step: of pairs, prompts, each with all of its pairs (InstructGPT 3.5); of labels, "
+        "responses. R1: 256 [I: pairs].",
+    )
+    margin: float = Field(
+        0.0,
+        ge=0,
+        description="Pairs only: a pair must differ by this times the strength of its verdict, -log sigma(r_w - r_l - "
+        "margin * strength) (Llama 2, eq. 2). A judge's strength is its mean difference, 2 at most. R1: unpublished.",
+    )
+    centring: float = Field(
+        0.0,
+        ge=0,
+        description="Pairs only: weight of (r_w + r_l)^2, which keeps scores around 0 (arXiv 2312.09244; TRL's "
+        "center_rewards_coefficient, which suggests 0.01). R1: unpublished.",
+    )
+    ensemble: int = Field(
+        1,
+        ge=1,
+        description="Models that are trained, each by a seed and a bootstrap sample of the prompts of its own; scores "
+        "are their mean, and their spread is what RL's uncertainty_penalty multiplies. 1: one model, of all prompts.",
+    )

@@ -109,8 +109,9 @@ def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
     return list(read_rows(paths, Sample))
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of a parquet file or folder, as they are, with the columns that training needs."""
+def read_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Rows of a parquet file or folder, as they are, with the columns that training needs, and `optional` ones that are
+    there."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -118,7 +119,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     if missing := set(columns) - set(table.column_names):
         needed = ", ".join(columns)
         raise InputError(f"{path}: column {sorted(missing)[0]!r} is missing; this kind of training needs {needed}")
-    return table.select(columns).to_pylist()
+    return table.select([*columns, *(name for name in optional if name in table.column_names)]).to_pylist()
 
 
 def _shards(paths: Path | Iterable[Path]) -> Iterator[Path]:

@@ -11,6 +11,9 @@ from grpo.config import SFT, Hardware, Pretrain, RayCluster, RewardModel, Sampli
 from grpo.rl_config import RL, Scoring
 from grpo.text_engine_settings import TextEngineSettings
 
+MEMBER = "member-"
+"""How the folders of an ensemble's models begin."""
+
 
 class JobBase(Settings):
     """What every job has. Paths are local; `out` becomes the artifact, `state` is for resuming only."""
@@ -45,8 +48,18 @@ class RewardModelJob(JobBase):
     kind: Literal["reward_model"] = "reward_model"
     settings: RewardModel
     model: str
-    data: Path = Field(description="Parquet: messages, chosen, rejected (pairs) or messages, response, label (points).")
+    data: Path = Field(
+        description="Parquet: messages, chosen, rejected and perhaps strength (pairs) or "
+        "messages, response, label (points); held_out says which rows only measure."
+    )
     loss: Literal["pairs", "points"]
+    bootstrap: bool = Field(False, description="Train on as many prompts, drawn with replacement by the seed.")
+
+    @model_validator(mode="after")
+    def _points_have_no_pairs(self) -> RewardModelJob:
+        if self.loss == "points" and (self.settings.margin or self.settings.centring):
+            raise ValueError("margin and centring are for pairs; leave them out where loss is 'points'")
+        return self
 
 
 class RLJob(JobBase):

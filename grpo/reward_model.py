@@ -2,104 +2,150 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from grpo.data import read_columns
+from grpo.config import RewardModel
 from grpo.errors import InputError
+from grpo.held_out import is_right, write_held_out
 from grpo.jobs import RewardModelJob
-from grpo.packing import shared_prefix
 from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.runlog import write_result
-from grpo.scoring import conversation_tokens, score_sequences
+from grpo.scoring import score_sequences
 from grpo.sharded import arithmetic, shard
-from grpo.supervised import Example, fit, planned_steps
-
-COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
+from grpo.supervised import Loss, fit, planned_steps
 
 
-def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """-log sigma(r_w - r_l), mean over pairs; both [B]. Ties must have been dropped."""
-    return -logsigmoid(chosen - rejected).mean()
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
+    """-log sigma(r_w - r_l - margin) of each pair; all [P]. Ties must have been dropped.
+
+    With a margin, Llama 2 (arXiv 2307.09288), eq. 2; without, InstructGPT, eq. 1.
+    """
+    return -logsigmoid(chosen - rejected - margin)
+
+
+def off_centre(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """(r_w + r_l)^2 of each pair [P]. The loss above sees differences only: this keeps scores around 0 (arXiv
+    2312.09244, eq. 2)."""
+    return (chosen + rejected).square()
 
 
 def pointwise(scores: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of logits [B] against labels [B] in {0, 1}."""
+    """Binary cross-entropy of logits [B] against labels [B] in {0, 1}, mean over B."""
     return binary_cross_entropy_with_logits(scores, labels)
+
+
+def pair_loss(scores: Tensor, examples: Sequence[Preferences], margin: float, centring: float) -> Tensor:
+    """Sum over examples of the mean over their pairs, so that each prompt weighs the same (InstructGPT, 3.5).
+
+    `scores`: of all sequences of the examples, one after the other.
+    """
+    chosen: list[int] = []
+    rejected: list[int] = []
+    strength: list[float] = []
+    share: list[float] = []
+    first = 0
+    for example in examples:
+        chosen += [first + i for i in example.chosen]
+        rejected += [first + i for i in example.rejected]
+        strength += [_strength(row) for row in example.rows]
+        share += [1 / len(example.rows)] * len(example.rows)
+        first += len(example.prompts)
+    better, worse = scores[chosen], scores[rejected]
+    losses = bradley_terry(better, worse, margin * scores.new_tensor(strength))
+    return ((losses + centring * off_centre(better, worse)) * scores.new_tensor(share)).sum()
 
 
 def train_reward_model(job: RewardModelJob) -> None:
     """Rows whose column `held_out` is true are scored at the end, never trained on."""
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
-    train, held_out = (
-        [_example(tokenizer, row, job.loss) for row in rows] for rows in read_preferences(job.data, job.loss)
-    )
-    fitting = [example for example in train if max(map(len, _rows(example))) <= settings.max_tokens]
-    if not fitting:
-        raise InputError(f"{job.data}: nothing fits in max_tokens={settings.max_tokens} ({len(train)} dropped)")
+    rows = read_preferences(job.data, job.loss)
+    train, held_out = (elements(tokenizer, part, job.loss, settings.max_tokens) for part in rows)
+    dropped = sum(map(len, rows)) - _rows(train) - _rows(held_out)
+    if not train:
+        raise InputError(f"{job.data}: nothing fits in max_tokens={settings.max_tokens} ({dropped} rows dropped)")
+    counts = {"train": len(train), "held_out": len(held_out), "too_long": dropped}
+    if job.loss == "pairs":
+        counts |= {"train_pairs": _rows(train), "held_out_pairs": _rows(held_out)}
+    learnt = bootstrap(train, job.seed) if job.bootstrap else train
     torch.manual_seed(job.seed)  # the head is drawn anew
     model = load_reward_model(job.model, settings.hardware.to_train())
     model.config.pad_token_id = tokenizer.pad_token_id
-    steps = planned_steps(len(fitting), settings, settings.epochs, settings.max_steps)
+    steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
     sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
-    done = fit(job, sharded, fitting, _pair_loss if job.loss == "pairs" else _point_loss, settings, steps)
+    done = fit(job, sharded, learnt, _LOSSES[job.loss](settings), settings, steps)
     with sharded.whole() as trained:
-        metrics = {"held_out_accuracy": _accuracy(trained, held_out, job.loss)} if held_out else {}
+        scored = _score(trained, held_out, settings.micro_batch_tokens, parallel)
     sharded.save(job.out)
     if parallel.main:
         save_tokenizer(tokenizer, job.model, job.out)
-        counts = {"train": len(fitting), "held_out": len(held_out), "too_long": len(train) - len(fitting)}
+        if scored:
+            write_held_out(job.out, scored)
+        metrics = {"held_out_accuracy": sum(map(is_right, scored)) / len(scored)} if scored else {}
         write_result(job.result, done, steps, counts=counts, metrics=metrics)
     parallel.close()
 
 
-def read_preferences(path: Path, loss: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(rows to train on, held-out rows)."""
-    rows = read_columns(path, [*COLUMNS[loss], "held_out"])
-    return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
+def _pair_loss(settings: RewardModel, model: Any, examples: list[Any]) -> Tensor:
+    return pair_loss(_scores(model, examples), examples, settings.margin, settings.centring)
 
 
-def _example(tokenizer: Any, row: dict[str, Any], loss: str) -> Example:
-    """Two sequences, chosen and rejected, that share what they have in common; or one, with its label."""
-    if loss == "points":
-        ids = conversation_tokens(tokenizer, row["messages"], row["response"])
-        return Example([ids[:1]], [ids[1:]], weight=1, label=float(row["label"]))
-    sides = [conversation_tokens(tokenizer, row["messages"], row[side]) for side in ("chosen", "rejected")]
-    shared = shared_prefix(sides)
-    return Example([side[:shared] for side in sides], [side[shared:] for side in sides], weight=1)
-
-
-def _rows(example: Example) -> list[list[int]]:
-    return [[*prompt, *rest] for prompt, rest in zip(example.prompts, example.rests, strict=True)]
-
-
-def _scores(model: Any, examples: list[Example]) -> Tensor:
-    prompts = [prompt for example in examples for prompt in example.prompts]
-    return score_sequences(model, prompts, [rest for example in examples for rest in example.rests])
-
-
-def _pair_loss(model: Any, examples: list[Example]) -> Tensor:
-    scores = _scores(model, examples)
-    return bradley_terry(scores[::2], scores[1::2]) * len(examples)
-
-
-def _point_loss(model: Any, examples: list[Example]) -> Tensor:
+def _point_loss(settings: RewardModel, model: Any, examples: list[Any]) -> Tensor:
     scores = _scores(model, examples)
     return pointwise(scores, scores.new_tensor([example.label for example in examples])) * len(examples)
 
 
+_LOSSES: dict[str, Callable[[RewardModel], Loss]] = {
+    "pairs": lambda settings: functools.partial(_pair_loss, settings),
+    "points": lambda settings: functools.partial(_point_loss, settings),
+}
+
+
+def _scores(model: Any, examples: Sequence[Preferences]) -> Tensor:
+    prompts = [prompt for example in examples for prompt in example.prompts]
+    return score_sequences(model, prompts, [rest for example in examples for rest in example.rests])
+
+
+def _strength(row: Row) -> float:
+    return 1.0 if row.get("strength") is None else float(row["strength"])
+
+
+def _rows(examples: Sequence[Preferences]) -> int:
+    return sum(len(example.rows) for example in examples)
+
+
 @torch.inference_mode()
-def _accuracy(model: Any, examples: list[Example], loss: str) -> float:
-    """Share of held-out pairs in the right order, or of held-out points on the right side of 0."""
-    right = 0
+def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, parallel: Parallel) -> list[Row]:
+    """The rows of the examples, in order, with their scores; each process scores its share of the batches."""
+    batches: list[list[Preferences]] = []
+    room = 0
     for example in examples:
-        scores = _scores(model, [example]).tolist()
-        right += scores[0] > scores[1] if loss == "pairs" else (scores[0] > 0) == (example.label > 0.5)
-    return right / len(examples)
+        if example.tokens > room:
+            batches.append([])
+            room = max_tokens
+        batches[-1].append(example)
+        room -= example.tokens
+    mine = {i: _scores(model, batches[i]).tolist() for i in range(parallel.rank, len(batches), parallel.world)}
+    scores = {i: found for part in parallel.gather(mine) for i, found in part.items()}
+    rows: list[Row] = []
+    for i, batch in enumerate(batches):
+        left = iter(scores[i])
+        for example in batch:
+            rows += _scored(example, [next(left) for _ in example.prompts])
+    return rows
+
+
+def _scored(example: Preferences, scores: list[float]) -> list[Row]:
+    if not example.chosen:
+        return [{**row, "score": scores[0]} for row in example.rows]
+    both = zip(example.rows, example.chosen, example.rejected, strict=True)
+    return [{**row, "chosen_score": scores[won], "rejected_score": scores[lost]} for row, won, lost in both]

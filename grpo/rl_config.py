@@ -175,6 +175,12 @@ class RL(Settings):
         description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards.py, 'helpful' "
         "and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language directly.",
     )
+    uncertainty_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="Reward models that are ensembles give the mean of their members less this times the standard "
+        "deviation, so that what they disagree on is not worth exploiting (arXiv 2310.02743). R1: one model, so none.",
+    )
     scoring: Scoring = Scoring()
     health: HealthSettings = HealthSettings()
     ppo: PPO = PPO()
@@ -229,6 +235,8 @@ class RL(Settings):
             raise ValueError("dynamic_sampling_rounds waits for rewards before it asks again; set rollouts_ahead to 0")
         if self.rollouts_ahead and self.engine and self.engine.kind == "local":
             raise ValueError("a local engine computes where the trainer does; for rollouts_ahead take kind 'server'")
+        if self.uncertainty_penalty and not {"helpful", "safe"} & self.rewards.keys():
+            raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:
             raise ValueError("curriculum.min_pass_rate must be below curriculum.max_pass_rate")
         return self

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import torch
 from grpo.attention import hidden_states
 from grpo.config import Hardware
 from grpo.data import Message, Problem
-from grpo.errors import TrainingStopped
+from grpo.errors import InputError, TrainingStopped
+from grpo.jobs import MEMBER
 from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
@@ -42,12 +44,14 @@ def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) 
 
 
 class RewardModelScorer:
-    """A trained reward model."""
+    """A trained reward model, or an ensemble of them."""
 
-    def __init__(self, path: str, hardware: Hardware, batch_size: int = 64):
-        self.tokenizer = load_tokenizer(path)
-        self.model = load_reward_model(path, hardware)
-        self.batch_size = batch_size
+    def __init__(self, path: str, hardware: Hardware, batch_size: int = 64, uncertainty_penalty: float = 0.0):
+        """`path`: a model's folder, or one with a folder of each member in it."""
+        members = member_folders(path)
+        self.tokenizer = load_tokenizer(members[0])
+        self.models = [load_reward_model(member, hardware) for member in members]
+        self.batch_size, self.uncertainty_penalty = batch_size, uncertainty_penalty
 
     @torch.inference_mode()
     def __call__(self, messages: Sequence[list[Message]], responses: Sequence[str]) -> list[float]:
@@ -55,8 +59,24 @@ class RewardModelScorer:
         rows = [conversation_tokens(self.tokenizer, m, r) for m, r in zip(messages, responses, strict=True)]
         scores: list[float] = []
         for start in range(0, len(rows), self.batch_size):
-            scores += score_rows(self.model, rows[start : start + self.batch_size]).tolist()
+            batch = rows[start : start + self.batch_size]
+            of_members = torch.stack([score_rows(model, batch) for model in self.models])
+            scores += ensemble_score(of_members, self.uncertainty_penalty).tolist()
         return scores
+
+
+def member_folders(path: str) -> list[str]:
+    """The models of an ensemble's folder; the path itself where it is a single model, or a hub's name."""
+    return [str(member) for member in sorted(Path(path).expanduser().glob(f"{MEMBER}*"))] or [path]
+
+
+def ensemble_score(scores: torch.Tensor, uncertainty_penalty: float) -> torch.Tensor:
+    """Mean over members less the penalty times their standard deviation (population): [M, B] -> [B].
+
+    Coste et al. (arXiv 2310.02743, uncertainty-weighted optimization) subtract the variance; the standard deviation has
+    the unit of a score, so that the penalty means the same at every scale.
+    """
+    return scores.mean(0) - uncertainty_penalty * scores.std(0, correction=0)
 
 
 def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -98,10 +118,20 @@ class Scorer:
         self.helpful: RewardModelScorer | None = None
         self.safe: RewardModelScorer | None = None
 
-    def load_models(self, helpful_model: str | None, safe_model: str | None, hardware: Hardware) -> None:
-        """Reward models for general prompts, each from its folder."""
-        self.helpful = RewardModelScorer(helpful_model, hardware) if helpful_model else None
-        self.safe = RewardModelScorer(safe_model, hardware) if safe_model else None
+    def load_models(
+        self,
+        helpful_model: str | None,
+        safe_model: str | None,
+        hardware: Hardware,
+        uncertainty_penalty: float = 0.0,
+    ) -> None:
+        """Reward models for general prompts, each from its folder, a model's or an ensemble's."""
+        given = [path for path in (helpful_model, safe_model) if path]
+        if uncertainty_penalty and given and all(len(member_folders(path)) == 1 for path in given):
+            raise InputError(f"uncertainty_penalty needs an ensemble, {given[0]} is one model; set the penalty to 0")
+        options: dict[str, Any] = {"hardware": hardware, "uncertainty_penalty": uncertainty_penalty}
+        self.helpful = RewardModelScorer(helpful_model, **options) if helpful_model else None
+        self.safe = RewardModelScorer(safe_model, **options) if safe_model else None
 
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
         """Begin to score the responses to a problem."""

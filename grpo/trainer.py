@@ -78,7 +78,8 @@ class Trainer:
     def _collector(self) -> Collector | Demonstrations:
         if self.scorer is None:
             return Demonstrations(self.job, self.tokenizer)
-        self.scorer.load_models(self.job.helpful_model, self.job.safe_model, self.settings.hardware)
+        models = self.job.helpful_model, self.job.safe_model
+        self.scorer.load_models(*models, self.settings.hardware, self.settings.uncertainty_penalty)
         return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel)
 
     def _open_metrics(self) -> Metrics | None:

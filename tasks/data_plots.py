@@ -20,7 +20,7 @@ def plot(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
     return [folder / name for name in pictures]
 
 
-def _figure(height: float) -> Any:
+def new_figure(height: float) -> Any:
     # Not by pyplot: that keeps figures for the whole process, and looks for a screen.
     from matplotlib.figure import Figure
 
@@ -30,7 +30,7 @@ def _figure(height: float) -> Any:
 def _funnel(statistics: Mapping[str, Any]) -> Any:
     """A bar for each outcome, parts side by side in it; kept at the bottom."""
     (_, _, *parts), (_, *rows) = funnel(statistics["lines"], "part")
-    figure = _figure(1.6 + 0.3 * len(rows))
+    figure = new_figure(1.6 + 0.3 * len(rows))
     axes = figure.add_subplot()
     names = [row[0] for row in rows]
     left = [0] * len(rows)
@@ -53,7 +53,7 @@ def _funnel(statistics: Mapping[str, Any]) -> Any:
 def _tokens(statistics: Mapping[str, Any]) -> Any:
     """A histogram of the examples' lengths, parts on top of each other."""
     edges, parts = statistics["tokens"]["edges"], statistics["tokens"]["parts"]
-    figure = _figure(3.6)
+    figure = new_figure(3.6)
     axes = figure.add_subplot()
     bottom = [0] * (len(edges) - 1)
     for name, part in parts.items():

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any, NamedTuple
 
 from grpo.data import Problem, Sample
 from tasks.judge import Judge, Pair, Response
+from tasks.judge_bias import Comparison, bias
+from tasks.preference_rows import label_row, pair_row
+
+JUDGE = "judge"
+"""Source of the rows made here."""
 
 
-def held_out(problem_id: str, share: float) -> bool:
-    """By prompt, so that no prompt is on both sides."""
-    return int(hashlib.sha256(problem_id.encode()).hexdigest()[:8], 16) / 2**32 < share
+class Judged(NamedTuple):
+    rows: list[dict[str, Any]]
+    counts: dict[str, int]
+    bias: dict[str, float]  # see tasks/judge_bias.py
 
 
 def pairs(
@@ -32,8 +33,8 @@ def pairs(
     length_ratio_max: float,
     held_out_share: float,
     seed: int,
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(rows of messages, chosen, rejected, held_out; counts). Only summaries are compared.
+) -> Judged:
+    """Pairs of summaries, what became of the others, and the judge's bias. Only summaries are compared.
 
     Each pair of a prompt's distinct summaries is judged `judgments` times in random order; the mean difference, from
     -2 to 2, must exceed `margin`. A pair with an undecided judgment is dropped: its mean would rest on fewer votes.
@@ -53,35 +54,31 @@ def pairs(
     ]
     verdicts = iter(judge.compare_all(asked))
     rows = []
+    compared: list[Comparison] = []
     counts: Counter[str] = Counter({"candidates": len(candidates), "length": len(candidates) - len(fitting)})
     for (pid, a, b), orders in zip(fitting, swaps, strict=True):
         votes = [next(verdicts) for _ in orders]
         if None in votes:
             counts["undecided"] += 1
             continue
-        difference = sum(-v if swapped else v for v, swapped in zip(votes, orders, strict=True) if v is not None)
-        if abs(difference / judgments) <= margin:
+        decided = _compared(votes, orders, _words(a) - _words(b), margin)
+        compared.append(decided)
+        if not decided.kept:
             counts["tied"] += 1
             continue
-        chosen, rejected = (a, b) if difference > 0 else (b, a)
-        row = {"messages": problems[pid].messages, "chosen": chosen, "rejected": rejected}
-        rows.append({**row, "held_out": held_out(pid, held_out_share)})
+        chosen, rejected = (a, b) if decided.verdict > 0 else (b, a)
+        rows.append(pair_row(problems[pid].messages, chosen, rejected, abs(decided.verdict), JUDGE, held_out_share))
     counts["kept"] = len(rows)
-    return rows, dict(counts)
+    return Judged(rows, dict(counts), bias(compared))
 
 
 def labels(
     samples: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge, held_out_share: float
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(rows of messages, response, label, held_out; counts): the whole response, 1 safe or 0 unsafe."""
+    """(rows, counts): the whole response, 1 safe or 0 unsafe."""
     verdicts = judge.safe_all([Response(problems[s.problem_id], s.completion) for s in samples])
-    rows: list[dict[str, Any]] = [
-        {
-            "messages": problems[sample.problem_id].messages,
-            "response": sample.completion,
-            "label": int(verdict),
-            "held_out": held_out(sample.problem_id, held_out_share),
-        }
+    rows = [
+        label_row(problems[sample.problem_id].messages, sample.completion, verdict, JUDGE, held_out_share)
         for sample, verdict in zip(samples, verdicts, strict=True)
         if verdict is not None
     ]
@@ -89,11 +86,17 @@ def labels(
     return rows, {"safe": safe, "unsafe": len(rows) - safe, "undecided": len(samples) - len(rows)}
 
 
-def write_preferences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+def _compared(votes: Sequence[float | None], orders: Sequence[bool], longer: int, margin: float) -> Comparison:
+    """`votes` are above 0 for what was shown first; `orders`: whether that was b."""
+    of_a = [(-v if swapped else v, swapped) for v, swapped in zip(votes, orders, strict=True) if v is not None]
+    first, second = ([v for v, swapped in of_a if swapped == order] for order in (False, True))
+    return Comparison(first, second, longer, abs(sum(v for v, _ in of_a)) / len(of_a) > margin)
 
 
 def _length_ratio(a: str, b: str) -> float:
-    shorter, longer = sorted((len(a.split()), len(b.split())))
+    shorter, longer = sorted((_words(a), _words(b)))
     return longer / max(1, shorter)
+
+
+def _words(text: str) -> int:
+    return len(text.split())

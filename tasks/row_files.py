@@ -24,9 +24,11 @@ Row = tuple[str, dict[str, Any] | InputError]
 
 
 def rows(source: FileSource | HubSource) -> Iterator[Row]:
-    if isinstance(source, HubSource):
-        return _hub_rows(source)
-    path = source.path
+    return _hub_rows(source) if isinstance(source, HubSource) else file_rows(source.path)
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """Rows of one file, whose extension says its format."""
     reader = _FORMATS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: extension {path.suffix!r} is not supported; use {', '.join(_FORMATS)}")
@@ -71,7 +73,9 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits; 100,000 brackets
         raise InputError(f"{where}: not usable JSON: {error}") from None
     if not isinstance(row, dict):
-        raise InputError(f'{where}: {short(row)} is no object; a row is {{"prompt": ..., "answer": ...}}')
+        raise InputError(
+            f'{where}: {short(row)} is no object; a row is {{"prompt": ..., ...}}, a value for each column'
+        )
     return row
 
 

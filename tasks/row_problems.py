@@ -65,26 +65,27 @@ def _prompt(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> 
     if name == "prompt" and name not in row:
         name = next((n for n in ("question", "messages") if n in row), name)
     value = _column(row, name, "prompt_column", where)
-    messages = _messages(value, name, where) if isinstance(value, list) else [{"role": "user", "content": value}]
+    messages = read_messages(value, name, where)
+    # What the assistant said last is the answer, not the prompt.
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not any(message["role"] == "user" for message in messages):
+        raise InputError(f"{where}: {name} has no message of role user")
     for message in messages:
-        _text(message["content"], name, where)
+        read_text(message["content"], name, where)
     return messages
 
 
-def _messages(value: list[Any], name: str, where: str) -> list[Message]:
+def read_messages(value: Any, name: str, where: str) -> list[Message]:
+    """A conversation: a list of {role, content}, or what a user says. Contents are as they are: see `read_text`."""
     messages = []
-    for message in value:
+    for message in value if isinstance(value, list) else [{"role": "user", "content": value}]:
         if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
             raise InputError(
                 f"{where}: {name} holds {short(message)}; a message is {{role, content}} of role system, user or "
                 "assistant"
             )
         messages.append({"role": message["role"], "content": message.get("content")})
-    # What the assistant said last is the answer, not the prompt.
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not any(message["role"] == "user" for message in messages):
-        raise InputError(f"{where}: {name} has no message of role user")
     return messages
 
 
@@ -97,10 +98,10 @@ def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> 
     value = _column(row, name, "answer_column", where)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value), ""
-    text = _text(value, name, where)
+    text = read_text(value, name, where)
     if match := _GSM8K.search(text):
         solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
-        return _text(match[1].replace(",", ""), name, where).strip(), solution
+        return read_text(match[1].replace(",", ""), name, where).strip(), solution
     return text.strip(), ""
 
 
@@ -112,7 +113,8 @@ def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
     return row[name]
 
 
-def _text(value: Any, name: str, where: str) -> str:
+def read_text(value: Any, name: str, where: str) -> str:
+    """`value` if it is text, and not blank."""
     if not isinstance(value, str):
         raise InputError(f"{where}: {name} is {short(value)}, a {type(value).__name__}; text is needed")
     if not value.strip():

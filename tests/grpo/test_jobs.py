@@ -14,11 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo.config import Hardware
 from grpo.data import read_problems, read_samples
 from grpo.errors import InputError
+from grpo.held_out import is_right, read_held_out
 from grpo.jobs import SFTJob
+from grpo.preferences import read_preferences
 from grpo.pretrain import read_documents
-from grpo.reward_model import read_preferences
+from grpo.scoring import RewardModelScorer
 from grpo.sft import read_pairs
 from tests.grpo.job_runner import (
     COMMAND,
@@ -76,9 +79,24 @@ def test_a_killed_sft_job_ends_where_an_undisturbed_one_does(sft, sft_fields, tm
 @pytest.mark.parametrize("loss", ["pairs", "points"])
 def test_reward_model(reward_models, loss):
     written = result(reward_models[loss])
-    assert written["counts"] == {"train": 30, "held_out": 10, "too_long": 0}
+    of_pairs = {"train_pairs": 30, "held_out_pairs": 10} if loss == "pairs" else {}  # one for each prompt
+    assert written["counts"] == {"train": 30, "held_out": 10, "too_long": 0, **of_pairs}
     assert written["metrics"]["held_out_accuracy"] >= 0.9  # 1.0 with every seed tried
     assert steps(reward_models[loss]) == list(range(1, written["steps_planned"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "columns"),
+    [("pairs", {"chosen": "chosen_score", "rejected": "rejected_score"}), ("points", {"response": "score"})],
+)
+def test_held_out_rows_are_written_with_the_saved_models_scores(reward_models, loss, columns):
+    rows = read_held_out(reward_models[loss] / "out")
+    assert len(rows) == 10
+    assert sum(map(is_right, rows)) / 10 == result(reward_models[loss])["metrics"]["held_out_accuracy"]
+    scorer = RewardModelScorer(str(reward_models[loss] / "out"), Hardware(device="cpu"))
+    for text, score in columns.items():
+        again = scorer([row["messages"] for row in rows], [row[text] for row in rows])
+        assert again == pytest.approx([row[score] for row in rows], abs=1e-4)
 
 
 def test_sample(rl, problems, tmp_path):
@@ -136,6 +154,13 @@ BAD = {
     "unknown key": (lambda job: {**job, "settings": {**RL, "learning_rate": 1}}, "settings.learning_rate: "),
     "out of range": (lambda job: {**job, "settings": {**RL, "group_size": 1}}, "settings.group_size: "),
     "contradiction": (lambda job: {**job, "settings": {**RL, "general_last_steps": 99}}, "exceeds steps (40)"),
+    "pairs' options for points": (
+        lambda job: {
+            **{name: value for name, value in job.items() if name != "problems"},
+            **{"kind": "reward_model", "settings": {**SFT, "margin": 0.5}, "data": "/no/data", "loss": "points"},
+        },
+        "margin and centring are for pairs",
+    ),
     "missing key": (lambda job: {k: v for k, v in job.items() if k != "seed"}, "seed: "),
     "not an object": (lambda job: [job], "kind is None"),
 }

@@ -6,11 +6,14 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.grpo.job_runner import COMMAND, ENVIRONMENT, RL, ROOT, metrics, run, write_job
+from grpo.held_out import read_held_out
+from tests.grpo.job_runner import COMMAND, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
 
 STEPS = {**RL, "steps": 3, "save_every": 1, "minibatches": 1}
 
@@ -72,6 +75,23 @@ def test_sft_too(sft_fields, tmp_path):
     for processes in (1, 2):
         run_in(write_job(tmp_path / str(processes), "sft", **{**sft_fields, "settings": settings}), processes)
     assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
+
+
+def test_a_reward_model_too_and_its_held_out_scores(sft, tmp_path):
+    ranked = [(i, better, worse) for i in range(24) for better in range(i % 3) for worse in range(better + 1, 4)]
+    rows = [
+        {"messages": user(f"Say {i}"), "chosen": "yes " * (4 - a), "rejected": "yes " * (4 - b), "held_out": i % 4 == 0}
+        for i, a, b in ranked
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
+    fields = {"model": sft / "out", "data": tmp_path / "data.parquet", "loss": "pairs", "bootstrap": True}
+    for processes in (1, 2):
+        job = write_job(tmp_path / str(processes), "reward_model", settings={**SFT, "max_steps": 4}, **fields)
+        run_in(job, processes)
+    assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
+    one, two = (read_held_out(tmp_path / folder / "out") for folder in ("1", "2"))
+    assert [row["chosen"] for row in one] == [row["chosen"] for row in two] and len(one) > 6
+    assert [row["chosen_score"] for row in one] == pytest.approx([row["chosen_score"] for row in two], abs=1e-3)
 
 
 def test_wrong_input_is_one_line_in_several_processes_too(rl_fields, tmp_path):

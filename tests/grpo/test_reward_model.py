@@ -1,17 +1,25 @@
-"""Losses of the reward models by hand, and scores that do not depend on their company."""
+"""Losses of reward models by hand, batch elements, ensembles, and scores that do not depend on their company."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
 from grpo.config import Hardware
+from grpo.data import Problem
+from grpo.errors import InputError
+from grpo.jobs import MEMBER
 from grpo.policy import load_reward_model
-from grpo.reward_model import bradley_terry, pointwise
-from grpo.scoring import RewardModelScorer, conversation_tokens, score_rows
+from grpo.preferences import Preferences, bootstrap, elements
+from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
+from grpo.rewards import Response
+from grpo.rl_config import Scoring
+from grpo.scoring import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
+from grpo.template import parse
 
 CPU = Hardware(device="cpu")
 ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]
@@ -24,17 +32,128 @@ def model(model_folder):
 
 
 def test_bradley_terry_by_hand():
-    # -log sigma(1) = ln(1 + e^-1); equal scores give ln 2; the loss is their mean.
-    assert bradley_terry(torch.tensor([1.0]), torch.tensor([0.0])).item() == pytest.approx(math.log(1 + math.exp(-1)))
-    both = bradley_terry(torch.tensor([1.0, 5.0]), torch.tensor([0.0, 5.0])).item()
-    assert both == pytest.approx((math.log(1 + math.exp(-1)) + math.log(2)) / 2)
+    # -log sigma(1) = ln(1 + e^-1); equal scores give ln 2.
+    both = bradley_terry(torch.tensor([1.0, 5.0]), torch.tensor([0.0, 5.0])).tolist()
+    assert both == pytest.approx([math.log(1 + math.exp(-1)), math.log(2)])
+
+
+def test_a_margin_is_a_difference_that_does_not_count():
+    # 3 - 0 with a margin of 2 is as 1 - 0 without; equal scores with a margin of ln 3: -ln sigma(-ln 3) = ln 4.
+    both = bradley_terry(torch.tensor([3.0, 5.0]), torch.tensor([0.0, 5.0]), torch.tensor([2.0, math.log(3)])).tolist()
+    assert both == pytest.approx([math.log(1 + math.exp(-1)), math.log(4)])
+
+
+def test_centring_by_hand():
+    scores = torch.tensor([[3.0, 1.0], [-1.0, 2.0]], requires_grad=True)
+    penalty = off_centre(scores[0], scores[1])
+    assert penalty.tolist() == [4.0, 9.0]
+    penalty.sum().backward()
+    assert scores.grad.tolist() == [[4.0, 6.0], [4.0, 6.0]]  # both sides are pushed the same way
 
 
 def test_bradley_terry_gradient():
     # d/dr_w = -(1 - sigma(0)) = -1/2, d/dr_l = +1/2.
     scores = torch.zeros(2, requires_grad=True)
-    bradley_terry(scores[:1], scores[1:]).backward()
+    bradley_terry(scores[:1], scores[1:]).sum().backward()
     assert scores.grad.tolist() == [-0.5, 0.5]
+
+
+def element(pairs, strength=None):
+    """Which response is better than which, by number; `strength` of every verdict."""
+    rows = tuple({} if strength is None else {"strength": strength} for _ in pairs)
+    chosen, rejected = zip(*pairs, strict=True)
+    responses = max(*chosen, *rejected) + 1
+    return Preferences([[1]] * responses, [[2]] * responses, 1, rows=rows, chosen=chosen, rejected=rejected)
+
+
+def test_a_prompt_weighs_the_same_whatever_its_pairs():
+    three, one = element([(0, 1), (0, 2), (1, 2)]), element([(0, 1)])
+    scores = torch.tensor([2.0, 1.0, 0.0, 4.0, 4.0])
+    of_one, of_two = math.log(1 + math.exp(-1)), math.log(1 + math.exp(-2))
+    expected = (of_one + of_two + of_one) / 3 + math.log(2)
+    assert pair_loss(scores, [three, one], 0.0, 0.0).item() == pytest.approx(expected)
+    # Sums of scores 3, 2, 1 and 8: a tenth of (9 + 4 + 1) / 3 + 64 on top.
+    assert pair_loss(scores, [three, one], 0.0, 0.1).item() == pytest.approx(expected + 0.1 * (14 / 3 + 64))
+
+
+def test_the_margin_grows_with_the_strength_of_the_verdict():
+    scores = torch.tensor([3.0, 0.0])
+    for strength, margin in ((2.0, 2.0), (1.5, 1.5), (None, 1.0)):  # 1 where the data say nothing
+        expected = math.log(1 + math.exp(margin - 3))
+        assert pair_loss(scores, [element([(0, 1)], strength)], 1.0, 0.0).item() == pytest.approx(expected)
+
+
+def pair(chosen, rejected, prompt="Hi", **more):
+    return {"messages": [{"role": "user", "content": prompt}], "chosen": chosen, "rejected": rejected, **more}
+
+
+def test_all_pairs_of_a_prompt_are_one_element_of_which_each_response_is_scored_once(tokenizer):
+    rows = [pair("a", "b"), pair("x", "y", "Ho"), pair("a", "c"), pair("b", "c")]
+    first, second = elements(tokenizer, rows, "pairs", 99)
+    assert (first.chosen, first.rejected, first.weight) == ((0, 0, 1), (1, 2, 2), 1)
+    written = [prompt + rest for prompt, rest in zip(first.prompts, first.rests, strict=True)]
+    assert written == [conversation_tokens(tokenizer, rows[0]["messages"], text) for text in "abc"]
+    assert first.rows == (rows[0], rows[2], rows[3]) and second.rows == (rows[1],)
+
+
+def test_a_response_that_is_too_long_takes_its_pairs_with_it(tokenizer):
+    rows = [pair("a", "b" * 60), pair("a", "c"), pair("b" * 60, "d", "Ho")]
+    limit = len(conversation_tokens(tokenizer, rows[0]["messages"], "c"))
+    (kept,) = elements(tokenizer, rows, "pairs", limit)
+    assert (len(kept.prompts), kept.rows) == (2, (rows[1],))
+
+
+def test_a_bootstrap_sample_draws_prompts_with_all_that_is_said_about_them(tokenizer):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i // 2}"}], "response": f"{i}", "label": i % 2} for i in range(40)
+    ]
+    given = elements(tokenizer, rows, "points", 99)
+    drawn = bootstrap(given, 0)
+    assert len(drawn) == 40  # two labels for each of 20 prompts
+    times = Counter(example.rows[0]["response"] for example in drawn)
+    assert all(times[str(i)] == times[str(i + 1)] for i in range(0, 40, 2))
+    assert max(times.values()) > 1 and len(times) < 40
+    responses = [[example.rows[0]["response"] for example in bootstrap(given, seed)] for seed in (0, 0, 1)]
+    assert responses[0] == responses[1] != responses[2]
+
+
+def test_an_ensembles_score_by_hand():
+    # Members say 1 and 3: mean 2, standard deviation 1; 4 and 4: mean 4, deviation 0.
+    scores = torch.tensor([[1.0, 4.0], [3.0, 4.0]])
+    assert ensemble_score(scores, 0.0).tolist() == [2.0, 4.0]
+    assert ensemble_score(scores, 0.5).tolist() == [1.5, 4.0]
+    assert ensemble_score(scores[:1], 9.0).tolist() == [1.0, 4.0]  # one alone is always sure
+
+
+def test_a_folder_of_members_scores_as_their_mean_less_their_spread(model_folder, tokenizer, tmp_path):
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        folder = tmp_path / f"{MEMBER}{seed}"
+        load_reward_model(model_folder, CPU).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    asked = [[{"role": "user", "content": "What is 1 + 2?"}]] * 2, ["3", "no"]
+    first, second = (RewardModelScorer(str(tmp_path / f"{MEMBER}{seed}"), CPU)(*asked) for seed in (0, 1))
+    assert first != pytest.approx(second, abs=1e-3)
+    mean = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+    spread = [abs(a - b) / 2 for a, b in zip(first, second, strict=True)]
+    assert RewardModelScorer(str(tmp_path), CPU)(*asked) == pytest.approx(mean, abs=1e-5)
+    careful = RewardModelScorer(str(tmp_path), CPU, uncertainty_penalty=2.0)(*asked)
+    assert careful == pytest.approx([m - 2 * s for m, s in zip(mean, spread, strict=True)], abs=1e-5)
+
+    problem = Problem("g", asked[0][0], "", "none", "general", "en", "test")
+    texts = [f"<think>{thought}</think><answer>3</answer>" for thought in ("add", "guess")]
+    responses = [Response(text, parse(text), tokens=9, finished=True, max_tokens=20) for text in texts]
+    scorer = Scorer({}, Scoring(workers=1))
+    try:
+        scorer.load_models(str(tmp_path), str(tmp_path), CPU, uncertainty_penalty=2.0)
+        found = scorer.start(problem, responses).finish().breakdowns
+        with pytest.raises(InputError, match="uncertainty_penalty needs an ensemble"):
+            scorer.load_models(str(tmp_path / f"{MEMBER}0"), None, CPU, uncertainty_penalty=2.0)
+    finally:
+        scorer.close()
+    # The helpful score is one of the summary, which is the same; the safety score is one of the whole response.
+    assert [row["helpful"] for row in found] == pytest.approx([careful[0]] * 2, abs=1e-5)
+    assert found[0]["safe"] != found[1]["safe"]
 
 
 def test_pointwise_by_hand():

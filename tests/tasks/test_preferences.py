@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tasks.judge import JudgeSettings, make_judge
-from tasks.preferences import held_out, labels, pairs
+from tasks.preference_rows import drop_duplicates, held_out, pair_row
+from tasks.preferences import Judged, labels, pairs
 
 DEFAULTS: dict[str, Any] = {
     "judgments": 4,
@@ -30,15 +31,24 @@ class Scripted:
         return [(self.size if len(p.a) > len(p.b) else -self.size) + self.bias for p in asked]
 
 
-def made(judge: Any, sample: Any, problem: Any, texts: list[str], **changes: Any) -> tuple[list[Any], dict[str, int]]:
+def made(judge: Any, sample: Any, problem: Any, texts: list[str], **changes: Any) -> Judged:
     samples = [sample(answer=text, accuracy=None) for text in texts]
     return pairs(samples, {"p": problem(domain="general")}, judge, **{**DEFAULTS, **changes})
 
 
 def test_the_better_one_is_chosen(sample: Any, problem: Any) -> None:
-    rows, counts = made(Scripted(2.0), sample, problem, ["ab", "abc", "ab"])
+    rows, counts, _ = made(Scripted(2.0), sample, problem, ["ab", "abc", "ab"])
     assert [(r["chosen"], r["rejected"]) for r in rows] == [("abc", "ab")]
     assert counts == {"candidates": 1, "length": 0, "kept": 1}
+    assert (rows[0]["strength"], rows[0]["source"]) == (2.0, "judge")
+
+
+def test_votes_for_the_first_place_are_measured(sample: Any, problem: Any) -> None:
+    # Whatever stands first wins each vote: by 3, against the longer one by 1. 64 votes come in both orders.
+    _, _, bias = made(Scripted(1.0, bias=2.0), sample, problem, ["a", "b b"], judgments=64)
+    assert (bias["first_wins"], bias["orders_agree"]) == (1.0, 0.0)
+    _, _, bias = made(Scripted(2.0, bias=1.0), sample, problem, ["a", "b b"], judgments=64)
+    assert bias["orders_agree"] == bias["longer_wins"] == bias["longer_wins_kept"] == bias["length_correlation"] == 1.0
 
 
 def test_the_margin_is_exclusive(sample: Any, problem: Any) -> None:
@@ -66,7 +76,22 @@ def test_labels(sample: Any, problem: Any) -> None:
     assert rows[0]["response"] == samples[0].completion  # the whole response, reasoning included
 
 
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 def test_held_out_is_a_share_of_prompts() -> None:
-    share = sum(held_out(str(i), 0.2) for i in range(2000)) / 2000
+    share = sum(held_out(said(str(i)), 0.2) for i in range(2000)) / 2000
     assert share == pytest.approx(0.2, abs=0.03)
-    assert not held_out("x", 0.0) and held_out("x", 1.0)
+    assert not held_out(said("x"), 0.0) and held_out(said("x"), 1.0)
+
+
+def test_a_prompt_is_on_one_side_wherever_it_comes_from() -> None:
+    for i in range(50):
+        spoken = [{"role": "system", "content": "Be brief."}, *said(f" Say  IT {i}")]
+        assert held_out(said(f"say it {i}"), 0.5) == held_out(spoken, 0.5)
+
+
+def test_the_same_pair_of_two_sources_is_one() -> None:
+    rows = [pair_row(said("x"), *pair, 1.0, s, 0.0) for s in ("judge", "file/a") for pair in (("a", "b"), ("b", "a"))]
+    assert drop_duplicates(rows) == rows[:2]

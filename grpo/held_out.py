@@ -1,0 +1,33 @@
+"""Held-out preferences with the scores that a reward model gives them: a file beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HELD_OUT = "held_out.parquet"
+
+Scored = dict[str, Any]
+"""A row of preference data with `chosen_score` and `rejected_score`, or with `score`."""
+
+
+def write_held_out(folder: Path, rows: Sequence[Scored]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows)), folder / HELD_OUT)
+
+
+def read_held_out(folder: Path) -> list[Scored]:
+    """Empty where nothing was held out."""
+    path = folder / HELD_OUT
+    return pq.read_table(path).to_pylist() if path.is_file() else []
+
+
+def is_right(row: Scored) -> bool:
+    """Whether a pair is in the right order, or a labelled response on the right side of 0."""
+    if "label" in row:
+        return bool((row["score"] > 0) == (row["label"] > 0.5))
+    return bool(row["chosen_score"] > row["rejected_score"])

@@ -1,0 +1,91 @@
+"""Preference data as batch elements: a prompt with all of its pairs, or one labelled response."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.data import read_columns
+from grpo.packing import shared_prefix
+from grpo.scoring import conversation_tokens
+from grpo.supervised import Example
+
+COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
+OPTIONAL = ("strength", "source")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preferences(Example):
+    """A batch element, and the rows that it was made of: the pairs of a prompt, or a labelled response."""
+
+    rows: tuple[Row, ...] = ()
+    chosen: tuple[int, ...] = ()  # which of the sequences is the better one of each pair
+    rejected: tuple[int, ...] = ()
+
+
+def read_preferences(path: Path, loss: str) -> tuple[list[Row], list[Row]]:
+    """(rows to train on, held-out rows)."""
+    rows = read_columns(path, [*COLUMNS[loss], "held_out"], OPTIONAL)
+    return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
+
+
+def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) -> list[Preferences]:
+    """Batch elements in the order of their first rows. Sequences of more than `max_tokens`, and so what is said about
+    them, are left out."""
+    by_prompt: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_prompt[json.dumps(row["messages"])].append(row)
+    made = [_ELEMENTS[loss](tokenizer, of_prompt, max_tokens) for of_prompt in by_prompt.values()]
+    return [element for of_prompt in made for element in of_prompt]
+
+
+def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:
+    """As many prompts, drawn with replacement, each with all that is said about it."""
+    by_prompt: dict[str, list[Preferences]] = defaultdict(list)
+    for example in examples:
+        by_prompt[json.dumps(example.rows[0]["messages"])].append(example)
+    drawn = random.Random(f"bootstrap/{seed}").choices([*by_prompt.values()], k=len(by_prompt))
+    return [example for of_prompt in drawn for example in of_prompt]
+
+
+def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
+    """InstructGPT, 3.5: all pairs of a prompt are one element, so that each response is scored once, and no response
+    counts for more because it was compared more often. One element at most."""
+    texts = dict.fromkeys(row[side] for row in rows for side in ("chosen", "rejected"))
+    tokens = {text: conversation_tokens(tokenizer, rows[0]["messages"], text) for text in texts}
+    fits = [row for row in rows if max(len(tokens[row[side]]) for side in ("chosen", "rejected")) <= max_tokens]
+    if not fits:
+        return []
+    scored = [*dict.fromkeys(row[side] for row in fits for side in ("chosen", "rejected"))]
+    number = {text: i for i, text in enumerate(scored)}
+    sequences = [tokens[text] for text in scored]
+    shared = shared_prefix(sequences)
+    return [
+        Preferences(
+            prompts=[sequence[:shared] for sequence in sequences],
+            rests=[sequence[shared:] for sequence in sequences],
+            weight=1,
+            rows=tuple(fits),
+            chosen=tuple(number[row["chosen"]] for row in fits),
+            rejected=tuple(number[row["rejected"]] for row in fits),
+        )
+    ]
+
+
+def _points(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
+    sequences = [(row, conversation_tokens(tokenizer, row["messages"], row["response"])) for row in rows]
+    return [
+        Preferences([ids[:1]], [ids[1:]], weight=1, label=float(row["label"]), rows=(row,))
+        for row, ids in sequences
+        if len(ids) <= max_tokens
+    ]
+
+
+_ELEMENTS: dict[str, Callable[[Any, Sequence[Row], int], list[Preferences]]] = {"pairs": _pairs, "points": _points}

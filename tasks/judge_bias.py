@@ -1,0 +1,57 @@
+"""What sways a judge besides quality, measured on its own comparisons: which response stands first, which is longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All votes on two responses a and b to one prompt."""
+
+    first: list[float]  # votes with a shown first; above 0 where a is better
+    second: list[float]  # votes with b shown first; above 0 where a is better, all the same
+    longer: int  # words of a less words of b
+    kept: bool  # whether it became a pair to train on
+
+    @property
+    def verdict(self) -> float:
+        """Mean of all votes: from -2 (b much better) to 2."""
+        return sum(self.first + self.second) / len(self.first + self.second)
+
+
+def bias(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """Measures by name; one that nothing was found for is left out.
+
+    - first_wins: share of the decided votes that went to the response shown first; 0.5 where the place means nothing.
+    - orders_agree: of the pairs shown in both orders, the mean share of couples of votes, one in each order, that name
+      the same winner or are both ties.
+    - length_correlation: of the mean verdict on a pair with its difference in words. It is Pearson's over each pair in
+      both directions, so that it does not matter which response is called a; then both means are 0.
+    - longer_wins: share of the pairs with a winner that the longer response won; pairs of equal length do not count.
+    - longer_wins_kept: the same of the pairs that are trained on.
+    """
+    votes = [v for c in comparisons for v in (*c.first, *(-v for v in c.second)) if v]
+    agreeing = [_agreement(c) for c in comparisons if c.first and c.second]
+    signs = [(_sign(c.verdict) * _sign(c.longer), c.kept) for c in comparisons if c.verdict and c.longer]
+    products = sum(c.verdict * c.longer for c in comparisons)
+    scale = math.sqrt(sum(c.verdict**2 for c in comparisons) * sum(c.longer**2 for c in comparisons))
+    shares: dict[str, list[float]] = {
+        "first_wins": [v > 0 for v in votes],
+        "orders_agree": agreeing,
+        "longer_wins": [sign > 0 for sign, _ in signs],
+        "longer_wins_kept": [sign > 0 for sign, kept in signs if kept],
+    }
+    measured = {name: sum(values) / len(values) for name, values in shares.items() if values}
+    return measured | ({"length_correlation": products / scale} if scale else {})
+
+
+def _agreement(comparison: Comparison) -> float:
+    couples = [_sign(a) == _sign(b) for a in comparison.first for b in comparison.second]
+    return sum(couples) / len(couples)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

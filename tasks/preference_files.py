@@ -1,0 +1,78 @@
+"""Preferences that others have gathered: which file, and what its rows give."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo.errors import InputError
+from tasks.preference_formats import read_row
+from tasks.preference_rows import label_row, pair_row
+from tasks.row_files import file_rows
+
+
+class PreferenceFile(BaseModel):
+    """A file of preferences. Each row has one of these sets of columns; rows of several kinds may stand in one file.
+
+    - chosen, rejected: whole conversations, lists of {role, content}, that differ in the last message only.
+    - prompt, chosen, rejected: the prompt is text or a list of messages; so are the responses.
+    - prompt, responses, ranks: a list of texts and a list of their ranks, 1 for the best; the same rank is a tie.
+    - prompt, response, label: true, 1 or "safe"; false, 0 or "unsafe".
+
+    Pairs may have a `strength` from 0 on (what RewardModel.margin multiplies), 1 where there is none. In a CSV file a
+    list is written as JSON.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Path = Field(description="The file: .jsonl or .json (an object a line), .parquet or .csv (with a header).")
+    limit: int | None = Field(default=None, ge=1, description="Rows to read, from the start. None: all.")
+    on_bad_record: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A row that cannot be used. stop: an error that names it, and nothing is made; skip: it is left "
+        "out, counted, and named in bad_records.jsonl of the artifact.",
+    )
+
+
+@dataclass
+class Loaded:
+    """What a file gave. `counts`: rows, bad_records, tied (pairs of a ranked list that say nothing), pairs, labels."""
+
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    labels: list[dict[str, Any]] = field(default_factory=list)
+    bad_records: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def load_preferences(file: PreferenceFile, held_out_share: float) -> Loaded:
+    """Pairs and labels of a file, as `tasks.preference_rows` makes them.
+
+    Raises InputError for the first bad record, with its file and line, unless they are skipped; and where none is good.
+    """
+    loaded = Loaded()
+    source, read, tied = f"file/{file.path.name}", 0, 0
+    for where, row in itertools.islice(file_rows(file.path), file.limit):
+        read += 1
+        try:
+            if isinstance(row, InputError):
+                raise row
+            said = read_row(row, where)
+        except InputError as error:
+            if file.on_bad_record == "stop":
+                raise
+            loaded.bad_records.append(str(error))
+            continue
+        tied += said.tied
+        loaded.pairs += [pair_row(said.messages, *pair, source, held_out_share) for pair in said.pairs]
+        loaded.labels += [label_row(said.messages, *label, source, held_out_share) for label in said.labels]
+    if not loaded.pairs and not loaded.labels:
+        bad = loaded.bad_records
+        why = f", {len(bad)} of them bad records, the first: {bad[0]}" if bad else f" ({tied} tied pairs)"
+        raise InputError(f"{file.path}: no preference left of {read} rows{why}")
+    counts = {"rows": read, "bad_records": len(loaded.bad_records), "tied": tied}
+    loaded.counts = {**counts, "pairs": len(loaded.pairs), "labels": len(loaded.labels)}
+    return loaded

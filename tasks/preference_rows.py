@@ -1,0 +1,60 @@
+"""The rows that reward models are trained on, wherever they come from: pairs and labels, some of them held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.data import Message
+from tasks.data_statistics import prompt_text
+from tasks.problems import normalise
+
+
+def pair_row(
+    messages: list[Message], chosen: str, rejected: str, strength: float, source: str, held_out_share: float
+) -> dict[str, Any]:
+    """`strength`: how much better, from 0 on; a judge's mean verdict is 2 at most."""
+    return {
+        "messages": messages,
+        "chosen": chosen,
+        "rejected": rejected,
+        "strength": strength,
+        "source": source,
+        "held_out": held_out(messages, held_out_share),
+    }
+
+
+def label_row(messages: list[Message], response: str, safe: bool, source: str, held_out_share: float) -> dict[str, Any]:
+    return {
+        "messages": messages,
+        "response": response,
+        "label": int(safe),
+        "source": source,
+        "held_out": held_out(messages, held_out_share),
+    }
+
+
+def held_out(messages: Sequence[Message], share: float) -> bool:
+    """By the prompt's text, so that no prompt is on both sides, whatever it comes from."""
+    text = normalise(prompt_text(messages))
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 < share
+
+
+def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of the rows that say the same about the same responses."""
+    first: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        said = [row["messages"], *(row.get(name) for name in ("chosen", "rejected", "response", "label"))]
+        first.setdefault(json.dumps(said), row)
+    return list(first.values())
+
+
+def write_preferences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)

@@ -1,0 +1,154 @@
+"""How good a reward model is on held-out preferences: accuracy, calibration, agreement with the judge, spread."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grpo.held_out import Scored, is_right
+from tasks.data_statistics import prompt_text
+from tasks.evaluation import RESAMPLES
+from tasks.preferences import JUDGE
+
+CONFIDENCE = 0.95
+BINS = 10
+_SCORES = ("chosen_score", "rejected_score", "score")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`metrics` by name; a row for each filled bin of `calibration` and each strength of `agreement`; the scores of the
+    better and of the worse responses (chosen and rejected, or safe and unsafe)."""
+
+    metrics: dict[str, float]
+    calibration: list[dict[str, float]]
+    agreement: list[dict[str, float]]
+    scores: dict[str, list[float]]
+
+
+def quality(rows: Sequence[Scored]) -> Quality:
+    """Of at least one row, all of them pairs or all of them labels.
+
+    - held_out_accuracy, _low, _high: share of rows that are right, with its bootstrap interval over prompts.
+    - held_out_calibration_error: see `calibration`.
+    - held_out_NAME_mean, _std: of the scores in `scores`.
+    - labels only: held_out_safe_right, held_out_unsafe_right: the accuracy on each kind.
+    - ensembles only: held_out_uncertainty_right, _wrong: mean uncertainty where the mean score is right, or wrong.
+    """
+    pairs = "label" not in rows[0]
+    right = [is_right(row) for row in rows]
+    low, high = interval(rows, right)
+    chances = [_chance(row) for row in rows]
+    bins = calibration(chances, right if pairs else [bool(row["label"]) for row in rows], 0.5 if pairs else 0.0)
+    scores = _scores(rows, pairs)
+    metrics = {"accuracy": _mean(right), "accuracy_low": low, "accuracy_high": high, "calibration_error": _error(bins)}
+    for name, values in scores.items():
+        if values:
+            metrics |= {f"{name}_mean": float(np.mean(values)), f"{name}_std": float(np.std(values))}
+            metrics |= {} if pairs else {f"{name}_right": _mean([(v > 0) == (name == "safe") for v in values])}
+    if "uncertainty" in rows[0]:
+        for name, wanted in (("right", True), ("wrong", False)):
+            spread = [row["uncertainty"] for row, found in zip(rows, right, strict=True) if found == wanted]
+            metrics |= {f"uncertainty_{name}": _mean(spread)} if spread else {}
+    named = {f"held_out_{name}": value for name, value in metrics.items()}
+    return Quality(named, bins, agreement(rows) if pairs else [], scores)
+
+
+def interval(rows: Sequence[Scored], right: Sequence[bool]) -> tuple[float, float]:
+    """Bootstrap interval of the accuracy: prompts are drawn with replacement, since what is said about responses to one
+    prompt is not independent."""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for row, found in zip(rows, right, strict=True):
+        groups[prompt_text(row["messages"])].append(found)
+    hits = np.array([sum(group) for group in groups.values()])
+    sizes = np.array([len(group) for group in groups.values()])
+    rng = np.random.default_rng(0)
+    draws = (rng.integers(len(sizes), size=len(sizes)) for _ in range(RESAMPLES))
+    shares = [hits[drawn].sum() / sizes[drawn].sum() for drawn in draws]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(shares, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: float) -> list[dict[str, float]]:
+    """What was predicted and what came true, in ten bins of equal width from `lowest` to 1.
+
+    Of a label the prediction is that it is "safe". Of a pair it is that the response of the higher score is the chosen
+    one: sigma(|r_w - r_l|), from 0.5. In bins of sigma(r_w - r_l) itself the share right would be 0 below a half and 1
+    above, whatever the model.
+    """
+    width = (1 - lowest) / BINS
+    bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for chance, true in zip(chances, came_true, strict=True):
+        bins[min(BINS - 1, int((chance - lowest) / width))].append((chance, true))
+    return [
+        {
+            "from": lowest + number * width,
+            "to": lowest + (number + 1) * width,
+            "predicted": _mean([chance for chance, _ in found]),
+            "right": _mean([true for _, true in found]),
+            "count": len(found),
+        }
+        for number, found in sorted(bins.items())
+    ]
+
+
+def agreement(rows: Sequence[Scored]) -> list[dict[str, float]]:
+    """Share of the judged pairs that model and judge order alike, by the strength of the judge's verdict, to the
+    nearest quarter: what four votes can give."""
+    by_strength: dict[float, list[bool]] = defaultdict(list)
+    for row in rows:
+        if row["source"] == JUDGE:
+            by_strength[round(row["strength"] * 4) / 4].append(is_right(row))
+    return [
+        {"strength": strength, "agree": _mean(found), "count": len(found)}
+        for strength, found in sorted(by_strength.items())
+    ]
+
+
+def combine(members: Sequence[Sequence[Scored]]) -> list[Scored]:
+    """Held-out rows of an ensemble: mean scores, and `uncertainty`, the members' standard deviation of what decides:
+    r_w - r_l of a pair, the score of a labelled response."""
+    combined = []
+    for row, *others in zip(*members, strict=True):
+        rows = [row, *others]
+        means = {name: _mean([r[name] for r in rows]) for name in _SCORES if name in row}
+        combined.append({**row, **means, "uncertainty": float(np.std([_decides(r) for r in rows]))})
+    return combined
+
+
+def tables(name: str, found: Quality) -> dict[str, list[dict[str, Any]]]:
+    """For display, by name."""
+    made = {f"{name}_calibration": found.calibration, f"{name}_agreement": found.agreement}
+    return {table: rows for table, rows in made.items() if rows}
+
+
+def _decides(row: Scored) -> float:
+    return float(row["score"] if "label" in row else row["chosen_score"] - row["rejected_score"])
+
+
+def _chance(row: Mapping[str, Any]) -> float:
+    logit = row["score"] if "label" in row else abs(row["chosen_score"] - row["rejected_score"])
+    return float(1 / (1 + np.exp(-np.clip(logit, -700, 700))))
+
+
+def _scores(rows: Sequence[Scored], pairs: bool) -> dict[str, list[float]]:
+    if pairs:
+        return {name: [row[f"{name}_score"] for row in rows] for name in ("chosen", "rejected")}
+    return {
+        name: [row["score"] for row in rows if row["label"] == label] for name, label in (("safe", 1), ("unsafe", 0))
+    }
+
+
+def _error(bins: Sequence[Mapping[str, float]]) -> float:
+    """Expected calibration error: |predicted - right|, mean over rows."""
+    total = sum(found["count"] for found in bins)
+    return sum(abs(found["predicted"] - found["right"]) * found["count"] for found in bins) / total
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values))
