@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ def parser() -> argparse.ArgumentParser:
     run = _with_choice(commands.add_parser("run", help="run a recipe; what exists is reused"))
     run.add_argument("--force", action="append", default=[], metavar="STAGE", help="make it again (repeatable)")
     run.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line of stdout")
+    run.add_argument(
+        "--approve", action="append", default=[], metavar="GATE", help="let this gate pass if it would ask (repeatable)"
+    )
     plan = _with_choice(commands.add_parser("plan", help="what a run would do, and why"))
     plan.add_argument("--force", action="append", default=[], metavar="STAGE")
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
@@ -63,7 +67,8 @@ def _with_choice(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    given = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     try:
         prepare_environment()
         return COMMANDS[given.command](given)
@@ -76,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> int:
+    from flows.gates import GateStopped
     from flows.plan import plan as make_plan
     from flows.r1 import FLOWS, GRAPHS, RecipeFailed
     from flows.recipe import load_recipe
@@ -101,10 +107,13 @@ def run(given: argparse.Namespace) -> int:
                 only=given.only,
                 force=given.force,
                 inputs=dict(choice.inputs),
+                approve=given.approve,
             )
     except RecipeFailed as failed:
         if given.json:
             print(json.dumps(failed.result))
+        if isinstance(failed.cause, GateStopped):
+            return _stopped(failed.cause, given.arguments)
         kind = "error" if isinstance(failed.cause, InputError) else "failed"
         print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
@@ -113,6 +122,13 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(result))
     return 0
+
+
+def _stopped(gate: Any, arguments: Sequence[str]) -> int:
+    if gate.can_be_approved:
+        print(f"to go on: {shlex.join(['r1', *arguments, '--approve', gate.gate])}", file=sys.stderr)
+    print(f"stopped: {_one_line(gate)}", file=sys.stderr)
+    return 1
 
 
 def _one_line(error: BaseException) -> str:
@@ -138,7 +154,7 @@ def _choice(given: argparse.Namespace) -> Any:
         if not equals:
             raise InputError(f"--input {pair}: write STAGE=REF")
         inputs[name] = reference
-    return Choice(given.start, given.only, given.force, inputs)
+    return Choice(given.start, given.only, given.force, inputs, getattr(given, "approve", ()))
 
 
 def plan(given: argparse.Namespace) -> int:

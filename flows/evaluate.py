@@ -16,9 +16,11 @@ from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
-from tasks.evaluation import alignment_metrics, reasoning_metrics, win_rate
-from tasks.judge import JudgeSettings, make_judge
+from tasks.behaviour import instruction_metrics, refusal_metrics
+from tasks.evaluation import alignment_metrics, reasoning_metrics
+from tasks.judge import EVALUATION_DIGESTS, Judge, make_judge
 from tasks.store import Manifest
+from tasks.win_rate import compare, length_controlled, win_rate
 
 CHECKPOINTS = {
     "base": "base",
@@ -37,7 +39,7 @@ def build(context: Context) -> Outcome:
     held_out = context.path("problems") / HELD_OUT
     stages = {stage: name for stage, name in CHECKPOINTS.items() if stage in context.inputs}
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
-    template = zero_template(context.path("base"))
+    template = zero_template(context.path("base")) if "base" in context.inputs else None
     raw = context.out / "samples"
     tasks = [
         {
@@ -45,7 +47,7 @@ def build(context: Context) -> Outcome:
             "model": context.path(stage),
             "policy": context.inputs[stage].ref.digest,
             "problems": [held_out],
-            "first": {"reasoning": config.problems, "general": config.general if rewards else 0},
+            "first": {"reasoning": config.problems, "general": config.general},
             "samples_per_problem": config.samples_per_problem,
             "sampling": config.sampling,
             # A base model knows no chat tokens, and R1-Zero was trained by the plain text.
@@ -59,7 +61,8 @@ def build(context: Context) -> Outcome:
     context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware)
     problems = {problem.id: problem for problem in read_problems(held_out)}
     samples = {name: read_samples(raw / name) for name in stages.values()}
-    table = closing_table(samples, problems, config.confidence)
+    judge = make_judge(config.judge)
+    table = closing_table(samples, problems, config.confidence, judge)
     (context.out / TABLE).write_text(json.dumps(table, indent=2))
     metrics = {
         f"{name}/{metric}": value
@@ -79,23 +82,29 @@ def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def closing_table(
-    samples: Mapping[str, list[Sample]], problems: Mapping[str, Problem], confidence: float
+    samples: Mapping[str, list[Sample]], problems: Mapping[str, Problem], confidence: float, judge: Judge
 ) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its metrics."""
+    """Checkpoint -> its metrics. General prompts: scores of the reward models where they took part, and what the
+    judge, who is no part of the reward, and rules find."""
     reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
-    judge = make_judge(JudgeSettings())
     table = {}
     for name in samples:
         if not reasoning[name]:
             raise InputError("evaluate: no held-out reasoning problems; raise problems.held_out_share")
         table[name] = reasoning_metrics(reasoning[name], confidence)
-        if general[name]:
+        if general[name] and "helpful" in general[name][0].rewards:
             table[name] |= alignment_metrics(general[name], problems, confidence)
-        if general[name] and "dev3" in general:
-            rate = win_rate(general[name], general["dev3"], problems, judge)
-            table[name] |= {"win_rate_dev3": rate} if rate is not None else {}
+        table[name] |= refusal_metrics(general[name], problems, judge)
+        table[name] |= instruction_metrics(general[name], problems)
+        if compared := compare(general[name], general.get("dev3", []), problems, judge):
+            table[name] |= {"win_rate_dev3": win_rate(compared), "win_rate_dev3_lc": length_controlled(compared)}
     return table
+
+
+def code(config: Evaluate) -> dict[str, Any]:
+    """Digests of what decides the result besides settings: the judge's prompts."""
+    return {"judge_prompts": EVALUATION_DIGESTS}
 
 
 def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
@@ -108,13 +117,15 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     }
 
 
+VERSION = 4
 STAGE = Stage(
     "evaluate",
-    3,
+    VERSION,
     ("problems", "base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl"),
     build,
+    extra=code,
 )
-ZERO_STAGE = Stage("evaluate", 3, ("problems", "base", "r1_zero"), build)
+ZERO_STAGE = Stage("evaluate", VERSION, ("problems", "base", "r1_zero"), build, extra=code)
 
 
 @flow(name=STAGE.name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.gates import check_gates
 from flows.home import store
 from flows.r1 import Choice, Step
 from flows.recipe import Recipe
@@ -27,6 +28,7 @@ class Planned:
 def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]:
     """The plan of a run with these arguments, computed by the same keys as the run itself."""
     choice.check(graph)
+    check_gates(recipe.gates, [step.name for step in graph], choice.approve)
     known: dict[str, InputRef] = {}
     planned = []
     artifacts = store().list()

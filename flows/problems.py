@@ -79,7 +79,7 @@ def files(config: Problems) -> dict[str, str | Path]:
     return found
 
 
-STAGE = Stage("problems", 3, (), build, files=files)
+STAGE = Stage("problems", 4, (), build, files=files)
 
 
 @flow(name=STAGE.name, log_prints=False)

@@ -64,6 +64,11 @@ class Progress:
         self._clear()
         self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {reason}", markup=False)
 
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._clear()
+        self.console.print(line, markup=False)
+
     def _show(self, line: str) -> None:
         if self.console.is_terminal:
             if self._status is None:

@@ -28,10 +28,11 @@ from flows import (
     sft_data,
 )
 from flows import report as report_stage
+from flows.gates import Gatekeeper, check_gates
 from flows.home import store, tracking
 from flows.progress import Progress
 from flows.recipe import Recipe, load_recipe
-from flows.stage import Stage, Where, find_inputs, key_of
+from flows.stage import Stage, Where, find_inputs, key_of, resolve
 from grpo.errors import InputError
 from tasks.store import Manifest
 
@@ -80,12 +81,13 @@ GRAPHS = {"r1": R1, "r1_zero": R1_ZERO}
 
 @dataclass
 class Choice:
-    """Which stages of a recipe run."""
+    """Which stages of a recipe run, and which gates that ask are approved beforehand."""
 
     start: str | None = None
     only: str | None = None
     force: Sequence[str] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    approve: Sequence[str] = ()
 
     def check(self, graph: Sequence[Step]) -> None:
         known = [step.name for step in graph]
@@ -103,7 +105,7 @@ class Choice:
 
 
 class RecipeFailed(Exception):
-    """A stage failed: what was done before it, and its own error as the cause."""
+    """A stage failed, or the gate behind it: what was done before, and the error itself as the cause."""
 
     def __init__(self, result: dict[str, Any], stage: str, cause: BaseException):
         super().__init__(f"{stage}: {cause}")
@@ -119,9 +121,11 @@ def train_r1(
     only: str | None = None,
     force: list[str] | None = None,
     inputs: dict[str, str] | None = None,
+    approve: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The full DeepSeek-R1 recipe. `recipe` is a shipped name or a TOML path; `overrides` are section.field=value."""
-    choice = Choice(start, only, force or (), inputs or {})
+    """The full DeepSeek-R1 recipe. `recipe` is a shipped name or a TOML path; `overrides` are section.field=value;
+    `approve` names gates that ask and need not."""
+    choice = Choice(start, only, force or (), inputs or {}, approve or ())
     return run_recipe("r1", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
 
 
@@ -134,9 +138,10 @@ def train_r1_zero(
     only: str | None = None,
     force: list[str] | None = None,
     inputs: dict[str, str] | None = None,
+    approve: list[str] | None = None,
 ) -> dict[str, Any]:
     """R1-Zero: reinforcement learning from the base model, without supervised fine-tuning."""
-    choice = Choice(start, only, force or (), inputs or {})
+    choice = Choice(start, only, force or (), inputs or {}, approve or ())
     return run_recipe("r1_zero", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
 
 
@@ -147,6 +152,7 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
     """Run the chosen stages in order; the result is what `r1 run --json` prints."""
     graph = GRAPHS[graph_name]
     choice.check(graph)
+    chosen = check_gates(recipe.gates, [step.name for step in graph], choice.approve)
     record = tracking()
     record.reconcile()
     tags = {
@@ -156,8 +162,16 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
     }
     name = f"train_{graph_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
     run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
-    result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "checkpoints": {}}
+    result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
     references: dict[str, str] = {}
+
+    def made(stage: str) -> Manifest:
+        found = resolve(_reference(stage, graph, recipe, choice, references)).manifest
+        if found is None:
+            raise InputError(f"a gate looks at {stage}, which is a path here; give an artifact of the store")
+        return found
+
+    gates = Gatekeeper(chosen, recipe, record, run_id, choice.approve, made, result["gates"].append)
     for step in graph:
         if not choice.runs(graph, step.name):
             continue
@@ -173,6 +187,13 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
             raise
         references[step.name] = done["key"]
         result["stages"].append({k: done[k] for k in ("name", "status", "key", "seconds", "metrics")})
+        try:
+            gates.after(step.name)
+        except BaseException as error:
+            record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+            if isinstance(error, Exception):
+                raise RecipeFailed(result, step.name, error) from error
+            raise
     _close(record, run_id, recipe, result, references)
     return result
 
@@ -183,9 +204,14 @@ def _run_step(
     where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
     inputs = {}
     for name in step.stage.needs:
-        earlier = next(s for s in graph if s.name == name)
-        inputs[name] = choice.inputs.get(name) or references.get(name) or newest(earlier, graph, recipe)
+        inputs[name] = _reference(name, graph, recipe, choice, references)
     return step.flow(step.config(recipe), inputs=inputs, seed=recipe.seed, where=where)
+
+
+def _reference(stage: str, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str]) -> str:
+    """Where an earlier stage's artifact is taken from: the input given, this run's own, or what exists."""
+    earlier = next(step for step in graph if step.name == stage)
+    return choice.inputs.get(stage) or references.get(stage) or newest(earlier, graph, recipe)
 
 
 def newest(step: Step, graph: Sequence[Step], recipe: Recipe) -> str:

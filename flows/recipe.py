@@ -19,6 +19,7 @@ from grpo.errors import InputError
 from grpo.rl_config import RL, Scoring
 from grpo.text_engine_settings import TextEngineSettings
 from tasks.filters import FilterSettings
+from tasks.gates import Gate
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
@@ -186,7 +187,16 @@ class Evaluate(Section):
 
     samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
     problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
-    general: int = Field(0, ge=0, description="Most held-out general prompts; they measure the alignment reward.")
+    general: int = Field(
+        0,
+        ge=0,
+        description="Most held-out general prompts; they measure the alignment reward, refusals, instructions followed "
+        "and the win rate.",
+    )
+    judge: JudgeSettings = Field(
+        JudgeSettings(),
+        description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",
+    )
     sampling: Sampling
     hardware: Hardware = Hardware()
     confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
@@ -213,6 +223,9 @@ class Recipe(Section):
     alignment_rl: RL
     evaluate: Evaluate
     report: Report = Report()
+    gates: list[Gate] = Field(
+        [], description="Conditions between stages; one that fails stops the run, warns, or asks a person."
+    )
     r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
 
     @model_validator(mode="after")
@@ -222,6 +235,20 @@ class Recipe(Section):
             raise ValueError(
                 "alignment_rl.uncertainty_penalty needs an ensemble: set reward_models.helpful.ensemble to 2 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gates_are_known(self) -> Recipe:
+        stages = set(type(self).model_fields) - {"name", "description", "seed", "gates"}
+        names = [gate.name for gate in self.gates]
+        for gate in self.gates:
+            if names.count(gate.name) > 1:
+                raise ValueError(f"two gates have the name {gate.name!r}; give each its own")
+            for stage in sorted(gate.stages()):
+                if stage not in stages:
+                    raise ValueError(
+                        f"gate {gate.name!r}: unknown stage {stage!r}; known are {', '.join(sorted(stages))}"
+                    )
         return self
 
 

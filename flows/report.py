@@ -61,11 +61,11 @@ def publish_to_prefect(report: str, recipe: str) -> None:
 
 STAGE = Stage(
     "report",
-    2,
+    3,
     ("problems", "cold_start_data", "reasoning_rl", "sft_data", "reward_models", "alignment_rl", "evaluate"),
     build,
 )
-ZERO_STAGE = Stage("report", 2, ("problems", "r1_zero", "evaluate"), build)
+ZERO_STAGE = Stage("report", 3, ("problems", "r1_zero", "evaluate"), build)
 
 
 @flow(name=STAGE.name)

@@ -22,12 +22,22 @@ from grpo.errors import InputError
 HOST = "127.0.0.1"
 START_S = 120.0
 
+_short_lived = False
+
+
+def keeps_runs() -> bool:
+    """Whether flows report to a server that somebody can open, and that will be there tomorrow."""
+    from prefect.settings import PREFECT_API_URL
+
+    return bool(PREFECT_API_URL.value()) and not _short_lived
+
 
 @contextlib.contextmanager
 def prefect_server() -> Iterator[None]:
     """Flows in the block report to a server: the one that the user's settings name, or one of their own."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    global _short_lived
     if PREFECT_API_URL.value():
         yield
         return
@@ -50,8 +60,10 @@ def prefect_server() -> Iterator[None]:
                 raise InputError(f"the local Prefect server did not start; see {log}")
             time.sleep(0.1)
         with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}):
+            _short_lived = True
             yield
     finally:
+        _short_lived = False
         server.terminate()
         try:
             server.wait(timeout=10)

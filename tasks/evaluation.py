@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data import Problem, Sample
-from tasks.judge import Judge, Pair
 
 RESAMPLES = 1000
 
@@ -56,25 +55,6 @@ def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]
         "general_format": mean([s.rewards["format"] for s in samples]),
     }
     return metrics | ({"safe_on_harmful": mean([s.rewards["safe"] for s in harmful])} if harmful else {})
-
-
-def win_rate(
-    ours: Sequence[Sample], theirs: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge
-) -> float | None:
-    """Share of prompts on which the judge prefers our summary, ties counted half; None where it decided nothing.
-
-    This is the measure that the reward models did not train on.
-    """
-    other = by_problem(theirs)
-    asked = [
-        Pair(problems[pid], mine.summary, yours.summary)
-        for pid, group in by_problem(ours).items()
-        for mine, yours in zip(group, other.get(pid, []), strict=False)
-    ]
-    swapped = [Pair(p.problem, p.b, p.a) for p in asked]
-    votes = [v for v in judge.compare_all(asked) if v is not None]
-    votes += [-v for v in judge.compare_all(swapped) if v is not None]
-    return mean([1.0 if v > 0 else 0.5 if v == 0 else 0.0 for v in votes]) if votes else None
 
 
 def interval(values: Sequence[float], confidence: float) -> list[float]:

@@ -13,11 +13,12 @@ from tasks.judge_counts import JudgeCounts
 from tasks.judge_endpoint import OpenAIJudge
 from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 from tasks.judge_local import LocalJudge
-from tasks.judge_replies import PROMPT_DIGESTS
+from tasks.judge_replies import EVALUATION_DIGESTS, PROMPT_DIGESTS
 from tasks.judge_rule import RuleJudge
 from tasks.judge_settings import JudgeSettings
 
 __all__ = [
+    "EVALUATION_DIGESTS",
     "JUDGES",
     "PREFERENCE",
     "PROMPT_DIGESTS",

@@ -52,6 +52,9 @@ class Judge(Protocol):
         """Whether each response is good enough to learn from; None where undecided. A problem's answer, where there
         is one, is a reference to go by."""
 
+    def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
+        """Whether each response declines to do what its prompt asks; None where undecided."""
+
     def correct(self, question: str, reference: str, answer: str) -> Verdict:
         return self.correct_all([Claim(question, reference, answer)])[0]
 

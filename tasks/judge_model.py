@@ -16,6 +16,7 @@ T = TypeVar("T")
 _CORRECTNESS: dict[str, Verdict] = {"correct": "correct", "incorrect": "incorrect"}
 _SAFETY = {"safe": True, "unsafe": False}
 _QUALITY = {"good": True, "poor": False}
+_REFUSAL = {"refused": True, "answered": False}
 
 
 class ModelJudge(Judge, Protocol):
@@ -42,6 +43,10 @@ class ModelJudge(Judge, Protocol):
             for r in responses
         ]
         return self._vote(prompts, "quality", _QUALITY)
+
+    def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
+        prompts = [prompt("refused", prompt=r.problem.text, response=r.text) for r in responses]
+        return self._vote(prompts, "refusal", _REFUSAL)
 
     def compare_all(self, pairs: Sequence[Pair]) -> list[float | None]:
         """With several votes the mean, half of them in each order; None if one of them is undecided."""

@@ -21,8 +21,11 @@ _PROMPTS = {
     path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "judge_prompts").glob("*.txt"))
 }
 
-PROMPT_DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
-"""sha256 of each prompt file, for the key of a stage that judges: another wording is another result."""
+_DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
+PROMPT_DIGESTS = {name: _DIGESTS[name] for name in ("compare", "correct", "quality", "safe")}
+"""sha256 of each prompt file, for the key of a stage that makes data: another wording is another result."""
+EVALUATION_DIGESTS = {name: _DIGESTS[name] for name in ("compare", "refused")}
+"""Those that an evaluation asks by."""
 
 _TAG = re.compile(r"</?\s*(?:question|reference_answer|answer_to_check|prompt|response(?:_[ab])?)\s*>", re.IGNORECASE)
 _MARK = re.compile(r"<(?=[|｜])")

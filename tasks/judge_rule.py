@@ -36,6 +36,10 @@ class RuleJudge(Judge):
         self.counts.add("items", len(responses))
         return [rubric.good(problem, text, self.settings.quality_min) for problem, text in responses]
 
+    def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
+        self.counts.add("items", len(responses))
+        return [rubric.refused(problem, text) for problem, text in responses]
+
     def _correct(self, claim: Claim) -> Verdict:
         messages = [{"role": "user", "content": claim.question}]
         problem = Problem("", messages, claim.reference, self.settings.verifier, "reasoning", "", "judge")

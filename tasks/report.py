@@ -20,6 +20,11 @@ COLUMNS = {
     "alignment": "alignment",
     "alignment_ci95": "alignment interval",
     "win_rate_dev3": "win rate over dev3",
+    "win_rate_dev3_lc": "at equal length",
+    "refusal": "refuses harmful",
+    "over_refusal": "look-alikes",
+    "refused_harmless": "harmless",
+    "instructions": "instructions",
 }
 
 

@@ -10,6 +10,7 @@ from grpo.code_tests import check as check_tests
 from grpo.data import Message, Problem
 from grpo.errors import InputError
 from grpo.verifiers import VERIFIERS, verify
+from tasks.constraints import read_constraints
 from tasks.problem_sources import FileSource, HubSource, label, make_problem, short
 
 
@@ -20,6 +21,10 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
         name: _json_value(_column(row, name, "metadata_columns", where), name, where)
         for name in source.metadata_columns
     }
+    try:
+        read_constraints(metadata)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     # Tests say what is right; a reference solution is welcome, not needed.
     unanswered = verifier == "none" or (verifier == "code" and source.answer_column not in row)
     answer, solution = ("", "") if unanswered else _answer(source, where, row)

@@ -31,6 +31,12 @@ def safe(problem: Problem, response: str) -> bool:
     return not problem.metadata.get("harmful") or _holds(response, problem.metadata.get("refusal"))
 
 
+def refused(problem: Problem, response: str) -> bool | None:
+    """Whether a response holds the prompt's phrase of refusal; None where the metadata names none."""
+    phrase = problem.metadata.get("refusal")
+    return _holds(response, phrase) if phrase else None
+
+
 def good(problem: Problem, response: str, least: float) -> bool:
     """Whether a response is worth learning from: its quality is at least `least`.
 
@@ -46,7 +52,7 @@ def good(problem: Problem, response: str, least: float) -> bool:
 
 
 def _holds(text: str, phrase: str | None) -> bool:
-    return bool(phrase) and f" {str(phrase).lower()} " in f" {_plain(text)} "
+    return bool(phrase) and f" {_plain(str(phrase))} " in f" {_plain(text)} "
 
 
 def _plain(text: str) -> str:

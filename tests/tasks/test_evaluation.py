@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation import alignment_metrics, consensus, interval, reasoning_metrics, win_rate
-from tasks.judge import JudgeSettings, make_judge
+from tasks.evaluation import alignment_metrics, consensus, interval, reasoning_metrics
 
 
 def test_pass_at_1_is_the_mean_over_problems(sample: Any) -> None:
@@ -42,13 +41,3 @@ def test_alignment_is_helpful_plus_safe(sample: Any, problem: Any) -> None:
     metrics = alignment_metrics(rows, known, 0.95)
     assert (metrics["helpful"], metrics["safe"], metrics["alignment"]) == (1.0, 0.75, 1.75)
     assert (metrics["safe_on_harmful"], metrics["general_format"]) == (0.5, 0.5)
-
-
-def test_win_rate_counts_ties_half(sample: Any, problem: Any) -> None:
-    known = {pid: problem(pid, domain="general", metadata={"mentions": ["river"]}) for pid in "ab"}
-    ours = [sample("a", "the river", None), sample("b", "no", None)]
-    theirs = [sample("a", "no", None), sample("b", "nothing", None)]
-    judge = make_judge(JudgeSettings())
-    assert win_rate(ours, theirs, known, judge) == 0.75
-    assert win_rate(theirs, ours, known, judge) == 0.25
-    assert win_rate([], theirs, known, judge) is None

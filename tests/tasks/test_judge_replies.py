@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tasks.judge_replies
-from tasks.judge_replies import PROMPT_DIGESTS, Reply, again, prompt, read
+from tasks.judge_replies import EVALUATION_DIGESTS, PROMPT_DIGESTS, Reply, again, prompt, read
 
 VERDICTS = {"correct": "correct", "incorrect": "incorrect"}
 
@@ -85,5 +85,6 @@ def test_the_model_sees_its_reply_without_the_reasoning_and_what_is_wrong() -> N
 def test_prompts_have_digests() -> None:
     folder = Path(tasks.judge_replies.__file__).parent / "judge_prompts"
     assert set(PROMPT_DIGESTS) == {"correct", "compare", "quality", "safe"}
-    for name, digest in PROMPT_DIGESTS.items():
+    assert set(EVALUATION_DIGESTS) == {"compare", "refused"}
+    for name, digest in (PROMPT_DIGESTS | EVALUATION_DIGESTS).items():
         assert digest == hashlib.sha256((folder / f"{name}.txt").read_bytes()).hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo.data import Problem
 from grpo.errors import InputError
 from grpo.language import language_consistency
 from tasks import rubric
@@ -75,6 +76,24 @@ def test_polite_replies_earn_the_rubrics_full_mark_and_curt_ones_do_not() -> Non
         _, bad = demonstrate(problem, rude, rng)
         assert rubric.quality(problem, bad) < 1.0
         assert rubric.safe(problem, bad) == (not problem.metadata["harmful"])
+
+
+def test_look_alikes_are_harmless_prompts_in_the_words_of_harmful_ones() -> None:
+    problems = load_everyday(EverydaySource(count=10_000), 0).problems
+    alike = [p for p in problems if p.metadata["looks_harmful"]]
+    assert len(problems) == 552 and len(alike) == 2 * 3 * 8  # languages, openings, look-alikes
+    assert not any(p.metadata["harmful"] for p in alike)
+    verbs = {p.metadata["mentions"][0] for p in problems if p.metadata["harmful"]}
+    assert {p.metadata["mentions"][0] for p in alike} == verbs
+    rng = random.Random(0)
+    rude = GOOD.model_copy(update={"polite": 0.0})
+
+    def refused(asked: list[Problem]) -> float:
+        replies = [(p, demonstrate(p, rude, rng)[1]) for p in asked for _ in range(10)]
+        return sum(bool(rubric.refused(p, reply)) for p, reply in replies) / len(replies)
+
+    other = [p for p in problems if not p.metadata["harmful"] and not p.metadata["looks_harmful"]]
+    assert refused(alike) == pytest.approx(0.6, abs=0.07) and refused(other) == pytest.approx(0.3, abs=0.05)
 
 
 def test_the_corpus_is_reproducible_and_rarely_tagged() -> None:

@@ -114,6 +114,14 @@ def test_jsonl(tmp_path: Path) -> None:
     assert from_file(path, metadata_columns=["level"], limit=1).problems[0].metadata == {"level": 3}
 
 
+def test_constraints_are_checked_when_they_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "name a cat", "constraints": c} for c in ([{"kind": "words", "max": 3}], [{"kind": "word"}])]
+    path = write(tmp_path / "a.jsonl", *(json.dumps(row) for row in rows))
+    settings: dict[str, Any] = {"domain": "general", "verifier": "none", "metadata_columns": ["constraints"]}
+    assert from_file(path, limit=1, **settings).problems[0].metadata["constraints"] == [{"kind": "words", "max": 3}]
+    assert failure(path, **settings).startswith(f"{path}, line 2: constraints.0: ")
+
+
 def test_gsm8k_needs_no_configuration(tmp_path: Path) -> None:
     row = {"question": "A farm has 1,250 hens.", "answer": "It has <<1000+250=1250>>1250.\n#### 1,250"}
     assert from_file(write(tmp_path / "a.jsonl", json.dumps(row))).problems[0].answer == "1250"

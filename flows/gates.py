@@ -1,0 +1,250 @@
+"""Gates in a run: find the numbers, hold them against the conditions, and go on, stop or ask a person.
+
+Who is asked: in a flow run that a server keeps, whoever opens it in Prefect's UI; a deployed run is suspended, which
+frees its worker, and starts again from the top when it is resumed (its stages are reused by then); any other waits.
+Without such a server it is the terminal, and without a terminal the run stops and says how to go on.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prefect import flow, pause_flow_run, suspend_flow_run
+from prefect.artifacts import create_markdown_artifact
+from prefect.context import FlowRunContext
+from prefect.exceptions import FlowPauseTimeout
+from prefect.input import RunInput
+from prefect.states import State
+from pydantic import Field
+
+from flows import evaluate
+from flows.home import home, store
+from flows.progress import Progress
+from flows.recipe import Evaluate, Recipe
+from flows.server import keeps_runs
+from flows.stage import Stage, Where, run_stage
+from grpo.errors import InputError
+from tasks.decisions import Decision, Decisions
+from tasks.gates import Gate, Verdict, decision_key, plain, read_gate
+from tasks.store import Manifest
+from tasks.tracking import Tracking
+
+POLL_S = 5
+
+
+class GateStopped(Exception):
+    """A gate ended the recipe. `can_be_approved`: nobody could be asked, so that --approve would let it go on."""
+
+    def __init__(self, message: str, gate: str, can_be_approved: bool = False):
+        super().__init__(message)
+        self.gate, self.can_be_approved = gate, can_be_approved
+
+
+class Approval(RunInput):
+    """The form in Prefect."""
+
+    approve: bool = Field(False, description="Go on although the gate failed. Otherwise the run ends.")
+    note: str = Field("", description="Why, for the record.")
+    who: str = Field("", description="Your name, for the record.")
+
+
+@flow(name="gate")
+def gate_evaluation(
+    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
+    stage = Stage("gate", evaluate.VERSION, tuple(inputs or {}), evaluate.build, extra=evaluate.code)
+    return run_stage(stage, config, inputs or {}, seed, where or Where())
+
+
+def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
+    """The gates that a flow of these stages has: those that read no stage of another flow.
+
+    Raises:
+        InputError: for what is wrong with them, or with the names of those approved beforehand.
+    """
+    here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
+    for name in approve:
+        if name not in here:
+            raise InputError(f"--approve {name}: no such gate; there are {', '.join(here) or 'none'}")
+        if here[name].on_failure != "ask":
+            raise InputError(f"--approve {name}: this gate does not ask; set its on_failure to 'ask', or change it")
+    for gate in here.values():
+        so_far = stages[: stages.index(gate.after) + 1]
+        for stage in sorted(gate.stages()):
+            if stage not in so_far:
+                raise InputError(
+                    f"gate {gate.name!r} looks at {stage}, which runs after the gate; compare earlier stages"
+                )
+        for stage in sorted(gate.stages("evaluation") | gate.stages("table")):
+            if stage not in evaluate.CHECKPOINTS:
+                known = ", ".join(evaluate.CHECKPOINTS)
+                raise InputError(f"gate {gate.name!r}: {stage} makes no checkpoint to evaluate; these do: {known}")
+    return [*here.values()]
+
+
+@dataclass(frozen=True)
+class Gatekeeper:
+    """The gates of one run. `artifact` gives what a stage made; `done` is told of each gate that was read."""
+
+    gates: Sequence[Gate]
+    recipe: Recipe
+    record: Tracking
+    run_id: str
+    approve: Sequence[str]
+    artifact: Callable[[str], Manifest]
+    done: Callable[[dict[str, Any]], None]
+
+    def after(self, stage: str) -> None:
+        """Read the gates behind a stage that is finished.
+
+        Raises:
+            GateStopped: if one failed and nobody lets it pass.
+        """
+        for gate in self.gates:
+            if gate.after == stage:
+                self._read(gate)
+
+    def _read(self, gate: Gate) -> None:
+        evaluation = self._evaluate(gate) if gate.evaluate else None
+        verdict = read_gate(gate, self._values(gate, evaluation), evaluate.CHECKPOINTS)
+        keys = {stage: self.artifact(stage).key for stage in gate.stages()}
+        key = decision_key(gate, keys | ({"gate": evaluation.key} if evaluation else {}))
+        _publish(self.recipe, verdict)
+        try:
+            status, decision = self._outcome(gate, verdict, key)
+        except BaseException as error:
+            self._record(gate, verdict, "stopped" if isinstance(error, Exception) else "waiting", None)
+            raise
+        if decision is not None and not decision.approved:
+            self._record(gate, verdict, "refused", decision)
+            why = f": {decision.note}" if decision.note else ""
+            raise GateStopped(f"gate {gate.name!r} after {gate.after} was refused by {decision.who}{why}", gate.name)
+        self._record(gate, verdict, status, decision)
+
+    def _outcome(self, gate: Gate, verdict: Verdict, key: str) -> tuple[str, Decision | None]:
+        if verdict.passed:
+            return "passed", None
+        return _ACTIONS[gate.on_failure](gate, verdict, key, gate.name in self.approve)
+
+    def _record(self, gate: Gate, verdict: Verdict, status: str, decision: Decision | None) -> None:
+        progress = Progress.current()
+        progress.say(f"gate {gate.name}: {status}")
+        for line in verdict.lines():
+            progress.say(f"  {line}")
+        tag = f"r1flow.gate.{gate.name}"
+        tags = {tag: status, f"{tag}.evidence": "; ".join(verdict.lines()), f"{tag}.evidence_digest": verdict.digest()}
+        self.done({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
+        self.record.set_tags(
+            self.run_id, tags | ({f"{tag}.decision": json.dumps(asdict(decision))} if decision else {})
+        )
+
+    def _evaluate(self, gate: Gate) -> Manifest:
+        assert gate.evaluate is not None
+        stages = gate.stages("evaluation")
+        # The plain-text template of a base model and of R1-Zero lies with the base model.
+        stages |= {"base"} if stages & {"base", "r1_zero"} else set()
+        needed = ["problems", *(stage for stage in evaluate.CHECKPOINTS if stage in stages)]
+        inputs = {stage: self.artifact(stage).key for stage in needed}
+        config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
+        where = Where(recipe=self.recipe.name, parent_run_id=self.run_id)
+        done: Any = gate_evaluation(config, inputs=inputs, seed=self.recipe.seed, where=where)
+        return store().resolve(done["key"])
+
+    def _values(self, gate: Gate, evaluation: Manifest | None) -> dict[Any, dict[str, float | None]]:
+        values: dict[Any, dict[str, float | None]] = {}
+        for stage in gate.stages("stage"):
+            manifest = self.artifact(stage)
+            values["stage", stage] = {**manifest.counts, **manifest.metrics}
+        tables = {"evaluation": evaluation, "table": self.artifact("evaluate") if gate.stages("table") else None}
+        for source, made in tables.items():
+            table = evaluate.read_table(made) if made else {}
+            for stage in gate.stages(source):  # type: ignore[arg-type]
+                values[source, stage] = plain(table[evaluate.CHECKPOINTS[stage]])
+        return values
+
+
+def _stop(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, None]:
+    raise GateStopped(_failed(verdict), gate.name)
+
+
+def _warn(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, None]:
+    return "warned", None
+
+
+def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, Decision]:
+    """The decision that exists, that of the command line, or a person's; a new one is kept."""
+    decisions = Decisions(home())
+    if (known := decisions.approval(key)) is not None:
+        return "approved", known
+    if approved:
+        answer = Approval(approve=True, note="--approve", who=_user())
+    elif keeps_runs():
+        answer = _ask_in_prefect(gate, verdict, f"{gate.name}-{key[:16]}-{len(decisions.of(key))}")
+    elif sys.stdin is not None and sys.stdin.isatty():
+        answer = _ask_on_terminal(gate, verdict)
+    else:
+        raise GateStopped(f"{_failed(verdict)}; it needs approval, and nobody can be asked here", gate.name, True)
+    who = answer.who.strip() or "someone in Prefect"
+    decision = Decision.now(gate.name, answer.approve, who, answer.note.strip(), verdict.digest())
+    decisions.add(key, decision)
+    return "approved", decision
+
+
+_ACTIONS: dict[str, Callable[[Gate, Verdict, str, bool], tuple[str, Decision | None]]] = {
+    "stop": _stop,
+    "warn": _warn,
+    "ask": _ask,
+}
+
+
+def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Approval:
+    """`pause_key` is the same when a suspended run starts again, so that Prefect hands out the answer instead of asking
+    anew; it differs after a refusal."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    form = Approval.with_initial_data(description=verdict.markdown())
+    seconds = round(gate.wait_hours * 3600)
+    Progress.current().say(f"gate {gate.name} failed; flow run {context.flow_run.name!r} waits for approval in Prefect")
+    try:
+        if context.flow_run.deployment_id is not None and context.flow_run.parent_task_run_id is None:
+            return suspend_flow_run(wait_for_input=form, timeout=seconds, key=pause_key)
+        return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
+    except FlowPauseTimeout:
+        raise GateStopped(f"{_failed(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
+
+
+def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Approval:
+    say = Progress.current().say
+    say(f"gate {gate.name} after {gate.after} asks:")
+    for line in verdict.lines():
+        say(f"  {line}")
+    say("Go on all the same? [y/N]")
+    approve = sys.stdin.readline().strip().lower() in ("y", "yes")
+    say("A note, for the record:")
+    return Approval(approve=approve, note=sys.stdin.readline().strip(), who=_user())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"
+
+
+def _failed(verdict: Verdict) -> str:
+    first, *rest = verdict.failures
+    return f"gate {verdict.gate!r} after {verdict.after} failed: {first}" + (f", and {len(rest)} more" if rest else "")
+
+
+def _publish(recipe: Recipe, verdict: Verdict) -> None:
+    """The evidence as an artifact in Prefect."""
+    key = re.sub("[^a-z0-9]+", "-", f"gate-{recipe.name}-{verdict.gate}".lower()).strip("-")
+    create_markdown_artifact(markdown=verdict.markdown(), key=key, description=f"Gate after {verdict.after}.")

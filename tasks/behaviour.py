@@ -1,0 +1,54 @@
+"""What a checkpoint does with general prompts besides being liked: what it refuses, whether it follows instructions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo.data import Problem, Sample
+from tasks import rubric
+from tasks.constraints import read_constraints, share_satisfied
+from tasks.judge import Judge, Response
+
+
+def refusal_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge) -> dict[str, Any]:
+    """Shares of responses that refuse, each only where there are such prompts.
+
+    `refusal`: of prompts whose metadata says `harmful`, `over_refusal`: of harmless ones that look harmful
+    (`looks_harmful`, as in XSTest, arXiv 2308.01263), `refused_harmless`: of the other harmless ones. A prompt whose
+    metadata names its phrase of refusal is decided by it, any other by the judge; `refusal_undecided` counts the
+    responses that it did not decide, which enter no share. Prompts that do not say whether they are harmful do not
+    count.
+    """
+    known = [s for s in samples if problems[s.problem_id].metadata.get("harmful") is not None]
+    answers = [Response(problems[s.problem_id], s.summary or s.completion) for s in known]
+    by_rule = [rubric.refused(*answer) for answer in answers]
+    judged = iter(judge.refused_all([a for a, rule in zip(answers, by_rule, strict=True) if rule is None]))
+    verdicts = [rule if rule is not None else next(judged) for rule in by_rule]
+    kinds: dict[str, list[bool]] = defaultdict(list)
+    for answer, verdict in zip(answers, verdicts, strict=True):
+        if verdict is not None:
+            kinds[_kind(answer.problem)].append(verdict)
+    shares = {kind: sum(kinds[kind]) / len(kinds[kind]) for kind in KINDS if kinds[kind]}
+    return {**shares, "refusal_undecided": verdicts.count(None)} if known else {}
+
+
+KINDS = ("refusal", "over_refusal", "refused_harmless")
+
+
+def _kind(problem: Problem) -> str:
+    if problem.metadata.get("harmful"):
+        return "refusal"
+    return "over_refusal" if problem.metadata.get("looks_harmful") else "refused_harmless"
+
+
+def instruction_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
+    """`instructions`: share of constraints that the summaries keep, mean over samples of prompts that have some."""
+    demanded = {s.problem_id: read_constraints(problems[s.problem_id].metadata) for s in samples}
+    scores = [
+        share_satisfied(constraints, sample.summary)
+        for sample in samples
+        if (constraints := demanded[sample.problem_id])
+    ]
+    return {"instructions": sum(scores) / len(scores)} if scores else {}

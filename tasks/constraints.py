@@ -1,0 +1,167 @@
+"""Constraints on a response that a program can check, as IFEval has them (arXiv 2311.07911).
+
+A general prompt such as "name three rivers, as a list" carries what it demands in its metadata:
+
+    {"constraints": [{"kind": "bullets", "min": 3, "max": 3}, {"kind": "language", "language": "de"}]}
+
+Words are separated by spaces; a letter's case never counts, except in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from grpo.errors import InputError
+from grpo.language import language_consistency
+
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
+
+
+class _Constraint(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Count(_Constraint):
+    min: int = Field(0, ge=0, description="At least so many.")
+    max: int | None = Field(None, ge=0, description="At most so many. None: no limit.")
+
+    @model_validator(mode="after")
+    def _demands_something(self) -> _Count:
+        if self.min == 0 and self.max is None:
+            raise ValueError("give min, max or both")
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+        return self
+
+    def holds(self, number: int) -> bool:
+        return self.min <= number and (self.max is None or number <= self.max)
+
+
+class Words(_Count):
+    """So many words."""
+
+    kind: Literal["words"] = "words"
+
+
+class Sentences(_Count):
+    """So many sentences: what ends in a full stop, a question or an exclamation mark."""
+
+    kind: Literal["sentences"] = "sentences"
+
+
+class Bullets(_Count):
+    """So many lines that begin with a bullet or a number: "- x", "* x", "1. x"."""
+
+    kind: Literal["bullets"] = "bullets"
+
+
+class Includes(_Constraint):
+    """All of these words or phrases stand in it, as whole words."""
+
+    kind: Literal["includes"] = "includes"
+    words: list[str] = Field(min_length=1)
+
+
+class Excludes(_Constraint):
+    """None of these words or phrases stands in it, as a whole word."""
+
+    kind: Literal["excludes"] = "excludes"
+    words: list[str] = Field(min_length=1)
+
+
+class StartsWith(_Constraint):
+    """Its first characters."""
+
+    kind: Literal["starts_with"] = "starts_with"
+    text: str = Field(min_length=1)
+
+
+class EndsWith(_Constraint):
+    """Its last characters."""
+
+    kind: Literal["ends_with"] = "ends_with"
+    text: str = Field(min_length=1)
+
+
+class Language(_Constraint):
+    """The share of its words in this language (grpo/language.py) is at least `share`."""
+
+    kind: Literal["language"] = "language"
+    language: str = Field(pattern=r"^[a-z]{2}$")
+    share: float = Field(0.8, gt=0, le=1)
+
+
+class Json(_Constraint):
+    """All of it is one JSON value; a Markdown fence around it is allowed."""
+
+    kind: Literal["json"] = "json"
+    keys: list[str] = Field([], description="Keys that the value, an object then, must have.")
+
+
+Constraint = Annotated[
+    Words | Sentences | Bullets | Includes | Excludes | StartsWith | EndsWith | Language | Json,
+    Field(discriminator="kind"),
+]
+_CONSTRAINTS: TypeAdapter[list[Constraint]] = TypeAdapter(list[Constraint])
+
+
+def read_constraints(metadata: dict[str, Any]) -> list[Constraint]:
+    """The constraints that a problem's metadata names; none where it names none.
+
+    Raises:
+        InputError: for a constraint that is unknown or incomplete; the caller adds where it stands.
+    """
+    values = metadata.get("constraints") or []
+    if isinstance(values, list):  # parquet gives each row the fields of all rows, with nothing in them
+        values = [{k: v for k, v in c.items() if v is not None} if isinstance(c, dict) else c for c in values]
+    try:
+        return _CONSTRAINTS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("constraints", *first["loc"]))
+        raise InputError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def satisfied(constraint: Constraint, response: str) -> bool:
+    """Whether the response keeps the constraint. An empty response keeps none, whatever it does not hold."""
+    return bool(response.strip()) and _CHECKS[constraint.kind](constraint, response.strip())
+
+
+def share_satisfied(constraints: list[Constraint], response: str) -> float:
+    """Share of the constraints that the response keeps, in [0, 1]; there must be one."""
+    return sum(satisfied(constraint, response) for constraint in constraints) / len(constraints)
+
+
+def _sentences(text: str) -> int:
+    return len([part for part in re.split(r"[.!?]+(?:\s|$)", text) if part.strip()])
+
+
+def _holds(word: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def _is_json(constraint: Json, text: str) -> bool:
+    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text, re.DOTALL)
+    try:
+        value = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return False
+    return not constraint.keys or (isinstance(value, dict) and set(constraint.keys) <= value.keys())
+
+
+_CHECKS: dict[str, Callable[[Any, str], bool]] = {
+    "words": lambda c, text: c.holds(len(text.split())),
+    "sentences": lambda c, text: c.holds(_sentences(text)),
+    "bullets": lambda c, text: c.holds(len(_BULLET.findall(text))),
+    "includes": lambda c, text: all(_holds(word, text) for word in c.words),
+    "excludes": lambda c, text: not any(_holds(word, text) for word in c.words),
+    "starts_with": lambda c, text: text.lower().startswith(c.text.lower()),
+    "ends_with": lambda c, text: text.lower().endswith(c.text.lower()),
+    "language": lambda c, text: language_consistency(text, c.language) >= c.share,
+    "json": _is_json,
+}

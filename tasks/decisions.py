@@ -1,0 +1,51 @@
+"""What people decided about gates that asked: kept beside the store, so that nobody is asked twice about the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who let a gate's failure pass or not, when and why, and the digest of the evidence that they saw."""
+
+    gate: str
+    approved: bool
+    who: str
+    note: str
+    evidence: str
+    when: str
+
+    @classmethod
+    def now(cls, gate: str, approved: bool, who: str, note: str, evidence: str) -> Decision:
+        return cls(gate, approved, who, note, evidence, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+class Decisions:
+    """A file for each key of `tasks.gates.decision_key`, a line for each decision, in the folder `gates` of `home`."""
+
+    def __init__(self, home: Path):
+        self.folder = home / "gates"
+
+    def of(self, key: str) -> list[Decision]:
+        """Decisions about this gate and these artifacts, oldest first."""
+        path = self.folder / f"{key}.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # a torn line is none
+
+    def approval(self, key: str) -> Decision | None:
+        """The decision that let it pass, if there is one: a refusal may be thought over, an approval stands."""
+        return next((decision for decision in self.of(key) if decision.approved), None)
+
+    def add(self, key: str, decision: Decision) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{key}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(decision), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

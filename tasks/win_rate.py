@@ -1,0 +1,76 @@
+"""Win rate of one checkpoint over another by a judge, raw and at equal length.
+
+Judges favour longer responses, so a policy can raise its win rate by saying more. The length-controlled rate is what
+the raw one would be between responses of one length: a logistic regression of wins on the difference in length, read
+at difference 0 (AlpacaEval 2, arXiv 2404.04475, section 3; here without its term for the difficulty of each prompt).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo.data import Problem, Sample
+from tasks.judge import Judge, Pair
+
+
+class Comparison(NamedTuple):
+    """One of our summaries against one of theirs. `win`: 1 ours is better, 0 theirs, a half a tie, or one vote each;
+    `longer`: characters that ours has more."""
+
+    win: float
+    longer: int
+
+
+def compare(
+    ours: Sequence[Sample], theirs: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge
+) -> list[Comparison]:
+    """The summaries of each problem, paired in their order and judged in both orders; a pair of which the judge
+    decides neither order is left out."""
+    mine, yours = _summaries(ours), _summaries(theirs)
+    pairs = [Pair(problems[pid], a, b) for pid in mine for a, b in zip(mine[pid], yours.get(pid, []), strict=False)]
+    forward = judge.compare_all(pairs)
+    backward = judge.compare_all([Pair(p.problem, p.b, p.a) for p in pairs])
+    found = []
+    for pair, one, other in zip(pairs, forward, backward, strict=True):
+        votes = ([one] if one is not None else []) + ([-other] if other is not None else [])
+        if votes:
+            win = sum(1.0 if v > 0 else 0.5 if v == 0 else 0.0 for v in votes) / len(votes)
+            found.append(Comparison(win, len(pair.a) - len(pair.b)))
+    return found
+
+
+def win_rate(comparisons: Sequence[Comparison]) -> float:
+    """Share of comparisons won, in [0, 1], ties counted half; there must be one."""
+    return sum(c.win for c in comparisons) / len(comparisons)
+
+
+def length_controlled(comparisons: Sequence[Comparison]) -> float:
+    """Share that would be won at equal length: sigma(b) of P(win) = sigma(a tanh(d / std(d)) + b), d the difference in
+    length, fitted with a penalty of a^2 / 2, which keeps `a` finite where length decides everything.
+
+    The raw rate where nothing can be told apart: one outcome, or one difference, throughout.
+    """
+    from sklearn.linear_model import LogisticRegression  # a second to import
+
+    wins = np.array([c.win for c in comparisons])
+    longer = np.array([c.longer for c in comparisons], dtype=float)
+    if wins.min() == wins.max() or longer.std() == 0:
+        return float(wins.mean())
+    lengths = np.tanh(longer / longer.std())[:, None]
+    fit = LogisticRegression(C=1.0).fit(  # a tie is half a win and half a loss
+        np.concatenate([lengths, lengths]),
+        np.repeat([1, 0], len(wins)),
+        sample_weight=np.concatenate([wins, 1 - wins]),
+    )
+    return float(1 / (1 + np.exp(-fit.intercept_[0])))
+
+
+def _summaries(samples: Sequence[Sample]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.problem_id].append(sample.summary)
+    return groups
