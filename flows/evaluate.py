@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prefect import flow
@@ -14,6 +14,7 @@ from flows.problems import HELD_OUT
 from flows.recipe import Evaluate
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.students import PREFIX, student_stage
 from grpo.data import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.evaluation import alignment_metrics, reasoning_metrics, win_rate
@@ -24,20 +25,23 @@ CHECKPOINTS = {
     "base": "base",
     "r1_zero": "zero",
     "cold_start_sft": "dev1",
+    "rlhf_ppo": "ppo",
     "reasoning_rl": "dev2",
     "sft": "dev3",
     "alignment_rl": "r1",
 }
-"""Stage -> name of its checkpoint, in the order of the closing table."""
+"""Stage -> name of its checkpoint, in the order of the closing table; then come students."""
+OPPONENTS = ("dev3", "dev1")
+"""Win rates are over the first of these that is there: the SFT model that alignment, or else PPO, starts from."""
 TABLE = "table.json"
 
 
 def build(context: Context) -> Outcome:
     config: Evaluate = context.config
     held_out = context.path("problems") / HELD_OUT
-    stages = {stage: name for stage, name in CHECKPOINTS.items() if stage in context.inputs}
+    stages = checkpoints(context.inputs)
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
-    template = zero_template(context.path("base"))
+    template = zero_template(context.path("base")) if "base" in context.inputs else None
     raw = context.out / "samples"
     tasks = [
         {
@@ -73,6 +77,13 @@ def build(context: Context) -> Outcome:
     )
 
 
+def checkpoints(stages: Iterable[str]) -> dict[str, str]:
+    """Stage -> name of its checkpoint, of those stages that make one."""
+    given = list(stages)
+    taught = {stage: stage.removeprefix(PREFIX) for stage in given if stage.startswith(PREFIX)}
+    return {stage: name for stage, name in CHECKPOINTS.items() if stage in given} | taught
+
+
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
     """The closing table of an evaluation in the store."""
     return json.loads((evaluation.path / TABLE).read_text())
@@ -85,6 +96,7 @@ def closing_table(
     reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
     judge = make_judge(JudgeSettings())
+    opponent = next((name for name in OPPONENTS if name in general), None)
     table = {}
     for name in samples:
         if not reasoning[name]:
@@ -92,9 +104,9 @@ def closing_table(
         table[name] = reasoning_metrics(reasoning[name], confidence)
         if general[name]:
             table[name] |= alignment_metrics(general[name], problems, confidence)
-        if general[name] and "dev3" in general:
-            rate = win_rate(general[name], general["dev3"], problems, judge)
-            table[name] |= {"win_rate_dev3": rate} if rate is not None else {}
+        if general[name] and opponent:
+            rate = win_rate(general[name], general[opponent], problems, judge)
+            table[name] |= {f"win_rate_{opponent}": rate} if rate is not None else {}
     return table
 
 
@@ -115,6 +127,13 @@ STAGE = Stage(
     build,
 )
 ZERO_STAGE = Stage("evaluate", 3, ("problems", "base", "r1_zero"), build)
+RLHF_STAGE = Stage("evaluate", 3, ("problems", "base", "cold_start_sft", "reward_models", "rlhf_ppo"), build)
+
+
+def distill_stage(students: Sequence[str]) -> Stage:
+    """Students need not speak in the teacher's tokens."""
+    taught = [student_stage(name).name for name in students]
+    return Stage("evaluate", 3, ("problems", "reasoning_rl", *taught), build, mixed=True)
 
 
 @flow(name=STAGE.name)
@@ -131,3 +150,23 @@ def evaluate_zero(
 ) -> State:
     """Evaluate the base model and R1-Zero on the held-out problems."""
     return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-rlhf")
+def evaluate_rlhf(
+    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Evaluate the base model, the SFT model and what PPO made of it on the held-out problems."""
+    return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-distill")
+def evaluate_distill(
+    config: Evaluate,
+    students: list[str],
+    inputs: Mapping[str, str] | None = None,
+    seed: int = 0,
+    where: Where | None = None,
+) -> State:
+    """Evaluate Dev2 and its students on the held-out problems."""
+    return run_stage(distill_stage(students), config, inputs or {}, seed, where or Where())

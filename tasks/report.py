@@ -20,6 +20,7 @@ COLUMNS = {
     "alignment": "alignment",
     "alignment_ci95": "alignment interval",
     "win_rate_dev3": "win rate over dev3",
+    "win_rate_dev1": "win rate over dev1",
 }
 
 
