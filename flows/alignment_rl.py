@@ -26,7 +26,7 @@ def build(context: Context) -> Outcome:
     )
 
 
-STAGE = Stage("alignment_rl", 3, ("problems", "sft_data", "sft", "reward_models"), build, extra=user_code)
+STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"), build, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -49,7 +49,14 @@ def parser() -> argparse.ArgumentParser:
 
 def _with_choice(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument("recipe", help="a shipped recipe or a path that ends in .toml")
-    command.add_argument("--flow", choices=["r1", "r1_zero"], default="r1", help="which graph (default: r1)")
+    flows = ["r1", "r1_zero", "distill", "rlhf_ppo"]
+    command.add_argument(
+        "--flow",
+        choices=flows,
+        default="r1",
+        type=lambda name: name.replace("-", "_"),
+        help="which graph (default: r1); rlhf-ppo is rlhf_ppo",
+    )
     command.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
     command.add_argument("--seed", type=int, help="replaces the recipe's seed")
     command.add_argument(
@@ -82,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     from flows.gates import GateStopped
+    from flows.graphs import GRAPHS
     from flows.plan import plan as make_plan
-    from flows.r1 import FLOWS, GRAPHS, RecipeFailed
+    from flows.r1 import FLOWS, RecipeFailed
     from flows.recipe import load_recipe
     from flows.server import prefect_server
     from tasks.meeting import Meeting
@@ -96,7 +104,7 @@ def run(given: argparse.Namespace) -> int:
     # Before a server is started for it: a wrong recipe or a missing file should cost no time.
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     choice = _choice(given)
-    make_plan(GRAPHS[given.flow], recipe, choice)
+    make_plan(GRAPHS[given.flow](recipe), recipe, choice)
     try:
         with meeting.lead() if meeting else nullcontext(), prefect_server():
             result: dict[str, Any] = FLOWS[given.flow](
@@ -158,13 +166,13 @@ def _choice(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> int:
+    from flows.graphs import GRAPHS
     from flows.plan import plan as make_plan
     from flows.progress import duration
-    from flows.r1 import GRAPHS
     from flows.recipe import load_recipe
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    planned = make_plan(GRAPHS[given.flow], recipe, _choice(given))
+    planned = make_plan(GRAPHS[given.flow](recipe), recipe, _choice(given))
     if given.json:
         print(json.dumps({"recipe": recipe.name, "stages": [vars(p) for p in planned]}))
         return 0
@@ -222,17 +230,18 @@ def data(given: argparse.Namespace) -> int:
 
 def chat(given: argparse.Namespace) -> int:
     from flows.base import ZERO_TEMPLATE_FILE
-    from flows.evaluate import CHECKPOINTS
+    from flows.evaluate import CHECKPOINTS, checkpoints
 
     names = {name: stage for stage, name in CHECKPOINTS.items()}
     if Path(given.model).is_dir():
         path, stage = Path(given.model), None
     else:
         stage = names.get(given.model, given.model)
-        manifest = store().resolve(f"latest:{stage}" if stage in CHECKPOINTS else given.model)
+        manifest = store().resolve(f"latest:{stage}" if checkpoints([stage]) else given.model)
         path, stage = manifest.path, manifest.stage
-        if stage not in CHECKPOINTS:
-            raise InputError(f"{given.model}: stage {stage!r} makes no checkpoint; these do: {', '.join(CHECKPOINTS)}")
+        if not checkpoints([stage]):
+            known = ", ".join([*CHECKPOINTS, "student_NAME"])
+            raise InputError(f"{given.model}: stage {stage!r} makes no checkpoint; these do: {known}")
     command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(given.temperature)]
     command += ["--max-new-tokens", str(given.max_new_tokens)]
     if stage in ("base", "r1_zero"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prefect import flow
@@ -14,6 +14,7 @@ from flows.problems import HELD_OUT
 from flows.recipe import Evaluate
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.students import PREFIX, student_stage
 from grpo.data import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.behaviour import instruction_metrics, refusal_metrics
@@ -26,18 +27,21 @@ CHECKPOINTS = {
     "base": "base",
     "r1_zero": "zero",
     "cold_start_sft": "dev1",
+    "rlhf_ppo": "ppo",
     "reasoning_rl": "dev2",
     "sft": "dev3",
     "alignment_rl": "r1",
 }
-"""Stage -> name of its checkpoint, in the order of the closing table."""
+"""Stage -> name of its checkpoint, in the order of the closing table; then come students."""
+OPPONENTS = ("dev3", "dev1")
+"""Win rates are over the first of these that is there: the SFT model that alignment, or else PPO, starts from."""
 TABLE = "table.json"
 
 
 def build(context: Context) -> Outcome:
     config: Evaluate = context.config
     held_out = context.path("problems") / HELD_OUT
-    stages = {stage: name for stage, name in CHECKPOINTS.items() if stage in context.inputs}
+    stages = checkpoints(context.inputs)
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
     template = zero_template(context.path("base")) if "base" in context.inputs else None
     raw = context.out / "samples"
@@ -76,6 +80,13 @@ def build(context: Context) -> Outcome:
     )
 
 
+def checkpoints(stages: Iterable[str]) -> dict[str, str]:
+    """Stage -> name of its checkpoint, of those stages that make one."""
+    given = list(stages)
+    taught = {stage: stage.removeprefix(PREFIX) for stage in given if stage.startswith(PREFIX)}
+    return {stage: name for stage, name in CHECKPOINTS.items() if stage in given} | taught
+
+
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
     """The closing table of an evaluation in the store."""
     return json.loads((evaluation.path / TABLE).read_text())
@@ -88,6 +99,7 @@ def closing_table(
     judge, who is no part of the reward, and rules find."""
     reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
+    opponent = next((name for name in OPPONENTS if name in general), None)
     table = {}
     for name in samples:
         if not reasoning[name]:
@@ -97,8 +109,9 @@ def closing_table(
             table[name] |= alignment_metrics(general[name], problems, confidence)
         table[name] |= refusal_metrics(general[name], problems, judge)
         table[name] |= instruction_metrics(general[name], problems)
-        if compared := compare(general[name], general.get("dev3", []), problems, judge):
-            table[name] |= {"win_rate_dev3": win_rate(compared), "win_rate_dev3_lc": length_controlled(compared)}
+        if opponent and (compared := compare(general[name], general[opponent], problems, judge)):
+            rates = {f"win_rate_{opponent}": win_rate(compared), f"win_rate_{opponent}_lc": length_controlled(compared)}
+            table[name] |= rates
     return table
 
 
@@ -126,6 +139,15 @@ STAGE = Stage(
     extra=code,
 )
 ZERO_STAGE = Stage("evaluate", VERSION, ("problems", "base", "r1_zero"), build, extra=code)
+RLHF_STAGE = Stage(
+    "evaluate", VERSION, ("problems", "base", "cold_start_sft", "reward_models", "rlhf_ppo"), build, extra=code
+)
+
+
+def distill_stage(students: Sequence[str]) -> Stage:
+    """Students need not speak in the teacher's tokens."""
+    taught = [student_stage(name).name for name in students]
+    return Stage("evaluate", VERSION, ("problems", "reasoning_rl", *taught), build, extra=code, mixed=True)
 
 
 @flow(name=STAGE.name)
@@ -142,3 +164,23 @@ def evaluate_zero(
 ) -> State:
     """Evaluate the base model and R1-Zero on the held-out problems."""
     return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-rlhf")
+def evaluate_rlhf(
+    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Evaluate the base model, the SFT model and what PPO made of it on the held-out problems."""
+    return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-distill")
+def evaluate_distill(
+    config: Evaluate,
+    students: list[str],
+    inputs: Mapping[str, str] | None = None,
+    seed: int = 0,
+    where: Where | None = None,
+) -> State:
+    """Evaluate Dev2 and its students on the held-out problems."""
+    return run_stage(distill_stage(students), config, inputs or {}, seed, where or Where())

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.gates import check_gates
+from flows.graphs import Step
 from flows.home import store
-from flows.r1 import Choice, Step
+from flows.r1 import Choice
 from flows.recipe import Recipe
 from flows.stage import external, hashed_config, key_of
 from tasks.store import InputRef, Manifest
@@ -39,14 +40,14 @@ def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]
         took = newest.seconds if newest else None
         if not choice.runs(graph, step.name):
             planned.append(Planned(step.name, "skip", "not chosen", took=took))
-        missing = [name for name in step.stage.needs if name not in known]
+        missing = [maker for maker in step.inputs.values() if maker not in known]
         if missing and choice.runs(graph, step.name):
             anew = [name for name in missing if choice.runs(graph, name)]
             why = f"input {anew[0]} is made anew" if anew else f"input {missing[0]}: the newest artifact of its stage"
             planned.append(Planned(step.name, "run", why, took=took))
         if missing:
             continue
-        refs = {name: known[name] for name in step.stage.needs} | files
+        refs = {name: known[maker] for name, maker in step.inputs.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
         found = store().find(key)
         if found is not None and step.name not in choice.force:

@@ -3,80 +3,28 @@
 train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
                 -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report
 train_r1_zero:  problems, base -> RL -> Zero -> evaluation -> report
+distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
+rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel
 
-from flows import (
-    alignment_rl,
-    base,
-    cold_start_data,
-    cold_start_sft,
-    evaluate,
-    problems,
-    r1_zero,
-    reasoning_rl,
-    reward_models,
-    sft,
-    sft_data,
-)
+from flows import evaluate
 from flows import report as report_stage
 from flows.gates import Gatekeeper, check_gates
+from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
 from flows.progress import Progress
 from flows.recipe import Recipe, load_recipe
-from flows.stage import Stage, Where, find_inputs, key_of, resolve
+from flows.stage import Where, find_inputs, key_of, resolve
 from grpo.errors import InputError
 from tasks.store import Manifest
-
-
-@dataclass(frozen=True)
-class Step:
-    """A stage in a recipe: its contract and the Prefect flow that runs it."""
-
-    stage: Stage
-    flow: Callable[..., Any]
-
-    @property
-    def name(self) -> str:
-        return self.stage.name
-
-    def config(self, recipe: Recipe) -> BaseModel:
-        """The section of the recipe that has the stage's name."""
-        section = getattr(recipe, self.name)
-        if section is None:
-            raise InputError(f"recipe {recipe.name!r} has no section {self.name}; add it to run this flow")
-        return section
-
-
-R1 = (
-    Step(problems.STAGE, problems.problems),
-    Step(base.STAGE, base.base),
-    Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
-    Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
-    Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl),
-    Step(sft_data.STAGE, sft_data.sft_data),
-    Step(sft.STAGE, sft.sft),
-    Step(reward_models.STAGE, reward_models.reward_models),
-    Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
-    Step(evaluate.STAGE, evaluate.evaluate),
-    Step(report_stage.STAGE, report_stage.report),
-)
-R1_ZERO = (
-    Step(problems.STAGE, problems.problems),
-    Step(base.STAGE, base.base),
-    Step(r1_zero.STAGE, r1_zero.r1_zero),
-    Step(evaluate.ZERO_STAGE, evaluate.evaluate_zero),
-    Step(report_stage.ZERO_STAGE, report_stage.report_zero),
-)
-GRAPHS = {"r1": R1, "r1_zero": R1_ZERO}
 
 
 @dataclass
@@ -145,22 +93,53 @@ def train_r1_zero(
     return run_recipe("r1_zero", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
 
 
-FLOWS = {"r1": train_r1, "r1_zero": train_r1_zero}
+@flow(name="distill", flow_run_name="distill-{recipe}")
+def distill(
+    recipe: str = "tiny",
+    overrides: list[str] | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    only: str | None = None,
+    force: list[str] | None = None,
+    inputs: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Distillation: supervised fine-tuning of the recipe's students on what Dev2 wrote."""
+    choice = Choice(start, only, force or (), inputs or {})
+    return run_recipe("distill", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
+
+
+@flow(name="rlhf-ppo", flow_run_name="rlhf-ppo-{recipe}")
+def rlhf_ppo(
+    recipe: str = "tiny",
+    overrides: list[str] | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    only: str | None = None,
+    force: list[str] | None = None,
+    inputs: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """InstructGPT's three steps: supervised fine-tuning, reward models, PPO against them."""
+    choice = Choice(start, only, force or (), inputs or {})
+    return run_recipe("rlhf_ppo", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
+
+
+FLOWS = {"r1": train_r1, "r1_zero": train_r1_zero, "distill": distill, "rlhf_ppo": rlhf_ppo}
 
 
 def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
     """Run the chosen stages in order; the result is what `r1 run --json` prints."""
-    graph = GRAPHS[graph_name]
+    graph = GRAPHS[graph_name](recipe)
     choice.check(graph)
     chosen = check_gates(recipe.gates, [step.name for step in graph], choice.approve)
     record = tracking()
     record.reconcile()
+    flow_name = FLOWS[graph_name].fn.__name__
     tags = {
-        "r1flow.flow": f"train_{graph_name}",
+        "r1flow.flow": flow_name,
         "r1flow.overrides": " ".join(overrides),
         "r1flow.seed": str(recipe.seed),
     }
-    name = f"train_{graph_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
+    name = f"{flow_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
     run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
     references: dict[str, str] = {}
@@ -203,8 +182,8 @@ def _run_step(
 ) -> dict[str, Any]:
     where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
     inputs = {}
-    for name in step.stage.needs:
-        inputs[name] = _reference(name, graph, recipe, choice, references)
+    for name, maker in step.inputs.items():
+        inputs[name] = _reference(maker, graph, recipe, choice, references)
     return step.flow(step.config(recipe), inputs=inputs, seed=recipe.seed, where=where)
 
 
@@ -223,8 +202,8 @@ def newest(step: Step, graph: Sequence[Step], recipe: Recipe) -> str:
 def existing(step: Step, graph: Sequence[Step], recipe: Recipe) -> Manifest | None:
     """What the store holds for a stage under exactly this recipe, all the way up."""
     references: dict[str, str] = {}
-    for name in step.stage.needs:
-        manifest = existing(next(s for s in graph if s.name == name), graph, recipe)
+    for name, maker in step.inputs.items():
+        manifest = existing(next(s for s in graph if s.name == maker), graph, recipe)
         if manifest is None:
             return None
         references[name] = manifest.key

@@ -18,7 +18,7 @@ def build(context: Context) -> Outcome:
     return train(context, policy="base", model="zero", template="r1_zero", zero_template=template)
 
 
-STAGE = Stage("r1_zero", 3, ("problems", "base"), build, extra=user_code)
+STAGE = Stage("r1_zero", 4, ("problems", "base"), build, extra=user_code)
 
 
 @flow(name=STAGE.name)

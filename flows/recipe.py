@@ -6,6 +6,7 @@ Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arX
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
@@ -182,6 +183,37 @@ class RewardModels(Section):
         return self
 
 
+class Student(Section):
+    """A model that learns from the SFT data."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.-]*$", description="Of the checkpoint; its stages are base_NAME and student_NAME."
+    )
+    base: Base = Field(description="The model that it starts from. R1: Qwen2.5 of 1.5B to 32B, Llama 3 of 8B and 70B.")
+    sft: SFT = Field(
+        description="R1: 2-3 epochs, batch 64, cosine to a tenth of a peak of 1e-4 (1.5B) down to 2e-5 (70B)."
+    )
+
+    @model_validator(mode="after")
+    def _name_is_free(self) -> Student:
+        if re.fullmatch(r"base|zero|dev[123]|ppo|r1", self.name):
+            raise ValueError(f"name: {self.name!r} is a checkpoint of the recipe; choose another")
+        return self
+
+
+class Distill(Section):
+    """SFT of smaller students, no RL (R1, distillation)."""
+
+    students: list[Student] = Field(min_length=1, description="As many as wanted, each a checkpoint of its own.")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Distill:
+        names = [student.name for student in self.students]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two students are called {twice[0]!r}; give each a name of its own")
+        return self
+
+
 class Evaluate(Section):
     """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
 
@@ -227,6 +259,14 @@ class Recipe(Section):
         [], description="Conditions between stages; one that fails stops the run, warns, or asks a person."
     )
     r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
+    distill: Distill | None = Field(None, description="Students of Dev2, for the flow distill.")
+    rlhf_ppo: RL | None = Field(None, description="PPO against the reward models, for the flow rlhf_ppo.")
+
+    @model_validator(mode="after")
+    def _ppo_is_ppo(self) -> Recipe:
+        if self.rlhf_ppo and self.rlhf_ppo.method != "ppo":
+            raise ValueError(f"rlhf_ppo.method is {self.rlhf_ppo.method!r}; it must be 'ppo'")
+        return self
 
     @model_validator(mode="after")
     def _uncertainty_is_known(self) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from prefect.states import State
 from flows.evaluate import TABLE
 from flows.recipe import Report
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.students import student_stage
 from grpo.data import read_samples
 from tasks.data_plots import FUNNEL, TOKENS
 from tasks.report import closing_frame, markdown
@@ -66,6 +67,21 @@ STAGE = Stage(
     build,
 )
 ZERO_STAGE = Stage("report", 3, ("problems", "r1_zero", "evaluate"), build)
+RLHF_STAGE = Stage(
+    "report", 3, ("problems", "cold_start_data", "cold_start_sft", "reward_models", "rlhf_ppo", "evaluate"), build
+)
+
+
+def distill_stage(students: Sequence[str]) -> Stage:
+    """The report about these students."""
+    taught = [student_stage(name).name for name in students]
+    return Stage(
+        "report",
+        3,
+        ("problems", "cold_start_data", "reasoning_rl", "sft_data", *taught, "evaluate"),
+        build,
+        mixed=True,
+    )
 
 
 @flow(name=STAGE.name)
@@ -80,3 +96,23 @@ def report_zero(
 ) -> State:
     """Write the report of an R1-Zero run."""
     return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-rlhf")
+def report_rlhf(
+    config: Report, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
+) -> State:
+    """Write the report of an RLHF run."""
+    return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{STAGE.name}-distill")
+def report_distill(
+    config: Report,
+    students: list[str],
+    inputs: Mapping[str, str] | None = None,
+    seed: int = 0,
+    where: Where | None = None,
+) -> State:
+    """Write the report of a distillation."""
+    return run_stage(distill_stage(students), config, inputs or {}, seed, where or Where())

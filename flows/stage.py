@@ -78,7 +78,8 @@ class Outcome:
 @dataclass(frozen=True)
 class Stage:
     """A stage of the recipe. `needs` are the stages whose artifacts it reads; `version` changes with its code's output;
-    `files` names local files and folders that the configuration points to; `extra` is hashed beside the config."""
+    `files` names local files and folders that the configuration points to; `extra` is hashed beside the config;
+    `mixed` allows models with different tokenizers or chat templates among the inputs."""
 
     name: str
     version: int
@@ -86,6 +87,7 @@ class Stage:
     build: Callable[[Context], Outcome]
     files: Callable[[Any], dict[str, str | Path]] = lambda config: {}
     extra: Callable[[Any], dict[str, Any]] = lambda config: {}
+    mixed: bool = False
 
 
 @dataclass
@@ -241,7 +243,7 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
     tokenizers = {
         n: i.manifest.tokenizer_sha256 for n, i in found.items() if i.manifest and i.manifest.tokenizer_sha256
     }
-    if len(set(tokenizers.values())) > 1:
+    if len(set(tokenizers.values())) > 1 and not stage.mixed:
         first, *others = tokenizers
         other = next(name for name in others if tokenizers[name] != tokenizers[first])
         raise InputError(

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from grpo.advantages import zero_variance_groups
+from grpo.branches import reward_weights
 from grpo.credit import CREDITS, Evidence, Step
 from grpo.data import Problem
 from grpo.engine import make_engine
 from grpo.experience import Rollout
 from grpo.generation import Asked, Generation
-from grpo.groups import Group, metrics_of, samples_of
+from grpo.groups import Group, kl_of, metrics_of, samples_of
 from grpo.jobs import RLJob
 from grpo.logprobs import completion_logprobs
 from grpo.methods import Method
@@ -28,7 +29,7 @@ from grpo.models import Models
 from grpo.packing import micro_batches
 from grpo.parallel import Parallel
 from grpo.problem_order import ProblemOrder
-from grpo.rewards import MODEL_REWARDS, total
+from grpo.rewards import total
 from grpo.rollout import Completion
 from grpo.scoring import Failures, Scorer
 from grpo.value import values_of
@@ -56,9 +57,7 @@ class Collector:
         engine = make_engine(job.model, self.settings, models, tokenizer.eos_token_id)
         self.generation = Generation(job, engine, models, tokenizer, scorer, parallel)
         self.begun: Asked | None = None
-        # A reward model that the recipe gives no weight is shown in the metrics all the same.
-        self.weights = dict.fromkeys(MODEL_REWARDS, 0.0)
-        self.weights |= {name: term.weight for name, term in self.settings.rewards.items()}
+        self.weights = reward_weights(self.settings)
         self.credit = CREDITS[method.credit]
         self.temperature = method.temperature(self.settings)
 
@@ -80,7 +79,9 @@ class Collector:
             failures.add(more)
             replaced += len(flat)
         rollout = self._with_credit(groups, self._inexact(asked))
-        rollout.metrics = metrics_of(groups, failures) | {"replaced_groups": float(replaced)}
+        rollout.metrics = metrics_of(groups, failures, self.weights) | {"replaced_groups": float(replaced)}
+        if self.method.data == "policy":
+            rollout.metrics |= kl_of(groups)
         if self.settings.rollouts_ahead:
             rollout.metrics["sampler_age"] = float(self.models.version - asked.version)  # updates
         rollout.samples = samples_of(groups[:2], rollout.advantages, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo.advantages import zero_variance_groups
+from grpo.branches import branch_parts
 from grpo.credit import Step
 from grpo.data import Problem
 from grpo.rewards import Response
@@ -33,16 +34,17 @@ class Group:
     values: list[Tensor] | None
 
 
-def metrics_of(groups: list[Group], failures: Failures) -> dict[str, float]:
-    """Means over the completions of a rollout, by component and, where there are several, by domain."""
+def metrics_of(groups: list[Group], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
+    """Means over the completions of a rollout, by component and, where there are several, by domain; `weights` of the
+    rewards are what their branches' parts are made with."""
     rewards = torch.stack([g.rewards for g in groups])
     completions = [c for g in groups for c in g.completions]
-    metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups)
+    metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups, weights)
     domains = {g.problem.domain for g in groups}
     for domain in sorted(domains) if len(domains) > 1 else []:
         of_domain = [g for g in groups if g.problem.domain == domain]
         metrics[f"{domain}_reward"] = _mean([r for g in of_domain for r in g.rewards.tolist()])
-        metrics |= _component_means(f"{domain}_reward_", of_domain)
+        metrics |= _component_means(f"{domain}_reward_", of_domain, weights)
     return metrics | {
         "zero_variance_share": zero_variance_groups(rewards).float().mean().item(),
         "completion_tokens": _mean([len(c.tokens) for c in completions]),
@@ -71,10 +73,23 @@ def samples_of(groups: list[Group], advantages: list[Tensor], step: int) -> list
     return kept
 
 
-def _component_means(prefix: str, groups: list[Group]) -> dict[str, float]:
+def _component_means(prefix: str, groups: list[Group], weights: Mapping[str, float]) -> dict[str, float]:
     breakdowns = [b for g in groups for b in g.breakdowns]
     names = sorted({name for b in breakdowns for name in b})
-    return {prefix + name: _mean([b[name] for b in breakdowns if name in b]) for name in names}
+    means = {name: _mean([b[name] for b in breakdowns if name in b]) for name in names}
+    return {prefix + name: value for name, value in (means | branch_parts(breakdowns, weights)).items()}
+
+
+def kl_of(groups: list[Group]) -> dict[str, float]:
+    """KL to the reference in nats a completion: the mean of log pi - log pi_ref over what pi itself sampled, summed
+    over tokens (k1, unbiased); nothing without a reference."""
+    ratios = [
+        sum(completion.logprobs) - reference.sum().item()
+        for group in groups
+        if group.ref_logprobs is not None
+        for completion, reference in zip(group.completions, group.ref_logprobs, strict=True)
+    ]
+    return {"kl_completion": _mean(ratios)} if ratios else {}
 
 
 def _mean(values: Sequence[float]) -> float:

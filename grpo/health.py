@@ -7,38 +7,17 @@ recipe (50 to 120 steps each, reward and entropy on the move) raise nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from grpo.config import Settings
-
-Action = Literal["ignore", "warn", "stop", "roll_back"]
-Record = Mapping[str, float]
-
-
-class Watch(Settings):
-    """What every failure has. The default is to warn where the sign can also mean success or a change of task."""
-
-    action: Action = Field(
-        "warn",
-        description="'ignore': no look; 'warn': said; 'stop': training ends; 'roll_back': back to the last checkpoint.",
-    )
-    steps: int = Field(1, ge=1, description="Bad values in a row until it is said; gaps do not count. Ours.")
-
-
-class AgainstRecent(Watch):
-    window: int = Field(20, ge=2, description="Values before this one whose median is the usual. Ours.")
-
-    @model_validator(mode="after")
-    def _window_outlasts_steps(self) -> AgainstRecent:
-        if self.window < 2 * self.steps:
-            raise ValueError(f"window ({self.window}) must be at least twice steps ({self.steps})")
-        return self
+from grpo.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
+from grpo.watch import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
 
 
 class NotFinite(Watch):
@@ -101,51 +80,10 @@ class HealthSettings(Settings):
     entropy_collapse: EntropyCollapse = EntropyCollapse()
     reward_collapse: RewardCollapse = RewardCollapse()
     gradient_spike: GradientSpike = GradientSpike()
+    kl_budget: KLBudget = KLBudget()
+    rule_accuracy: RuleAccuracy = RuleAccuracy()
     max_roll_backs: int = Field(2, ge=0, description="After so many, a roll back becomes a stop. Ours.")
     recovery_steps: int = Field(5, ge=1, description="Good values in a row until a failure has ended. Ours.")
-
-
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    action: Action
-    message: str  # one line
-    step: int
-
-
-@dataclass
-class Memory:
-    """What one check knows of the steps before."""
-
-    bad: int = 0  # values in a row
-    good: int = 0
-    said: bool = False
-    best: float | None = None
-    early: dict[str, list[float]] = field(default_factory=dict)
-    recent: dict[str, list[float]] = field(default_factory=dict)
-
-    def first(self, name: str, value: float, count: int) -> list[float]:
-        """The first `count` values of a metric, with this one where it is among them."""
-        values = self.early.setdefault(name, [])
-        if len(values) < count:
-            values.append(value)
-        return values
-
-    def last(self, name: str, value: float, count: int) -> list[float]:
-        """The `count` values before this one (fewer at the beginning), which is kept for the next time."""
-        values = self.recent.get(name, [])[-count:]
-        self.recent[name] = [*values, value][-count:]
-        return values
-
-
-class Reading(NamedTuple):
-    bad: bool
-    seen: str  # the number and its limit
-    advice: str
-
-
-Check = Callable[[Any, Memory, Record], Reading | None]
-"""(settings of this failure, its memory, record) -> None where the record or the memory does not yet suffice."""
 
 
 def not_finite(limits: NotFinite, memory: Memory, record: Record) -> Reading | None:
@@ -156,7 +94,7 @@ def not_finite(limits: NotFinite, memory: Memory, record: Record) -> Reading | N
 
 
 def variance_collapse(limits: VarianceCollapse, memory: Memory, record: Record) -> Reading | None:
-    share, reward = _finite(record, "zero_variance_share"), _finite(record, "reward")
+    share, reward = finite(record, "zero_variance_share"), finite(record, "reward")
     if share is None:
         return None
     seen = f"{share:.0%} of groups have equal rewards (limit {limits.limit:.0%}), so that they teach nothing"
@@ -175,14 +113,14 @@ def variance_collapse(limits: VarianceCollapse, memory: Memory, record: Record) 
 
 
 def kl_blow_up(limits: KLBlowUp, memory: Memory, record: Record) -> Reading | None:
-    if (kl := _finite(record, "kl")) is None:
+    if (kl := finite(record, "kl")) is None:
         return None
     seen = f"KL to the reference is {kl:.3g} nats a token (limit {limits.limit:g})"
     return Reading(kl > limits.limit, seen, "lower the learning rate or raise kl_coef")
 
 
 def mismatch_growth(limits: MismatchGrowth, memory: Memory, record: Record) -> Reading | None:
-    if (mismatch := _finite(record, "logprob_mismatch")) is None:
+    if (mismatch := finite(record, "logprob_mismatch")) is None:
         return None
     baseline = min(memory.first("mismatch", mismatch, limits.baseline_steps))
     limit = max(limits.factor * baseline, limits.floor)
@@ -194,7 +132,7 @@ def mismatch_growth(limits: MismatchGrowth, memory: Memory, record: Record) -> R
 
 
 def length_explosion(limits: LengthExplosion, memory: Memory, record: Record) -> Reading | None:
-    truncated, tokens = _finite(record, "truncated_share"), _finite(record, "completion_tokens")
+    truncated, tokens = finite(record, "truncated_share"), finite(record, "completion_tokens")
     if truncated is None:
         return None
     cut_before = memory.last("truncated", truncated, limits.window)
@@ -210,7 +148,7 @@ def length_explosion(limits: LengthExplosion, memory: Memory, record: Record) ->
 
 
 def entropy_collapse(limits: EntropyCollapse, memory: Memory, record: Record) -> Reading | None:
-    if (entropy := _finite(record, "entropy", "sampled_entropy")) is None:
+    if (entropy := finite(record, "entropy", "sampled_entropy")) is None:
         return None
     early = memory.first("entropy", entropy, limits.baseline_steps)
     limit = max(limits.share * median(early), limits.floor)
@@ -219,7 +157,7 @@ def entropy_collapse(limits: EntropyCollapse, memory: Memory, record: Record) ->
 
 
 def reward_collapse(limits: RewardCollapse, memory: Memory, record: Record) -> Reading | None:
-    if (reward := _finite(record, "reward")) is None:
+    if (reward := finite(record, "reward")) is None:
         return None
     values = [*memory.last("reward", reward, limits.window), reward][-limits.window :]
     if len(values) < limits.window:
@@ -233,7 +171,7 @@ def reward_collapse(limits: RewardCollapse, memory: Memory, record: Record) -> R
 
 
 def gradient_spike(limits: GradientSpike, memory: Memory, record: Record) -> Reading | None:
-    if (norm := _finite(record, "grad_norm")) is None:
+    if (norm := finite(record, "grad_norm")) is None:
         return None
     before = memory.last("norm", norm, limits.window)
     if len(before) < limits.window:
@@ -241,11 +179,6 @@ def gradient_spike(limits: GradientSpike, memory: Memory, record: Record) -> Rea
     limit = max(limits.factor * median(before), limits.floor)
     seen = f"gradient norm is {norm:.3g} (limit {limit:.3g}, usually {median(before):.3g})"
     return Reading(norm > limit, seen, "keep max_grad_norm low; if it returns, lower the learning rate")
-
-
-def _finite(record: Record, *names: str) -> float | None:
-    """The first of these metrics that the record has as a finite number."""
-    return next((record[name] for name in names if name in record and math.isfinite(record[name])), None)
 
 
 CHECKS: dict[str, Check] = {
@@ -257,6 +190,8 @@ CHECKS: dict[str, Check] = {
     "entropy_collapse": entropy_collapse,
     "reward_collapse": reward_collapse,
     "gradient_spike": gradient_spike,
+    "kl_budget": kl_budget,
+    "rule_accuracy": rule_accuracy,
 }
 """Each with the settings of the same name."""
 

@@ -28,7 +28,8 @@ class Method:
 
     def needs_reference(self, settings: RL) -> bool:
         """Whether anything reads the log-probabilities of a reference."""
-        return self.kl == "pairs" or (self.kl in ("loss", "reward") and settings.kl_coef > 0)
+        measured = settings.kl_coef > 0 or settings.health.kl_budget.limit is not None
+        return self.kl == "pairs" or (self.kl in ("loss", "reward") and measured)
 
     def temperature(self, settings: RL) -> float:
         """Of the log-probabilities: online, the ratio is between policies at the sampling temperature; what somebody

@@ -45,6 +45,13 @@ def _terms(value: Any) -> Any:
 Rewards = Annotated[dict[str, RewardTerm], BeforeValidator(_terms)]
 
 
+class BranchWeights(Settings):
+    """Factors of what rules give and of what reward models give, beside each reward's own weight; unpublished."""
+
+    rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of accuracy, format, language and their like.")
+    preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of the helpful and the safety model.")
+
+
 class Scoring(Settings):
     """The processes that rewards run in."""
 
@@ -181,6 +188,7 @@ class RL(Settings):
         description="Reward models that are ensembles give the mean of their members less this times the standard "
         "deviation, so that what they disagree on is not worth exploiting (arXiv 2310.02743). R1: one model, so none.",
     )
+    branch_weights: BranchWeights = BranchWeights()
     scoring: Scoring = Scoring()
     health: HealthSettings = HealthSettings()
     ppo: PPO = PPO()
@@ -239,6 +247,18 @@ class RL(Settings):
             raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:
             raise ValueError("curriculum.min_pass_rate must be below curriculum.max_pass_rate")
+        return self
+
+    @model_validator(mode="after")
+    def _guards_see_something(self) -> RL:
+        """A guard that nothing reaches would keep silent for good."""
+        if self.health.kl_budget.limit is not None and self.method not in ("grpo", "ppo"):
+            raise ValueError(f"health.kl_budget.limit is for grpo and ppo; {self.method!r} measures no KL")
+        if self.health.rule_accuracy.points is not None:
+            if "accuracy" not in self.rewards:
+                raise ValueError("health.rule_accuracy.points needs accuracy in rewards; 0 watches it without reward")
+            if self.general_share == 1 and self.general_last_steps == self.steps:
+                raise ValueError("health.rule_accuracy.points needs reasoning prompts; general_share is 1 throughout")
         return self
 
     def max_new_tokens(self, step: int) -> int:

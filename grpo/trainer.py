@@ -21,7 +21,7 @@ from grpo.data import Problem, read_problems
 from grpo.demonstrations import Demonstrations
 from grpo.errors import InputError, TrainingStopped
 from grpo.experience import Rollout
-from grpo.health import Finding, Health
+from grpo.health import Health
 from grpo.jobs import RLJob
 from grpo.methods import METHODS
 from grpo.models import Models
@@ -32,6 +32,7 @@ from grpo.rollout import generator_for
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Scorer
 from grpo.update import Update
+from grpo.watch import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
 def closing_means(metrics: Path, last: int = 10) -> dict[str, float]:
     """Means over the last steps of a run: single steps are noisy."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
-    named = ("kl", "sampled_entropy", "completion_tokens")
+    named = ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
     names = [name for name in records[-1] if name.startswith("reward") or name in named]
     return {name: _mean([r[name] for r in records if name in r]) for name in names}
 

@@ -25,6 +25,8 @@ COLUMNS = {
     "over_refusal": "look-alikes",
     "refused_harmless": "harmless",
     "instructions": "instructions",
+    "win_rate_dev1": "win rate over dev1",
+    "win_rate_dev1_lc": "at equal length",
 }
 
 

@@ -42,6 +42,18 @@ SMALLER = [
     "evaluate.general=16",
     "r1_zero.steps=4",
     "r1_zero.prompts_per_step=8",
+    "distill.students.0.base.documents=6000",
+    "distill.students.0.base.pretrain.hidden=40",
+    "distill.students.0.base.pretrain.feed_forward=120",
+    "distill.students.0.base.pretrain.steps=300",
+    "distill.students.0.sft.epochs=8",
+    "distill.students.1.base.documents=6000",
+    "distill.students.1.base.pretrain.hidden=24",
+    "distill.students.1.base.pretrain.feed_forward=72",
+    "distill.students.1.base.pretrain.steps=200",
+    "rlhf_ppo.steps=4",
+    "rlhf_ppo.general_last_steps=4",
+    "rlhf_ppo.prompts_per_step=8",
 ]
 
 

@@ -57,6 +57,10 @@ def test_the_papers_numbers() -> None:
         ("problems.sources.0.count=0", "count"),
         ("base.model=./x", "either model"),
         ("alignment_rl.general_last_steps=9999", "exceeds steps"),
+        ("rlhf_ppo.method=grpo", "rlhf_ppo.method is 'grpo'; it must be 'ppo'"),
+        ("distill.students=[]", "distill.students"),
+        ("distill.students.1.name=small", "two students are called 'small'"),
+        ("distill.students.0.name=dev2", "'dev2' is a checkpoint of the recipe"),
     ],
 )
 def test_wrong_overrides_are_one_line(override: str, said: str) -> None:

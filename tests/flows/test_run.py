@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from flows.graphs import R1 as GRAPH
 from flows.problems import HELD_OUT, TRAIN
-from flows.r1 import R1 as GRAPH
 from flows.recipe import Recipe
 from grpo.data import read_problems
 from tasks.problems import normalise

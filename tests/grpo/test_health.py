@@ -220,6 +220,14 @@ def test_the_limits_of_a_failure_can_be_set():
     ]
 
 
+# The guards that wait for a limit get one.
+LIMITS = {"kl_budget": {"limit": 5.0}, "rule_accuracy": {"points": 5.0, "window": 4}}
+
+
+def guarded(**settings):
+    return Health(HealthSettings(**{name: LIMITS.get(name, {}) | settings.get(name, {}) for name in CHECKS}))
+
+
 # A sequence for each failure that makes its finding and no other's.
 MAKES = {
     "not_finite": series((3, 1.0), (3, NAN), (6, 1.0), (2, INF), name="loss"),
@@ -230,15 +238,17 @@ MAKES = {
     "entropy_collapse": series((10, 1.0), (12, 0.01), (6, 1.0), (12, 0.01), name="entropy"),
     "reward_collapse": series((10, 2.0), (10, 0.0), (20, 2.0), (10, 0.0), name="reward"),
     "gradient_spike": series((20, 1.0), (1, 20.0), (6, 1.0), (1, 20.0), name="grad_norm"),
+    "kl_budget": series((4, 5.1), (6, 5.0), (4, 5.1), name="kl_completion"),
+    "rule_accuracy": series((4, 0.5), (4, 0.375), (12, 0.5), (4, 0.375), name="reward_accuracy"),
 }
 
 
 @pytest.mark.parametrize("name", MAKES)
 def test_checking_goes_on_the_same_from_a_state_kept_at_any_step(name):
-    whole = findings(MAKES[name])
+    whole = findings(MAKES[name], guarded())
     assert [f.name for f in whole] == [name, name]
     for cut in range(len(MAKES[name]) + 1):
-        first, second = Health(HealthSettings()), Health(HealthSettings())
+        first, second = guarded(), guarded()
         before = findings(MAKES[name][:cut], first)
         second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
         assert before + findings(MAKES[name][cut:], second, cut + 1) == whole
@@ -268,7 +278,7 @@ def test_a_kept_state_does_not_move_with_later_steps():
 
 @pytest.mark.parametrize("name", MAKES)
 def test_what_is_ignored_is_not_said(name):
-    assert said(MAKES[name], **{name: {"action": "ignore"}}) == []
+    assert findings(MAKES[name], guarded(**{name: {"action": "ignore"}})) == []
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -278,14 +288,14 @@ def test_what_is_ignored_hides_nothing_else(name):
     for made in MAKES.values():
         for record, values in zip(records, made, strict=False):
             record |= values
-    names = [n for _, n in said(records, **{name: {"action": "ignore"}})]
+    names = [f.name for f in findings(records, guarded(**{name: {"action": "ignore"}}))]
     assert sorted(names) == sorted(chain.from_iterable(repeat(n, 2) for n in MAKES if n != name))
 
 
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize("action", ["warn", "stop", "roll_back"])
 def test_each_failure_takes_the_action_it_is_given(name, action):
-    found = findings(MAKES[name], Health(HealthSettings(**{name: {"action": action}})))
+    found = findings(MAKES[name], guarded(**{name: {"action": action}}))
     assert {f.action for f in found} == {action}
     assert all(f.message.startswith(f"step {f.step}: ") and "\n" not in f.message for f in found)
 
@@ -326,6 +336,8 @@ def test_each_check_has_settings_and_each_setting_a_description():
         ({"entropy_collapse": {"share": 1.0}}, "entropy_collapse.share"),
         ({"length_explosion": {"steps": 11}}, "length_explosion"),  # twice 11 is more than the window of 20
         ({"gradient_spike": {"window": 2, "steps": 2}}, "gradient_spike"),
+        ({"kl_budget": {"limit": 0.0}}, "kl_budget.limit"),
+        ({"rule_accuracy": {"points": 101.0}}, "rule_accuracy.points"),
         ({"max_roll_backs": -1}, "max_roll_backs"),
         ({"recovery_steps": 0}, "recovery_steps"),
     ],

@@ -1,0 +1,134 @@
+"""The graphs of the recipes: which stages, in which order, and what each takes from which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from flows import (
+    alignment_rl,
+    base,
+    cold_start_data,
+    cold_start_sft,
+    evaluate,
+    problems,
+    r1_zero,
+    reasoning_rl,
+    report,
+    reward_models,
+    rlhf_ppo,
+    sft,
+    sft_data,
+    students,
+)
+from flows.recipe import Recipe
+from flows.stage import Stage
+from grpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage in a recipe: its contract and the Prefect flow that runs it."""
+
+    stage: Stage
+    flow: Callable[..., Any]
+    takes: Mapping[str, str] = field(default_factory=dict)  # input -> the step that makes it, where names differ
+    section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section that has the stage's name
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    def config(self, recipe: Recipe) -> BaseModel:
+        """What of the recipe the stage is configured by."""
+        return self.section(recipe) if self.section else section_of(recipe, self.name)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Input of the stage -> the step that makes it."""
+        return {name: self.takes.get(name, name) for name in self.stage.needs}
+
+
+def section_of(recipe: Recipe, name: str) -> Any:
+    section = getattr(recipe, name)
+    if section is None:
+        raise InputError(f"recipe {recipe.name!r} has no section {name}; add it to run this flow")
+    return section
+
+
+TO_DEV1 = (
+    Step(problems.STAGE, problems.problems),
+    Step(base.STAGE, base.base),
+    Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
+    Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
+)
+TO_SFT_DATA = (
+    *TO_DEV1,
+    Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl),
+    Step(sft_data.STAGE, sft_data.sft_data),
+)
+TO_R1 = (
+    *TO_SFT_DATA,
+    Step(sft.STAGE, sft.sft),
+    Step(reward_models.STAGE, reward_models.reward_models),
+    Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
+)
+R1 = (
+    *TO_R1,
+    Step(evaluate.STAGE, evaluate.evaluate),
+    Step(report.STAGE, report.report),
+)
+R1_ZERO = (
+    Step(problems.STAGE, problems.problems),
+    Step(base.STAGE, base.base),
+    Step(r1_zero.STAGE, r1_zero.r1_zero),
+    Step(evaluate.ZERO_STAGE, evaluate.evaluate_zero),
+    Step(report.ZERO_STAGE, report.report_zero),
+)
+RLHF_PPO = (
+    *TO_DEV1,
+    Step(reward_models.STAGE, reward_models.reward_models, takes={"sft": cold_start_sft.STAGE.name}),
+    Step(rlhf_ppo.STAGE, rlhf_ppo.rlhf_ppo),
+    Step(evaluate.RLHF_STAGE, evaluate.evaluate_rlhf),
+    Step(report.RLHF_STAGE, report.report_rlhf),
+)
+
+
+def distillation(recipe: Recipe) -> tuple[Step, ...]:
+    """As many branches as the recipe lists students."""
+    listed = section_of(recipe, "distill").students
+    names = [student.name for student in listed]
+    trained = [
+        step
+        for place, name in enumerate(names)
+        for step in (
+            Step(
+                students.base_stage(name),
+                partial(students.student_base, name=name),
+                section=lambda r, i=place: r.distill.students[i].base,  # type: ignore[misc]
+            ),
+            Step(
+                students.student_stage(name),
+                partial(students.student, name=name),
+                section=lambda r, i=place: r.distill.students[i].sft,  # type: ignore[misc]
+            ),
+        )
+    ]
+    return (
+        *TO_SFT_DATA,
+        *trained,
+        Step(evaluate.distill_stage(names), partial(evaluate.evaluate_distill, students=names)),
+        Step(report.distill_stage(names), partial(report.report_distill, students=names)),
+    )
+
+
+GRAPHS: dict[str, Callable[[Recipe], Sequence[Step]]] = {
+    "r1": lambda recipe: R1,
+    "r1_zero": lambda recipe: R1_ZERO,
+    "distill": distillation,
+    "rlhf_ppo": lambda recipe: RLHF_PPO,
+}

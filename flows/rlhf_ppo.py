@@ -1,0 +1,37 @@
+"""PPO against the reward models, from the SFT model and tied to it by KL (InstructGPT, arXiv 2203.02155, step 3).
+
+Departures: two reward models, helpful and safe, as in R1, and their sum in place of one; the value starts from the SFT
+model with a head of zeros, not from the reward model; no pretraining loss is mixed in (the paper's PPO-ptx).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect import flow
+from prefect.states import State
+
+from flows.reasoning_rl import train, user_code
+from flows.reward_models import HELPFUL, SAFE
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.rl_config import RL
+
+
+def build(context: Context) -> Outcome:
+    models = context.path("reward_models")
+    return train(
+        context,
+        policy="cold_start_sft",
+        model="ppo",
+        helpful_model=str(models / HELPFUL),
+        safe_model=str(models / SAFE),
+    )
+
+
+STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), build, extra=user_code)
+
+
+@flow(name=STAGE.name)
+def rlhf_ppo(config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+    """PPO with a learnt value on general prompts, from Dev1."""
+    return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -1,0 +1,129 @@
+"""Distillation and InstructGPT's three steps, for real, beside an R1 run whose stages they share.
+
+The flows take most of a minute each; what they made is looked at by several tests.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.graphs import GRAPHS
+from flows.recipe import load_recipe
+from grpo.data import read_samples
+from grpo.errors import InputError
+
+TO_SFT_DATA = ["problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data"]
+STUDENTS = ["base_small", "student_small", "base_smallest", "student_smallest"]
+
+
+def statuses(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["status"] for stage in result["stages"]}
+
+
+def keys(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["key"] for stage in result["stages"]}
+
+
+def folder(r1: Any, result: dict[str, Any], stage: str) -> Path:
+    return next(r1.home.glob(f"artifacts/{stage}/{keys(result)[stage]}/1"))
+
+
+def manifest(r1: Any, result: dict[str, Any], stage: str) -> dict[str, Any]:
+    return json.loads((folder(r1, result, stage) / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def distilled(r1: Any, first_run: dict[str, Any]) -> dict[str, Any]:
+    return r1.tiny("run", "--flow", "distill")
+
+
+@pytest.fixture(scope="module")
+def rlhf(r1: Any, first_run: dict[str, Any]) -> dict[str, Any]:
+    return r1.tiny("run", "--flow", "rlhf_ppo")
+
+
+@pytest.mark.slow
+def test_distillation_takes_the_sft_data_from_the_r1_run(first_run: dict[str, Any], distilled: dict[str, Any]) -> None:
+    ran = [*STUDENTS, "evaluate", "report"]
+    assert statuses(distilled) == dict.fromkeys(TO_SFT_DATA, "reused") | dict.fromkeys(ran, "ran")
+    assert all(keys(distilled)[name] == keys(first_run)[name] for name in TO_SFT_DATA)
+
+
+@pytest.mark.slow
+def test_students_of_two_sizes_and_vocabularies_stand_beside_their_teacher(r1: Any, distilled: dict[str, Any]) -> None:
+    assert list(distilled["checkpoints"]) == ["dev2", "small", "smallest"]
+    shapes = {}
+    for name in ("small", "smallest"):
+        config = json.loads((folder(r1, distilled, f"student_{name}") / "config.json").read_text())
+        shapes[name] = (config["hidden_size"], config["num_hidden_layers"])
+    assert shapes == {"small": (40, 3), "smallest": (24, 2)}
+    tokenizers = {manifest(r1, distilled, s)["tokenizer_sha256"] for s in ("reasoning_rl", "student_smallest")}
+    assert len(tokenizers) == 2
+
+
+@pytest.mark.slow
+def test_a_student_learns_its_teachers_format(distilled: dict[str, Any]) -> None:
+    # Their base models hardly ever saw a tag: whoever closes both pairs has learnt it from the data.
+    assert distilled["checkpoints"]["small"]["format"] > 0.5
+
+
+@pytest.mark.slow
+def test_another_sft_setting_reruns_one_student_and_not_its_pretraining(r1: Any, distilled: dict[str, Any]) -> None:
+    planned = r1.tiny("plan", "--flow", "distill", "--set", "distill.students.1.sft.epochs=3")["stages"]
+    assert [stage["name"] for stage in planned if stage["status"] == "run"] == [
+        "student_smallest",
+        "evaluate",
+        "report",
+    ]
+    assert next(stage["why"] for stage in planned if stage["name"] == "student_smallest") == "epochs: 2 -> 3"
+
+
+@pytest.mark.slow
+def test_the_report_and_the_chat_know_the_students(r1: Any, distilled: dict[str, Any]) -> None:
+    report = (folder(r1, distilled, "report") / "report.md").read_text()
+    assert "| small |" in report and "### smallest" in report
+    said = r1("chat", "student_small", stdin="compute 3 + 4\n")
+    assert said.returncode == 0 and said.stdout.strip()
+
+
+@pytest.mark.slow
+def test_rlhf_shares_the_sft_model_and_trains_its_own_reward_models(
+    r1: Any, first_run: dict[str, Any], rlhf: dict[str, Any]
+) -> None:
+    ran = ["reward_models", "rlhf_ppo", "evaluate", "report"]
+    assert statuses(rlhf) == dict.fromkeys(TO_SFT_DATA[:4], "reused") | dict.fromkeys(ran, "ran")
+    dev1 = keys(first_run)["cold_start_sft"]
+    assert manifest(r1, rlhf, "reward_models")["inputs"]["sft"]["key"] == dev1
+    assert manifest(r1, first_run, "reward_models")["inputs"]["sft"]["key"] == keys(first_run)["sft"]
+    ppo = manifest(r1, rlhf, "rlhf_ppo")
+    assert ppo["inputs"]["cold_start_sft"]["key"] == dev1
+    assert ppo["inputs"]["reward_models"]["key"] == keys(rlhf)["reward_models"]
+    assert (ppo["config"]["method"], ppo["steps_completed"]) == ("ppo", 4)
+
+
+@pytest.mark.slow
+def test_ppo_is_measured_against_its_sft_model(r1: Any, rlhf: dict[str, Any]) -> None:
+    assert list(rlhf["checkpoints"]) == ["base", "dev1", "ppo"]
+    assert rlhf["checkpoints"]["dev1"]["win_rate_dev1"] == 0.5
+    assert 0 <= rlhf["checkpoints"]["ppo"]["win_rate_dev1"] <= 1
+    assert "win rate over dev1" in (folder(r1, rlhf, "report") / "report.md").read_text()
+    assert {s.domain for s in read_samples(folder(r1, rlhf, "evaluate") / "samples" / "ppo")} == {
+        "reasoning",
+        "general",
+    }
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_general_prompts_only(rlhf: dict[str, Any]) -> None:
+    metrics = next(stage["metrics"] for stage in rlhf["stages"] if stage["name"] == "rlhf_ppo")
+    assert {"reward_helpful", "reward_safe", "kl"} <= metrics.keys() and "reward_accuracy" not in metrics
+
+
+def test_a_recipe_without_the_section_says_which_is_missing() -> None:
+    paper = load_recipe("smollm2-135m")
+    with pytest.raises(InputError, match="has no section distill; add it to run this flow"):
+        GRAPHS["distill"](paper)
