@@ -102,9 +102,10 @@ def distill(
     only: str | None = None,
     force: list[str] | None = None,
     inputs: dict[str, str] | None = None,
+    approve: list[str] | None = None,
 ) -> dict[str, Any]:
     """Distillation: supervised fine-tuning of the recipe's students on what Dev2 wrote."""
-    choice = Choice(start, only, force or (), inputs or {})
+    choice = Choice(start, only, force or (), inputs or {}, approve or ())
     return run_recipe("distill", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
 
 
@@ -117,13 +118,14 @@ def rlhf_ppo(
     only: str | None = None,
     force: list[str] | None = None,
     inputs: dict[str, str] | None = None,
+    approve: list[str] | None = None,
 ) -> dict[str, Any]:
     """InstructGPT's three steps: supervised fine-tuning, reward models, PPO against them."""
-    choice = Choice(start, only, force or (), inputs or {})
+    choice = Choice(start, only, force or (), inputs or {}, approve or ())
     return run_recipe("rlhf_ppo", load_recipe(recipe, overrides or (), seed), choice, overrides or [])
 
 
-FLOWS = {"r1": train_r1, "r1_zero": train_r1_zero, "distill": distill, "rlhf_ppo": rlhf_ppo}
+FLOWS: dict[str, Any] = {"r1": train_r1, "r1_zero": train_r1_zero, "distill": distill, "rlhf_ppo": rlhf_ppo}
 
 
 def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
