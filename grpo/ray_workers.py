@@ -7,6 +7,8 @@ that was killed had stopped. Ray replaces actors whose machine is lost. The shar
 from __future__ import annotations
 
 import pickle
+import re
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -36,8 +38,9 @@ def make_on_ray(
     if not places:
         return
     try:
+        _answers(cluster.address)
         ray.init(address=cluster.address, log_to_driver=False)
-    except ConnectionError as error:
+    except OSError as error:  # ConnectionError is one
         raise InputError(f"ray.address: no Ray cluster at {cluster.address!r}: {_first_line(error)}") from None
 
     class Actor:
@@ -54,6 +57,12 @@ def make_on_ray(
             tell(pickle.loads(row["told"]))
     finally:
         ray.shutdown()
+
+
+def _answers(address: str | None) -> None:
+    """Ray itself asks for minutes where nothing answers."""
+    if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""):
+        socket.create_connection((found[1], int(found[2])), timeout=10).close()
 
 
 def _first_line(error: BaseException) -> str:
