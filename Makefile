@@ -21,7 +21,7 @@ demo: $(INSTALLED)
 	$(BIN)/r1 run tiny
 
 test: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest --durations=25
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

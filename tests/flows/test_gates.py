@@ -88,6 +88,7 @@ def test_gates_that_hold_or_only_warn_let_the_recipe_run(r1: Any, first_run: dic
     assert result["gates"][2]["evidence"][0].startswith("passed: pass@1 of r1 is ")
 
 
+@pytest.mark.slow
 def test_asking_where_nobody_is_stops_with_the_command_that_goes_on(r1: Any) -> None:
     arguments = (*gates(after_problems(MANY, ', on_failure = "ask"')), "--only", "problems")
     code, result, said = attempt(r1, *arguments)
@@ -153,7 +154,7 @@ def test_a_gate_about_a_stage_of_another_flow_is_left_alone() -> None:
     closing = 'metric = "pass@1", source = "table", stage = "alignment_rl", above = 0.5'
     gate = 'name = "closing", after = "evaluate", conditions = [{' + closing + "}]"
     recipe = load_recipe("tiny", [gates(gate)[1], "seed=1"])
-    names = {flow: [step.name for step in graph] for flow, graph in GRAPHS.items()}
+    names = {flow: [step.name for step in graph(recipe)] for flow, graph in GRAPHS.items()}
     assert check_gates(recipe.gates, names["r1_zero"], ()) == []
     assert check_gates(recipe.gates, names["r1"], ()) == recipe.gates
 

@@ -75,6 +75,7 @@ def test_it_learns_as_float32_does(sft_fields, tmp_path):
     assert last["mixed"] == pytest.approx(last["float32"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_pretraining_and_the_kill_of_it(base, tmp_path):
     settings = {**PRETRAIN, "hardware": MIXED, "save_every": 7}
     whole, killed = (
@@ -140,6 +141,7 @@ def test_rl_at_a_learning_rate_of_r1s_size(rl_fields, tmp_path):
     assert shares["pure"] < 0.2 and shares["mixed"] > 0.8
 
 
+@pytest.mark.slow
 def test_killed_rl_goes_on_bit_by_bit(rl_fields, tmp_path):
     settings = {**RL, "steps": 14, "save_every": 4, "hardware": MIXED}
     whole, killed = (

@@ -135,6 +135,7 @@ def test_two_machines_with_a_process_each_are_one_with_two(machines, tmp_path):
     assert one.keys() == two.keys() and all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed", "words"),
     [
