@@ -20,7 +20,7 @@ class KLBudget(Watch):
         None,
         gt=0,
         description="Nats a completion to the reference, mean, above. It grows with length: 0.05 a token is 5 for 100. "
-        "A refreshed reference starts it anew. None: no budget.",
+        "A refreshed reference starts it anew; methods other than grpo and ppo measure no KL. None: no budget.",
     )
 
 

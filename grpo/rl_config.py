@@ -252,8 +252,6 @@ class RL(Settings):
     @model_validator(mode="after")
     def _guards_see_something(self) -> RL:
         """A guard that nothing reaches would keep silent for good."""
-        if self.health.kl_budget.limit is not None and self.method not in ("grpo", "ppo"):
-            raise ValueError(f"health.kl_budget.limit is for grpo and ppo; {self.method!r} measures no KL")
         if self.health.rule_accuracy.points is not None:
             if "accuracy" not in self.rewards:
                 raise ValueError("health.rule_accuracy.points needs accuracy in rewards; 0 watches it without reward")

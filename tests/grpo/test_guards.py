@@ -106,7 +106,6 @@ def test_a_budget_keeps_a_reference_where_the_loss_needs_none():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "online_rft", "health": {"kl_budget": {"limit": 5.0}}}, "is for grpo and ppo"),
         ({"rewards": {"format": 1}, "health": {"rule_accuracy": {"points": 5.0}}}, "needs accuracy in rewards"),
         (
             {"general_last_steps": 4, "general_share": 1.0, "health": {"rule_accuracy": {"points": 5.0}}},
