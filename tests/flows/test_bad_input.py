@@ -68,6 +68,7 @@ def test_problem_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     assert not published(tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_model(tmp_path: Path, r1: Any) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

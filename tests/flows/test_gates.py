@@ -70,6 +70,7 @@ def test_a_failing_gate_stops_before_the_next_stage_spends_anything(r1: Any, fir
     assert {path for path in r1.home.glob("artifacts/*/*")} - before == made
 
 
+@pytest.mark.slow
 def test_gates_that_hold_or_only_warn_let_the_recipe_run(r1: Any, first_run: dict[str, Any]) -> None:
     closing = 'metric = "pass@1", source = "table", stage = "alignment_rl", not_below_stage = "sft", points = 100'
     code, result, said = attempt(

@@ -94,6 +94,7 @@ def start(r1: R1, server: Server) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_waits_and_goes_on_after_the_server_was_restarted(server: Server, small: R1) -> None:
     process = start(small, server)
     run = wait(lambda: server.run_in("Paused"), "the pause")
@@ -122,6 +123,7 @@ def test_a_run_waits_and_goes_on_after_the_server_was_restarted(server: Server, 
     assert process.returncode == 0 and json.loads(output.splitlines()[-1])["gates"][0]["status"] == "approved"
 
 
+@pytest.mark.slow
 def test_a_refusal_ends_the_run_in_one_line(server: Server, small: R1) -> None:
     process = start(small, server)
     run = wait(lambda: server.run_in("Paused"), "the pause")

@@ -53,6 +53,7 @@ def test_wrong_settings_are_one_line(override: str, said: str) -> None:
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_what_two_processes_made_one_reuses(
     r1: Any, first_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_files_enter_the_key_by_what_is_in_them(given: Any, tmp_path: Path, monk
     assert key(moved) != key(given["folder"])
 
 
+@pytest.mark.slow
 def test_an_ensemble_from_files_alone(given: Any, tmp_path: Path, r1: Any) -> None:
     command = type(r1)(tmp_path)
     done = subprocess.run(

@@ -56,6 +56,7 @@ def test_one_field_reruns_its_stage_and_what_depends_on_it(r1: Any, first_run: d
     assert statuses(r1.tiny("run", *change)) == planned
 
 
+@pytest.mark.slow
 def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str, Any]) -> None:
     alone = r1.tiny("run", "--only", "evaluate", "--set", "evaluate.samples_per_problem=2")
     assert statuses(alone) == {"evaluate": "ran"}
@@ -88,6 +89,7 @@ def test_sft_starts_from_base(r1: Any, first_run: dict[str, Any]) -> None:
     assert len(tokenizers) == 1 and None not in tokenizers
 
 
+@pytest.mark.slow
 def test_checkpoints_of_two_recipes_do_not_mix(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
     other = type(r1)(r1.home)
     changed = ("--set", "base.pretrain.vocabulary=360", "--set", "base.pretrain.steps=5")
@@ -144,6 +146,7 @@ def test_mlflow_has_the_runs_the_lineage_and_the_curves(r1: Any, first_run: dict
     }
 
 
+@pytest.mark.slow
 def test_r1_zero_shares_what_it_can(r1: Any, first_run: dict[str, Any]) -> None:
     zero = r1.tiny("run", "--flow", "r1_zero")
     assert statuses(zero) == {

@@ -161,6 +161,7 @@ WIDER = {
 }
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_bit_by_bit_and_learns_as_with_32_bits(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join(f"What is {a} + {b}? {a + b}" for a in range(20) for b in range(20)))

@@ -58,6 +58,7 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
     assert_same(tmp_path, alone, within=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_another_number_of_processes(alone, rl_fields, tmp_path):
     job = write_job(tmp_path, "rl", **{**rl_fields, "settings": STEPS})
     with start(job, 2) as process:

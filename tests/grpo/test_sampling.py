@@ -103,6 +103,7 @@ def test_more_problems_change_no_sample_of_those_before(once, tmp_path):
     assert samples(tmp_path)[:160] == samples(once)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_the_shards_are_the_same_to_the_byte(once, tmp_path):
     """What a killed worker had finished is not asked again, and two workers share the shards."""
     path, asked = job(tmp_path), tmp_path / "asked"

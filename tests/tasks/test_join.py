@@ -110,6 +110,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "work" / "out" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_two_machines_with_a_process_each_are_one_with_two(machines, tmp_path):
     told = job(tmp_path, nodes=2, processes=1)
     first, other = machines.start(0, told), machines.start(1, told)
