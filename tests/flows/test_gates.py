@@ -44,6 +44,7 @@ def tags(r1: Any, run_id: str) -> dict[str, str]:
     return dict(database.execute("select key, value from tags where run_uuid = ?", (run_id,)).fetchall())
 
 
+@pytest.mark.slow
 def test_a_failing_gate_stops_before_the_next_stage_spends_anything(r1: Any, first_run: dict[str, Any]) -> None:
     worse = 'metric = "pass@1", source = "evaluation", above = 1.5'
     level = 'metric = "format", source = "evaluation", not_below_stage = "base", points = 5'

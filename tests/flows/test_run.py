@@ -65,7 +65,7 @@ def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str,
     assert dev2["key"] in shown  # not the newer one, which another test may have made with another kl_coef
 
 
-@pytest.mark.parametrize("stage", ["reasoning_rl", "alignment_rl"])
+@pytest.mark.parametrize("stage", ["reasoning_rl", pytest.param("alignment_rl", marks=pytest.mark.slow)])
 def test_a_field_puts_another_method_in_the_place_of_grpo(r1: Any, first_run: dict[str, Any], stage: str) -> None:
     # SFT is the one that needs another input, the demonstrations: those of the SFT that came before.
     done = r1.tiny("run", "--only", stage, "--set", f"{stage}.method=sft", "--set", f"{stage}.steps=3")

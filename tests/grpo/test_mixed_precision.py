@@ -52,6 +52,7 @@ def test_float32_arithmetic_is_not_mixed():
         Hardware(mixed_precision=True)
 
 
+@pytest.mark.slow
 def test_small_learning_rates_move_the_weights(sft_fields, tmp_path):
     start = load_file(Path(sft_fields["model"]) / "model.safetensors")
     shares = {}
@@ -64,6 +65,7 @@ def test_small_learning_rates_move_the_weights(sft_fields, tmp_path):
     assert saved_types(tmp_path / "mixed") == {"torch.float32"}
 
 
+@pytest.mark.slow
 def test_it_learns_as_float32_does(sft_fields, tmp_path):
     last = {}
     for name, hardware in (("float32", {"device": "cpu"}), ("mixed", MIXED)):

@@ -161,6 +161,7 @@ def test_the_end_of_one_machines_torchrun_ends_the_other(machines, tmp_path, kil
     assert re.search(words, last[1 - killed])
 
 
+@pytest.mark.slow
 def test_the_first_machine_killed_ends_the_others(machines, tmp_path):
     told = job(tmp_path, steps=100_000, nodes=2, processes=1)
     first, other = machines.start(0, told), machines.start(1, told)

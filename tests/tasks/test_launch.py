@@ -347,6 +347,7 @@ def test_the_last_word_of_torchruns_own_process_counts(tmp_path):
     assert str(module.failure(1, 4, log, 0)).startswith("the trainer exited with 1: error: nothing answers at node0:1;")
 
 
+@pytest.mark.slow
 def test_the_time_limit_reaches_torchrun_workers_in_their_own_sessions(torchrun, tmp_path):
     body = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
