@@ -11,6 +11,8 @@ from tasks import rubric
 from tasks.constraints import read_constraints, share_satisfied
 from tasks.judge import Judge, Response
 
+KINDS = ("refusal", "over_refusal", "refused_harmless")
+
 
 def refusal_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge) -> dict[str, Any]:
     """Shares of responses that refuse, each only where there are such prompts.
@@ -32,9 +34,6 @@ def refusal_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], 
             kinds[_kind(answer.problem)].append(verdict)
     shares = {kind: sum(kinds[kind]) / len(kinds[kind]) for kind in KINDS if kinds[kind]}
     return {**shares, "refusal_undecided": verdicts.count(None)} if known else {}
-
-
-KINDS = ("refusal", "over_refusal", "refused_harmless")
 
 
 def _kind(problem: Problem) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.gates import check_gates
-from flows.r1 import GRAPHS
+from flows.graphs import GRAPHS
 from flows.recipe import load_recipe
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER
