@@ -35,6 +35,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def write_whole_lines() -> None:
+    """What this process says reaches a log that others write to as well a line at a time, not a word at a time."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
 def adopt_orphans() -> None:
     """Descendants whose parent ends become our children, even those that started a session of their own."""
     if LINUX:

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from grpo.errors import InputError, TrainingStopped
 from grpo.jobs import JOBS, JobBase
+from grpo.processes import write_whole_lines
 
 RUNNERS = {
     "pretrain": "grpo.pretrain:pretrain",
@@ -160,6 +161,8 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    if _WORKER:
+        write_whole_lines()
     code = main(sys.argv[1:])
     if _WORKER:
         # Threads of torch's that are still about while Python ends abort it now and then, and torchrun would say that

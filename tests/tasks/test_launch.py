@@ -286,7 +286,7 @@ def torchrun(tmp_path, monkeypatch):
 
     def run(body: str, **kwargs):
         script = tmp_path / "trainer.py"
-        script.write_text(PRELUDE + "rank = int(os.environ['RANK'])\n" + body)
+        script.write_text(PRELUDE + WORKER + body)
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
         monkeypatch.setattr(module, "command", lambda job, *_: [*start, str(job)])
         job = {"hardware": {"processes": 2}}
@@ -295,14 +295,18 @@ def torchrun(tmp_path, monkeypatch):
     return run
 
 
-JOINED = f"""
+WORKER = f"""
 sys.path.insert(0, {str(ROOT)!r})
+from grpo.processes import write_whole_lines
+write_whole_lines()
+rank = int(os.environ['RANK'])
+"""
+JOINED = """
 from grpo.config import Hardware
 from grpo.parallel import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
-sys.stdout.write("joined\\n")  # in one piece: two processes write
-sys.stdout.flush()
+print("joined")
 def boom():
     raise ValueError("boom")
 def wait():
