@@ -109,7 +109,7 @@ def test_asking_where_nobody_is_stops_with_the_command_that_goes_on(r1: Any) -> 
 
 
 @pytest.mark.parametrize(("answer", "code", "status"), [("y", 0, "approved"), ("n", 1, "refused")])
-def test_a_terminal_is_asked(r1: Any, answer: str, code: int, status: str) -> None:
+def test_a_terminal_is_asked(r1: Any, first_run: dict[str, Any], answer: str, code: int, status: str) -> None:
     condition = 'metric = "reasoning_train", below = ' + ("1" if answer == "y" else "2")
     sets = [part for value in SMALLER for part in ("--set", value)]
     command = r1.command("run", "tiny", *sets, "--only", "problems", "--json")
