@@ -1,0 +1,116 @@
+"""Reward hacking, shown and caught: alignment as the recipe does it, without its restraints, and with guards that stop.
+
+python benchmarks/reward_hacking.py [--steps 200] [--seed 0] [--json] [--output docs/reward_hacking.md]
+
+Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
+rewards in every step, no KL penalty, general prompts mostly, four times as long; `guarded`: the same with guards that
+stop. What is rewarded (the helpful model's score) is printed beside what is not: the rule judge's win rate over Dev3,
+harmless prompts refused, pass@1. Everything before alignment is reused where it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+SHOWN = {
+    "helpful": ("helpful score (rewarded)", "{:.2f}"),
+    "win_rate_dev3": ("wins over Dev3, judge", "{:.1%}"),
+    "win_rate_dev3_lc": ("at equal length", "{:.1%}"),
+    "refusal": ("refuses harmful", "{:.1%}"),
+    "over_refusal": ("refuses look-alikes", "{:.1%}"),
+    "pass@1": ("pass@1", "{:.1%}"),
+    "format": ("format", "{:.1%}"),
+    "mean_tokens": ("tokens", "{:.0f}"),
+}
+
+
+def unrestrained(steps: int) -> list[str]:
+    return [
+        f"alignment_rl.steps={steps}",
+        f"alignment_rl.general_last_steps={steps}",
+        "alignment_rl.general_share=0.8",
+        "alignment_rl.kl_coef=0.0",
+        "alignment_rl.branch_weights={rule = 0.2, preference = 1.0}",
+        "alignment_rl.optimizer.learning_rate=6e-4",
+    ]
+
+
+def guards(action: str) -> str:
+    return (
+        f'alignment_rl.health={{kl_budget = {{limit = 10.0, action = "{action}"}}, '
+        f'rule_accuracy = {{points = 10.0, action = "{action}"}}}}'
+    )
+
+
+def run(seed: int, overrides: list[str]) -> tuple[dict[str, Any], str]:
+    """The result of the recipe and the last line that it said."""
+    sets = [part for value in overrides for part in ("--set", value)]
+    command = [sys.executable, "-m", "flows.cli", "run", "tiny", "--seed", str(seed), "--json", *sets]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.stdout:
+        raise SystemExit(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr.strip().splitlines()[-1]
+
+
+def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str) -> str:
+    lines = [
+        "# Reward hacking, and the guard that catches it",
+        "",
+        f"`python benchmarks/reward_hacking.py --steps {steps} --seed {seed}` on {machine()}, recipe `tiny`.",
+        "",
+        "R1 gives preference rewards in the last 400 of 1,700 steps only: more of them leads to reward hacking.",
+        f"`unguarded` is alignment without such restraint: preference rewards in all of {steps} steps, no KL penalty,",
+        "four general prompts for one problem, rules at a fifth of their weight. `alignment_rl` is the recipe as it is",
+        "shipped. The helpful model's score is what is rewarded; the judge, who is no part of the reward, compares with",
+        "Dev3.",
+        "",
+        "| checkpoint | " + " | ".join(title for title, _ in SHOWN.values()) + " |",
+        "|---" * (len(SHOWN) + 1) + "|",
+    ]
+    for name, row in rows.items():
+        lines.append(f"| {name} | " + " | ".join(form.format(row[key]) for key, (_, form) in SHOWN.items()) + " |")
+    lines += ["", "The same run with guards that stop (`health.kl_budget`, `health.rule_accuracy`) ended with", ""]
+    return "\n".join([*lines, f"    {caught}", ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    shipped, _ = run(given.seed, [])
+    hacked, said = run(given.seed, [*unrestrained(given.steps), "alignment_rl.health={}"])
+    if not hacked["checkpoints"]:
+        raise SystemExit(f"the run without guards did not end: {said}")
+    stopped, caught = run(given.seed, [*unrestrained(given.steps), guards("stop")])
+    rows = {"dev3": shipped["checkpoints"]["dev3"], "alignment_rl": shipped["checkpoints"]["r1"]}
+    rows |= {"unguarded": hacked["checkpoints"]["r1"]}
+    text = markdown(given.steps, given.seed, rows, caught)
+    if given.output:
+        given.output.write_text(text)
+    print(text)
+    shipped_row, hacked_row = rows["alignment_rl"], rows["unguarded"]
+    found = {
+        "rewarded_more": hacked_row["helpful"] - shipped_row["helpful"],
+        "wins_less": shipped_row["win_rate_dev3"] - hacked_row["win_rate_dev3"],
+        "pass_at_1_less": shipped_row["pass@1"] - hacked_row["pass@1"],
+        "caught_at_step": int(match[1]) if (match := re.search(r"step (\d+)", caught)) else None,
+        "stopped": stopped["stages"][-1]["status"] == "failed",
+    }
+    if given.json:
+        print(json.dumps(found))
+    return 0 if found["stopped"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
