@@ -69,7 +69,7 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
         "R1 gives preference rewards in the last 400 of 1,700 steps only: more of them leads to reward hacking.",
         f"`unguarded` is alignment without such restraint: preference rewards in all of {steps} steps, no KL penalty,",
         "four general prompts for one problem, rules at a fifth of their weight. `alignment_rl` is the recipe as it is",
-        "shipped. The helpful model's score is what is rewarded; the judge, who is no part of the reward, compares with",
+        "shipped. The helpful score is what is rewarded; the judge, who is no part of the reward, compares with",
         "Dev3.",
         "",
         "| checkpoint | " + " | ".join(title for title, _ in SHOWN.values()) + " |",
