@@ -46,13 +46,13 @@ def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) 
 
 
 def test_one_field_reruns_its_stage_and_what_depends_on_it(r1: Any, first_run: dict[str, Any]) -> None:
-    change = ("--set", "reasoning_rl.kl_coef=0.002")
-    plan = r1.tiny("plan", *change)["stages"]
-    planned = {stage["name"]: {"run": "ran", "reuse": "reused"}[stage["status"]] for stage in plan}
-    why = {stage["name"]: stage["why"] for stage in plan}
-    assert why["reasoning_rl"] == "kl_coef: 0.001 -> 0.002"
-    ran = [name for name, status in planned.items() if status == "ran"]
+    plan = r1.tiny("plan", "--set", "reasoning_rl.kl_coef=0.002")["stages"]
+    assert {stage["name"]: stage["why"] for stage in plan}["reasoning_rl"] == "kl_coef: 0.001 -> 0.002"
+    ran = [stage["name"] for stage in plan if stage["status"] == "run"]
     assert ran == NAMES[NAMES.index("reasoning_rl") :]
+    change = ("--set", "alignment_rl.kl_coef=0.002")
+    planned = {p["name"]: {"run": "ran", "reuse": "reused"}[p["status"]] for p in r1.tiny("plan", *change)["stages"]}
+    assert [name for name, status in planned.items() if status == "ran"] == ["alignment_rl", "evaluate", "report"]
     assert statuses(r1.tiny("run", *change)) == planned
 
 
