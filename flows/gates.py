@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from prefect.states import State
 from pydantic import Field
 
 from flows import evaluate
+from flows.forms import Inputs, Seed
 from flows.home import home, store
 from flows.progress import Progress
 from flows.recipe import Evaluate, Recipe
@@ -56,9 +57,7 @@ class Approval(RunInput):
 
 
 @flow(name="gate")
-def gate_evaluation(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
     stage = Stage("gate", evaluate.VERSION, tuple(inputs or {}), evaluate.build, extra=evaluate.code)
     return run_stage(stage, config, inputs or {}, seed, where or Where())
