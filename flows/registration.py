@@ -54,8 +54,8 @@ async def compare(client: PrefectClient, things: Iterable[Thing]) -> list[Differ
 
 
 def _with_its_defaults(pool: Thing, old: Thing) -> Thing:
-    """The pool as wanted, but each variable that the server knows with the default that it has there: image, volumes and
-    nodes are what people set in the UI for their cluster."""
+    """The pool as wanted, but each variable that the server knows with the default that it has there: image, volumes
+    and nodes are what people set in the UI for their cluster."""
     is_now, shall = old.fields["type"], pool.fields["type"]
     if is_now != shall:
         raise InputError(
