@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, data, chat, ui, up, down."""
+"""The command r1: run, plan, stages, show, data, chat, ui, deploy, up, down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import up
+from flows import deploy, up
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     ui = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
     ui.add_argument("--prefect-port", type=int, default=4200)
     ui.add_argument("--mlflow-port", type=int, default=5000)
+    deploy.add(commands)
     up.add(commands)
     return top
 
@@ -274,7 +275,15 @@ def ui(given: argparse.Namespace) -> int:
     return serve(given.prefect_port, given.mlflow_port)
 
 
-COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "data": data, "chat": chat, "ui": ui} | {
+COMMANDS = {
+    "run": run,
+    "plan": plan,
+    "stages": stages,
+    "show": show,
+    "data": data,
+    "chat": chat,
+    "ui": ui,
+    "deploy": deploy.run,
     "up": up.run,
     "down": up.down,
 }
