@@ -50,6 +50,7 @@ RecipeInputs = Annotated[
     dict[str, str] | None, Explained(f"Artifacts to take for stages: name of the stage -> {REFERENCE}.")
 ]
 Approve = Annotated[list[str] | None, Explained("Gates that may pass although they would ask.")]
+Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not in the process of the recipe.")]
 
 # Of single stages.
 Inputs = Annotated[

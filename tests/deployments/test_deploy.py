@@ -199,7 +199,7 @@ def test_a_stage_started_from_its_form_runs_on_its_pool(deployed: Server, home: 
 def test_a_schedule_that_is_switched_on_fires_and_runs(deployed: Server, home: R1, tmp_path: Path) -> None:
     nightly = deployment(deployed, "train-r1/nightly-evaluation")
     (schedule,) = nightly["schedules"]
-    parameters = {"recipe": "tiny", "overrides": SMALL, "only": "problems"}
+    parameters = {"recipe": "tiny", "overrides": SMALL, "only": "problems", "dispatch": False}
     every_minute = {"cron": "* * * * *", "timezone": "UTC"}
     place = f"/deployments/{nightly['id']}/schedules/{schedule['id']}"
     deployed.ask("PATCH", place, schedule=every_minute, parameters=parameters, active=True)
