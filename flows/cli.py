@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, data, chat, ui."""
+"""The command r1: run, plan, stages, show, data, chat, ui, deploy, up, down."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from flows import deploy, up
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -25,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line of stdout")
     run.add_argument(
         "--approve", action="append", default=[], metavar="GATE", help="let this gate pass if it would ask (repeatable)"
+    )
+    run.add_argument(
+        "--dispatch", action="store_true", help="run the stages on their work pools; see docs/operations.md"
     )
     plan = _with_choice(commands.add_parser("plan", help="what a run would do, and why"))
     plan.add_argument("--force", action="append", default=[], metavar="STAGE")
@@ -44,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     ui = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
     ui.add_argument("--prefect-port", type=int, default=4200)
     ui.add_argument("--mlflow-port", type=int, default=5000)
+    deploy.add(commands)
+    up.add(commands)
     return top
 
 
@@ -93,7 +99,7 @@ def run(given: argparse.Namespace) -> int:
     from flows.plan import plan as make_plan
     from flows.r1 import FLOWS, RecipeFailed
     from flows.recipe import load_recipe
-    from flows.server import prefect_server
+    from flows.server import keeps_runs, prefect_server
     from tasks.meeting import Meeting
 
     meeting = Meeting.of_environment(home())
@@ -105,6 +111,10 @@ def run(given: argparse.Namespace) -> int:
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     choice = _choice(given)
     make_plan(GRAPHS[given.flow](recipe), recipe, choice)
+    if given.dispatch and not keeps_runs():
+        raise InputError(
+            "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
+        )
     try:
         with meeting.lead() if meeting else nullcontext(), prefect_server():
             result: dict[str, Any] = FLOWS[given.flow](
@@ -116,6 +126,7 @@ def run(given: argparse.Namespace) -> int:
                 force=given.force,
                 inputs=dict(choice.inputs),
                 approve=given.approve,
+                dispatch=given.dispatch,
             )
     except RecipeFailed as failed:
         if given.json:
@@ -264,7 +275,18 @@ def ui(given: argparse.Namespace) -> int:
     return serve(given.prefect_port, given.mlflow_port)
 
 
-COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "data": data, "chat": chat, "ui": ui}
+COMMANDS = {
+    "run": run,
+    "plan": plan,
+    "stages": stages,
+    "show": show,
+    "data": data,
+    "chat": chat,
+    "ui": ui,
+    "deploy": deploy.run,
+    "up": up.run,
+    "down": up.down,
+}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from prefect.states import State
 from pydantic import Field
 
 from flows import evaluate
+from flows.forms import Inputs, Seed
+from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
 from flows.recipe import Evaluate, Recipe
@@ -56,12 +58,20 @@ class Approval(RunInput):
 
 
 @flow(name="gate")
-def gate_evaluation(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
-    stage = Stage("gate", evaluate.VERSION, tuple(inputs or {}), evaluate.build, extra=evaluate.code)
-    return run_stage(stage, config, inputs or {}, seed, where or Where())
+    return run_stage(_step(inputs or {}).stage, config, inputs or {}, seed, where or Where())
+
+
+def _step(inputs: Iterable[str]) -> Step:
+    stage = Stage("gate", evaluate.VERSION, tuple(inputs), evaluate.build, extra=evaluate.code)
+    return Step(stage, gate_evaluation)
+
+
+GATE_STEP = _step(())
+"""A gate's evaluation as a step; which checkpoints it reads depends on the gate."""
+RunStep = Callable[[Step, Any, Mapping[str, str], int, Where], dict[str, Any]]
+"""Runs a step with a configuration, inputs and a seed, here or elsewhere; what its flow returns."""
 
 
 def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
@@ -92,7 +102,8 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
 
 @dataclass(frozen=True)
 class Gatekeeper:
-    """The gates of one run. `artifact` gives what a stage made; `done` is told of each gate that was read."""
+    """The gates of one run. `artifact` gives what a stage made; `done` is told of each gate that was read; `run` runs
+    the evaluation that a gate asks for."""
 
     gates: Sequence[Gate]
     recipe: Recipe
@@ -101,6 +112,7 @@ class Gatekeeper:
     approve: Sequence[str]
     artifact: Callable[[str], Manifest]
     done: Callable[[dict[str, Any]], None]
+    run: RunStep
 
     def after(self, stage: str) -> None:
         """Read the gates behind a stage that is finished.
@@ -155,7 +167,7 @@ class Gatekeeper:
         inputs = {stage: self.artifact(stage).key for stage in needed}
         config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
         where = Where(recipe=self.recipe.name, parent_run_id=self.run_id)
-        done: Any = gate_evaluation(config, inputs=inputs, seed=self.recipe.seed, where=where)
+        done = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
         return store().resolve(done["key"])
 
     def _values(self, gate: Gate, evaluation: Manifest | None) -> dict[Any, dict[str, float | None]]:

@@ -45,9 +45,20 @@ def prepare_environment() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    url_file = home() / "prefect-url"
-    if "PREFECT_API_URL" not in os.environ and url_file.is_file() and _answers(url := url_file.read_text().strip()):
-        os.environ["PREFECT_API_URL"] = url  # `r1 ui` is running: its server shows this run live
+    _use_servers()
+
+
+def _use_servers() -> None:
+    """`r1 up` or `r1 ui` is running: its server shows this run live, and what `r1 up` started records it too."""
+    from flows.services import read_state
+
+    state = read_state(home())
+    prefect, tracked = state.get("prefect"), state.get("tracking")
+    if "PREFECT_API_URL" in os.environ or not prefect or not _answers(str(prefect)):
+        return
+    os.environ["PREFECT_API_URL"] = str(prefect)
+    if tracked:
+        os.environ.setdefault("MLFLOW_TRACKING_URI", str(tracked))
 
 
 def _answers(url: str) -> bool:

@@ -17,7 +17,9 @@ from prefect import flow
 
 from flows import evaluate
 from flows import report as report_stage
-from flows.gates import Gatekeeper, check_gates
+from flows.dispatch import check_deployments, dispatch
+from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
+from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
 from flows.progress import Progress
@@ -64,23 +66,21 @@ def _recipe_flow(graph: str, function: str, title: str) -> Any:
     """A flow for one graph. All have the same form in Prefect's UI, whose fields are the parameters here."""
 
     def run(
-        recipe: str = "tiny",
-        overrides: list[str] | None = None,
-        seed: int | None = None,
-        start: str | None = None,
-        only: str | None = None,
-        force: list[str] | None = None,
-        inputs: dict[str, str] | None = None,
-        approve: list[str] | None = None,
+        recipe: RecipeName = "tiny",
+        overrides: Overrides = None,
+        seed: RecipeSeed = None,
+        start: Start = None,
+        only: Only = None,
+        force: Force = None,
+        inputs: RecipeInputs = None,
+        approve: Approve = None,
+        dispatch: Dispatched = False,
     ) -> dict[str, Any]:
         choice = Choice(start, only, force or (), inputs or {}, approve or ())
-        return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [])
+        return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [], dispatch)
 
     run.__name__ = run.__qualname__ = function  # Prefect finds a flow again by its function's name in the module
-    run.__doc__ = (
-        f"{title} `recipe` is a shipped name or a TOML path; `overrides` are section.field=value; `approve` names "
-        "gates that ask and need not."
-    )
+    run.__doc__ = title
     name = function.replace("_", "-")
     return flow(name=name, flow_run_name=f"{name}-{{recipe}}")(run)
 
@@ -98,11 +98,17 @@ rlhf_ppo = _recipe_flow(
 FLOWS = {"r1": train_r1, "r1_zero": train_r1_zero, "distill": distill, "rlhf_ppo": rlhf_ppo}
 
 
-def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
-    """Run the chosen stages in order; the result is what `r1 run --json` prints."""
+def run_recipe(
+    graph_name: str, recipe: Recipe, choice: Choice, overrides: Sequence[str], dispatched: bool = False
+) -> dict[str, Any]:
+    """Run the chosen stages in order, here or on their work pools; the result is what `r1 run --json` prints."""
     graph = GRAPHS[graph_name](recipe)
     choice.check(graph)
     chosen = check_gates(recipe.gates, [step.name for step in graph], choice.approve)
+    run_stage_of = RUNNERS[dispatched]
+    if dispatched:
+        evaluated = [GATE_STEP] if any(gate.evaluate for gate in chosen) else []
+        check_deployments([*(step for step in graph if choice.runs(graph, step.name)), *evaluated])
     record = tracking()
     record.reconcile()
     flow_name = FLOWS[graph_name].fn.__name__
@@ -122,12 +128,14 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
             raise InputError(f"a gate looks at {stage}, which is a path here; give an artifact of the store")
         return found
 
-    gates = Gatekeeper(chosen, recipe, record, run_id, choice.approve, made, result["gates"].append)
+    gates = Gatekeeper(chosen, recipe, record, run_id, choice.approve, made, result["gates"].append, run_stage_of)
     for step in graph:
         if not choice.runs(graph, step.name):
             continue
         try:
-            done = _run_step(step, graph, recipe, choice, references, run_id)
+            where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
+            inputs = {n: _reference(maker, graph, recipe, choice, references) for n, maker in step.inputs.items()}
+            done = run_stage_of(step, step.config(recipe), inputs, recipe.seed, where)
         except BaseException as error:
             failed: dict[str, Any] = {"name": step.name, "status": "failed", "key": None, "seconds": 0.0, "metrics": {}}
             result["stages"].append(failed)
@@ -149,14 +157,13 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
     return result
 
 
-def _run_step(
-    step: Step, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str], run_id: str
-) -> dict[str, Any]:
-    where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
-    inputs = {}
-    for name, maker in step.inputs.items():
-        inputs[name] = _reference(maker, graph, recipe, choice, references)
-    return step.flow(step.config(recipe), inputs=inputs, seed=recipe.seed, where=where)
+def _run_here(step: Step, config: Any, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
+    """Run a stage in this process; what its flow returns."""
+    done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    return done
+
+
+RUNNERS: dict[bool, RunStep] = {False: _run_here, True: dispatch}
 
 
 def _reference(stage: str, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str]) -> str:

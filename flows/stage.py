@@ -50,6 +50,7 @@ class Where(BaseModel):
     recipe: str = Field("single-stages", description="MLflow experiment.")
     parent_run_id: str | None = Field(None, description="MLflow run of the recipe run that this stage belongs to.")
     force: bool = Field(False, description="Make it again although it exists.")
+    key: str | None = Field(None, description="The key that the caller found; another one here is an error.")
     time_limit_hours: float | None = Field(
         None, gt=0, description="A trainer that runs longer is stopped. None: never."
     )
@@ -258,6 +259,11 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
     found = find_inputs(stage, config, inputs)
     refs = {name: item.ref for name, item in found.items()}
     key = key_of(stage, config, seed, refs)
+    if where.key not in (None, key):
+        raise InputError(
+            f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
+            "the same version of r1flow and the same files"
+        )
     existing = None if where.force else store().find(key)
     record = tracking()
     progress = Progress.current()

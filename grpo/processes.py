@@ -41,6 +41,21 @@ def write_whole_lines() -> None:
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
+def process_name(pid: int) -> str | None:
+    """A name for the process that no other one ever gets on this host, None if it is gone: ids are used again."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else f"{pid} {fields[18]} {boot}"  # field 22 of stat: the start in clock ticks
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    import subprocess
+
+    started = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return f"{pid} {started}" if started else None
+
+
 def adopt_orphans() -> None:
     """Descendants whose parent ends become our children, even those that started a session of their own."""
     if LINUX:

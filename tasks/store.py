@@ -201,9 +201,29 @@ class Store:
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode(), 0)
             # Inherited by a trainer, the lock is free only when both are gone: nobody else writes beside it.
             os.set_inheritable(fd, True)
-            yield fd
+            try:
+                yield fd
+            finally:
+                os.ftruncate(fd, 0)  # a lock that was given back names nobody; see is_abandoned
         finally:
             os.close(fd)
+
+    def is_abandoned(self, key: str, since: datetime) -> bool:
+        """Whether a process of this host took the lock of `key` after `since` and died with it.
+
+        Of other hosts nothing is said: not every shared file system shares its locks.
+        """
+        path = self.root / "locks" / f"{key}.lock"
+        try:
+            with path.open("rb") as file:
+                # The holder may have inherited it to a trainer that outlives it: what counts is the lock.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                holder = re.fullmatch(r"process \d+ on (.+) since (\S+)", file.read().decode(errors="replace").strip())
+        except (FileNotFoundError, BlockingIOError):
+            return False
+        if holder is None or holder[1] != socket.gethostname():
+            return False
+        return datetime.fromisoformat(holder[2]) >= since
 
     @contextlib.contextmanager
     def _space(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from grpo.errors import InputError
+from grpo.processes import process_name
 from tasks.store import Manifest
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Tracking:
             mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
             for run in self._client.search_runs(self._experiments(), mine, max_results=10_000):
                 pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
-                if pid.isdecimal() and run.data.tags[PROCESS_TAG] != _process(int(pid)):
+                if pid.isdecimal() and run.data.tags[PROCESS_TAG] != process_name(int(pid)):
                     self._client.set_terminated(run.info.run_id, "KILLED")
                     killed.append(run.info.run_id)
             return killed
@@ -390,17 +390,4 @@ def _batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
 
 def _owner() -> dict[str, str]:
     """Tags that tell later whether the process that records the run still lives."""
-    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: _process(os.getpid()) or ""}
-
-
-def _process(pid: int) -> str | None:
-    """A name for the process that no other one ever gets on this host, None if it is gone: ids are used again."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else f"{pid} {fields[18]} {boot}"  # field 22 of stat: the start in clock ticks
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    started = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return f"{pid} {started}" if started else None
+    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or ""}

@@ -1,0 +1,130 @@
+"""`r1 deploy`: register pools, queues, deployments, schedules and automations; show the difference first."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.registration import Difference
+
+SHOWN = 8
+WIDTH = 60
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser("deploy", help="register pools, deployments, schedules, automations with Prefect")
+    command.add_argument(
+        "--pools",
+        choices=["process", "docker", "kubernetes"],
+        default="process",
+        help="where runs run (default: process)",
+    )
+    command.add_argument(
+        "--recipe", default="tiny", help="what the forms of single stages are filled with (default: tiny)"
+    )
+    command.add_argument(
+        "--notify", metavar="TYPE/NAME", help="block to notify through, for example slack-webhook/team"
+    )
+    command.add_argument("--yes", action="store_true", help="apply without asking")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Exit code 0: all is registered; 1: something differs and nobody agreed to change it."""
+    return asyncio.run(_deploy(given.pools, given.recipe, given.notify, given.yes))
+
+
+async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int:
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    from flows.registration import apply, compare
+    from flows.wanted import wanted
+
+    url = await _server(PREFECT_API_URL.value())
+    async with get_client() as client:
+        try:
+            block = await _block(client, notify) if notify else None
+            differences = await compare(client, wanted(pools, recipe, block))
+            _show(url, differences)
+            if all(difference.status == "unchanged" for difference in differences):
+                print("nothing to change")
+                return 0
+            if not (yes or _agreed()):
+                print("nothing was changed; --yes applies it", file=sys.stderr)
+                return 1
+            await apply(client, differences)
+        except PrefectHTTPStatusError as error:
+            raise InputError(f"{url}: {_detail(error)}") from None
+    print("done")
+    return 0
+
+
+async def _server(url: str | None) -> str:
+    """The server's address, after it was asked once: Prefect's client would try for a minute."""
+    import httpx
+
+    if not url:
+        raise InputError("no Prefect server is named; start one with `r1 ui`, or set PREFECT_API_URL")
+    try:
+        async with httpx.AsyncClient(timeout=10) as client:
+            (await client.get(f"{url}/health")).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{url}: no Prefect server answers ({why}); start it, or correct PREFECT_API_URL") from None
+    return url
+
+
+async def _block(client: Any, name: str) -> str:
+    from prefect.exceptions import ObjectNotFound
+
+    kind, slash, document = name.partition("/")
+    if not slash:
+        raise InputError(f"--notify {name}: write TYPE/NAME, for example slack-webhook/team")
+    try:
+        return str((await client.read_block_document_by_name(document, kind)).id)
+    except ObjectNotFound:
+        raise InputError(f"--notify {name}: the server has no such block; make it in the UI under Blocks") from None
+
+
+def _show(url: str, differences: Sequence[Difference]) -> None:
+    print(f"Prefect at {url}")
+    for difference in differences:
+        if difference.status == "unchanged":
+            continue
+        print(f"  {difference.status:<7} {difference.thing.kind:<11} {difference.thing.name}")
+        changes = difference.changes
+        for field, old, new in changes[:SHOWN]:
+            print(f"            {field}: {_short(old)} -> {_short(new)}")
+        if len(changes) > SHOWN:
+            print(f"            and {len(changes) - SHOWN} more")
+    counts = {status: sum(d.status == status for d in differences) for status in ("create", "change", "unchanged")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def _agreed() -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    return input("Apply? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _detail(error: Any) -> str:
+    """What the server said, in one line."""
+    try:
+        detail = error.response.json().get("detail") or error.response.json()
+    except ValueError:
+        detail = error.response.text
+    return f"the server answered {error.response.status_code}: {' '.join(str(detail).split())[:400]}"

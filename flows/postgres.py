@@ -1,0 +1,122 @@
+"""A Postgres cluster of its own in the home folder, for many runs at once: Prefect's and MLflow's records.
+
+It listens on loopback and asks for a password that only the owner of the home folder can read. Postgres refuses to
+run as root: there it runs as the user that its package made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.server import HOST
+from flows.services import Databases
+from flows.supervisor import Part
+from grpo.errors import InputError
+
+USER, DATABASES = "r1flow", ("prefect", "mlflow")
+SYSTEM_USER = "postgres"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster at a port; `folder` holds its data, its password and its log."""
+
+    folder: Path
+    port: int
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def part(self) -> Part:
+        """The server as a process to keep alive. SIGINT ends it at once and cleanly."""
+        place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)]
+        return Part("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
+
+    def databases(self) -> Databases:
+        password = (self.folder / "password").read_text().strip()
+        place = f"{USER}:{password}@{HOST}:{self.port}"
+        prefect, mlflow = DATABASES
+        return Databases(f"postgresql+asyncpg://{place}/{prefect}", f"postgresql+psycopg://{place}/{mlflow}")
+
+    def make(self) -> None:
+        """The cluster on disk, if there is none yet; killed on the way, it is made again."""
+        if (self.folder / "password").is_file():
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.folder.chmod(0o700)
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, SYSTEM_USER)
+        password = secrets.token_hex(16)
+        # Through stdin: a file would have to be readable for the other user.
+        command = [*_as_user(), _program("initdb"), "-D", str(self.data), "-U", USER, "--pwfile=/dev/stdin"]
+        command += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
+        done = subprocess.run(command, input=f"{password}\n", capture_output=True, text=True, cwd="/")
+        if done.returncode != 0:
+            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise InputError(f"initdb failed: {said}; the folder must be reachable for user {_user()}: {self.folder}")
+        partial = self.folder / "password.partial"
+        partial.touch(0o600)
+        partial.write_text(f"{password}\n")
+        partial.replace(self.folder / "password")
+
+    def make_databases(self) -> None:
+        """Both databases, in a cluster that runs."""
+        import psycopg
+
+        password = (self.folder / "password").read_text().strip()
+        with psycopg.connect(
+            host=HOST, port=self.port, user=USER, password=password, dbname="postgres", autocommit=True
+        ) as connection:
+            known = {name for (name,) in connection.execute("select datname from pg_database")}
+            for name in DATABASES:
+                if name not in known:
+                    connection.execute(f"create database {name}")
+
+
+def check() -> None:
+    """Raises InputError if something is missing that a cluster needs."""
+    for program in ("initdb", "postgres"):
+        _program(program)
+    if importlib.util.find_spec("psycopg") is None:
+        raise InputError("--postgres needs the driver psycopg: pip install 'r1flow[postgres]'")
+    if os.geteuid() == 0:
+        try:
+            pwd.getpwnam(SYSTEM_USER)
+        except KeyError:
+            raise InputError(
+                f"Postgres does not run as root, and there is no user {SYSTEM_USER!r}; use another user"
+            ) from None
+        if shutil.which("setpriv") is None:
+            raise InputError("Postgres does not run as root; run r1 as another user, or install setpriv (util-linux)")
+
+
+def _program(name: str) -> str:
+    """Debian keeps them out of the path, in a folder a version."""
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
+    found = shutil.which(name) or (str(installed[-1]) if installed else None)
+    if found is None:
+        raise InputError(
+            f"--postgres needs {name}, which is not installed: apt install postgresql, or leave the flag out"
+        )
+    return found
+
+
+def _user() -> str:
+    return SYSTEM_USER if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _as_user(keep_alive: bool = False) -> list[str]:
+    """What stands before a command that must not run as root. A change of user forgets to die with its parent."""
+    if os.geteuid() != 0:
+        return []
+    ending = ["--pdeathsig", "INT"] if keep_alive else []
+    return ["setpriv", "--reuid", SYSTEM_USER, "--regid", SYSTEM_USER, "--init-groups", *ending, "--"]

@@ -1,0 +1,103 @@
+"""Prefect's and MLflow's servers on loopback: how they are started, where they are, and whether they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.server import HOST, is_open
+from flows.supervisor import PYTHON, Part, tail
+from grpo.errors import InputError
+from tasks.tracking import default_uri
+
+STATE = "up.json"
+START_S = 600.0
+"""A server that does not start ends sooner: this is for one on a machine that is busy."""
+OLD_SCHEMA = ("out-of-date database schema", "Can't locate revision")
+
+
+@dataclass(frozen=True)
+class Databases:
+    """Where the servers keep their records."""
+
+    prefect: str | None  # None: SQLite in Prefect's home
+    mlflow: str
+
+
+def sqlite(home: Path) -> Databases:
+    return Databases(None, default_uri(home))
+
+
+def prefect_url(port: int) -> str:
+    return f"http://{HOST}:{port}/api"
+
+
+def mlflow_url(port: int) -> str:
+    return f"http://{HOST}:{port}"
+
+
+def prefect_server(port: int, databases: Databases) -> Part:
+    command = (*PYTHON, "prefect", "server", "start", "--host", HOST, "--port", str(port))
+    settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages ask port 4200 unless they are told otherwise
+    if databases.prefect:
+        settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
+    return Part("prefect", command, settings)
+
+
+def mlflow_server(home: Path, port: int, databases: Databases) -> Part:
+    """Artifacts lie in the home folder, where clients with and without the server find them."""
+    command = (*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1")
+    command += ("--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri())
+    # Not on the command line, where others could read a password.
+    settings = {"MLFLOW_BACKEND_STORE_URI": databases.mlflow, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    return Part("mlflow", command, settings)
+
+
+def check_ports(ports: Mapping[str, int]) -> None:
+    """Raises InputError if one of them, option -> port, is in use."""
+    for option, port in ports.items():
+        if is_open(port):
+            raise InputError(f"port {port} is in use on {HOST}; choose another with {option}")
+
+
+def wait_for(part: Part, port: int, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Until something answers at the port.
+
+    Raises:
+        InputError: the part ended, or does not answer in time; the message says why as far as its log does.
+    """
+    deadline = time.monotonic() + START_S
+    log = logs / f"{part.name}.log"
+    while not is_open(port):
+        if stopped():
+            return
+        if not part.is_alive():
+            text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
+            if any(sign in text for sign in OLD_SCHEMA):
+                raise InputError(
+                    f"{part.name}: its database has the schema of another version; back it up, then upgrade it with "
+                    f"`mlflow db upgrade` or `prefect server database upgrade`; see {log}"
+                )
+            raise InputError(f"{part.name} did not start: {tail(log)}; see {log}")
+        if time.monotonic() > deadline:
+            raise InputError(f"{part.name} did not answer on port {port} within {START_S:g} s; see {log}")
+        time.sleep(0.3)
+
+
+def write_state(home: Path, state: Mapping[str, object]) -> None:
+    partial = home / f"{STATE}.{os.getpid()}"
+    partial.write_text(json.dumps(state, indent=2))
+    partial.replace(home / STATE)
+
+
+def read_state(home: Path) -> dict[str, object]:
+    """What the installation in this home last said of itself; empty if there is none."""
+    try:
+        state = json.loads((home / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}

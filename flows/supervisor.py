@@ -1,0 +1,179 @@
+"""Keeps a few long-running processes alive, and takes everything that they started along when it ends.
+
+It adopts orphans: what a dead part leaves behind (a flow of a killed worker, a child of a killed server) would hold
+a GPU or a port, so it is ended before the part is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo.processes import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
+
+POLL_S = 0.5
+BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+CALM_S = 120.0
+"""A part that lived this long is started again without delay."""
+GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL, for a part and its descendants: a flow stops its trainer, which writes a checkpoint."""
+
+
+@dataclass
+class Part:
+    """A process to keep alive; it logs to `<logs>/<name>.log`."""
+
+    name: str
+    command: Sequence[str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    signal: int = signal.SIGTERM
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    deaths: int = 0
+    due: float | None = None  # when it is started again, if it is down
+
+    def start(self, logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        ours = os.getpid()
+        with (logs / f"{self.name}.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.settings},
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(ours, self.signal),
+            )
+        self.began = time.monotonic()
+
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Supervisor:
+    """Starts parts, one after another, and restarts those that die, until it is told to stop.
+
+    `changed` is called whenever a part has another process. Runs in a main thread, since signals reach it there.
+    """
+
+    def __init__(self, logs: Path, changed: Callable[[], None] = lambda: None):
+        self.parts: list[Part] = []
+        self._logs = logs
+        self._changed = changed
+        self.stopping = False
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def start(self, part: Part) -> None:
+        part.start(self._logs)
+        self.parts.append(part)
+        self._changed()
+
+    def processes(self) -> dict[str, str | None]:
+        """Part -> the name of its process."""
+        return {part.name: process_name(part.process.pid) if part.process else None for part in self.parts}
+
+    def watch(self) -> None:
+        """Until a signal: restart what died."""
+        while not self.stopping:
+            for part in self.parts:
+                if not part.is_alive():
+                    self._revive(part)
+            time.sleep(POLL_S)
+
+    def _revive(self, part: Part) -> None:
+        if part.due is None:
+            self._end_orphans()
+            lived = time.monotonic() - part.began
+            wait = 0.0 if lived > CALM_S else BACKOFF_S[min(part.deaths, len(BACKOFF_S) - 1)]
+            part.deaths = 0 if lived > CALM_S else part.deaths + 1
+            part.due = time.monotonic() + wait
+            code = part.process.returncode if part.process else None
+            print(f"{part.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s", flush=True)
+        elif time.monotonic() >= part.due:
+            part.due = None
+            part.start(self._logs)
+            self._changed()
+
+    def _end_orphans(self) -> None:
+        """End what a dead part left to us; each may clear up first."""
+        deadline = time.monotonic() + GRACE_S
+        told: set[int] = set()
+        while orphans := self._orphans():
+            for pid in orphans - told:
+                _signal(pid, signal.SIGTERM)
+            told |= orphans
+            if time.monotonic() > deadline:
+                for pid in orphans | set().union(*(descendants(pid) for pid in orphans)):
+                    _signal(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def _orphans(self) -> set[int]:
+        """Live children that are no parts; dead ones are collected."""
+        parts = {part.process.pid for part in self.parts if part.process}
+        found = set()
+        for pid in children(os.getpid()) - parts:
+            if process_name(pid) is not None:
+                found.add(pid)
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return found
+
+    def stop(self, *names: str) -> None:
+        """Stop these parts, or all, the last one first; returns when they and their descendants are gone."""
+        chosen = [part for part in reversed(self.parts) if not names or part.name in names]
+        for part in chosen:
+            if part.process is None:
+                continue
+            family = descendants(part.process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                part.process.send_signal(part.signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                part.process.wait(timeout=GRACE_S)
+            if part.process.poll() is None:
+                for pid in {part.process.pid, *family, *descendants(part.process.pid)}:
+                    _signal(pid, signal.SIGKILL)
+                part.process.wait()
+            self.parts.remove(part)
+            self._end_orphans()
+        if not names:
+            end_descendants(0)
+
+
+def children(pid: int) -> set[int]:
+    """Direct children, as /proc says; empty where there is none."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= {int(child) for child in path.read_text().split()}
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def tail(path: Path) -> str:
+    """The last line of a log, for a message."""
+    try:
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "it logged nothing"
+
+
+PYTHON = (sys.executable, "-m")

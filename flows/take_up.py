@@ -1,0 +1,118 @@
+"""Takes up what lost its process in a local installation: no flow run stays Running without one.
+
+Workers report the crash of a flow as long as they live. If a worker, or the machine, went with its flow, nobody
+does. Here all workers are on this machine, so a look at its processes tells: a stage without one has crashed, and
+its recipe starts it again; a recipe without one is scheduled again and finds what is made and who still works.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import AwaitingRetry, Cancelled, Crashed
+
+from flows.dispatch import TRIES
+from flows.r1 import FLOWS
+
+POLL_S = 5.0
+LOST_S = 20.0
+"""How long a flow run has no process before it is taken up: workers report first, and processes take time to start."""
+_LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+
+
+@dataclass
+class Watch:
+    """What was seen of the flow runs so far."""
+
+    client: SyncPrefectClient
+    missing: dict[UUID, float] = field(default_factory=dict)  # since when a live run has no process
+    recipes: set[UUID] = field(default_factory=set)  # that were alive
+
+    def sweep(self, lost_s: float = LOST_S) -> None:
+        """Look once: end what has no process for `lost_s` seconds, schedule recipes again that crashed."""
+        runs = [run for run in _runs(self.client, _LIVE) if run.deployment_id is not None]
+        present = living()
+        now = time.monotonic()
+        self.missing = {run.id: self.missing.get(run.id, now) for run in runs if str(run.id) not in present}
+        recipes = _recipe_flows(self.client)
+        for run in runs:
+            if run.flow_id in recipes:
+                self.recipes.add(run.id)
+            if run.id in self.missing and now - self.missing[run.id] >= lost_s:
+                self._end(run)
+        if self.recipes:
+            for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
+                self.recipes.discard(run.id)
+                if run.run_count < TRIES:
+                    self._set(run, AwaitingRetry(message="It lost its process and starts again."))
+
+    def _end(self, run: FlowRun) -> None:
+        assert run.state is not None
+        if run.state.is_cancelling():
+            self._set(run, Cancelled(message="Its process is gone."))
+        else:
+            self._set(run, Crashed(message="Its process is gone, and its worker's with it."))
+
+    def _set(self, run: FlowRun, state: Any) -> None:
+        print(f"{run.name} ({run.id}): {run.state and run.state.name} -> {state.name}", flush=True)
+        self.client.set_flow_run_state(run.id, state, force=True)
+
+
+def _runs(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | None = None) -> list[FlowRun]:
+    wanted: dict[str, Any] = {"state": {"type": {"any_": types}}}
+    if ids is not None:
+        wanted["id"] = {"any_": ids}
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
+
+
+def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
+    found = client.read_flows()
+    names = {flow.name for flow in FLOWS.values()}
+    return {flow.id for flow in found if flow.name in names}
+
+
+def living() -> set[str]:
+    """Flow runs that have a process on this machine: Prefect names the run in its environment."""
+    mark = b"PREFECT__FLOW_RUN_ID="
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            values = path.read_bytes().split(b"\0")
+        except OSError:  # gone, or another user's
+            continue
+        found |= {value.removeprefix(mark).decode() for value in values if value.startswith(mark)}
+    return found
+
+
+def main() -> None:
+    """Sweep until a SIGTERM; then once more, for what was stopped with us."""
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    with get_client(sync_client=True) as client:
+        watch = Watch(client)
+        while True:
+            last = bool(stopping)
+            try:
+                watch.sweep(0.0 if last else LOST_S)
+            except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+                print(f"the server does not answer: {error}", flush=True)
+            if last:
+                return
+            deadline = time.monotonic() + POLL_S
+            while time.monotonic() < deadline and not stopping:
+                time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""`r1 up` and `r1 down`: a whole installation on this machine, in the background.
+
+Servers of Prefect and MLflow on loopback, the deployments, a worker for each work pool (one a GPU for the pool of
+stages that train or sample), and what takes up flow runs that lost their process. One small process keeps all of them
+alive; `up.json` in the home folder says who it is and where the servers are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flows import services
+from flows.home import home
+from flows.services import STATE, Databases
+from flows.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
+from grpo.errors import InputError
+from grpo.processes import process_name
+
+MARK = "R1FLOW_INSTALLATION"
+"""In the environment of everything that an installation starts, and of what that starts: its home folder."""
+LIMITS = {"r1-cpu": 16, "r1-tasks": 2}
+"""Flow runs at once: recipes only wait, stages without a GPU share the processor. r1-gpu: one a worker."""
+START_S, STOP_S = 1800.0, 180.0
+POLL_WORK_S = 3
+
+
+def add(commands: Any) -> None:
+    """Add the parsers of both commands."""
+    up = commands.add_parser("up", help="a whole installation on this machine: servers, deployments, workers")
+    up.add_argument("--postgres", action="store_true", help="keep records in Postgres instead of SQLite")
+    up.add_argument("--workers", type=int, metavar="N", help="stages at once (default: one a GPU, or one)")
+    up.add_argument("--prefect-port", type=int, default=4200)
+    up.add_argument("--mlflow-port", type=int, default=5000)
+    up.add_argument("--postgres-port", type=int, default=5433)
+    commands.add_parser("down", help="stop the installation that `r1 up` started; nothing is left running")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Start the installation, or say that it is there."""
+    place = home()
+    if _supervisor(place):
+        print("it is up already", file=sys.stderr)
+        return _say_where(place)
+    if given.workers is not None and given.workers < 1:
+        raise InputError(f"--workers {given.workers}: give 1 or more")
+    _end_rest(place)
+    (place / STATE).unlink(missing_ok=True)
+    ports = {"--prefect-port": given.prefect_port, "--mlflow-port": given.mlflow_port}
+    if given.postgres:
+        from flows.postgres import check
+
+        check()
+        ports["--postgres-port"] = given.postgres_port
+    services.check_ports(ports)
+    return _start(place, given)
+
+
+def _start(place: Path, given: argparse.Namespace) -> int:
+    workers = given.workers or max(1, len(gpus()))
+    ports = [given.prefect_port, given.mlflow_port, given.postgres_port if given.postgres else 0]
+    logs = place / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "up.log").open("ab") as output:
+        process = subprocess.Popen(
+            [*PYTHON, "flows.up", *map(str, ports), str(workers)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, MARK: str(place), "R1FLOW_HOME": str(place)},
+            cwd="/",
+            start_new_session=True,
+        )
+    print("starting the servers, the deployments and the workers", file=sys.stderr)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        state = services.read_state(place)
+        if state.get("ready"):
+            return _say_where(place)
+        if process.poll() is not None:
+            (place / STATE).unlink(missing_ok=True)
+            raise InputError(str(state.get("error") or f"it ended: {tail(logs / 'up.log')}; see {logs / 'up.log'}"))
+        time.sleep(0.3)
+    _stop(place)
+    raise InputError(f"the installation was not up within {START_S:g} s; see {logs}")
+
+
+def _say_where(place: Path) -> int:
+    state = services.read_state(place)
+    if not state.get("ready"):
+        raise InputError(
+            "it is still starting, or it is `r1 ui`, which has no workers; wait, or stop it with `r1 down`"
+        )
+    print(f"Prefect: {str(state['prefect']).removesuffix('/api')}\nMLflow:  {state['tracking']}")
+    print("`r1 run` uses these servers; `r1 run --dispatch` the workers too. `r1 down` stops all.", file=sys.stderr)
+    return 0
+
+
+def down(given: argparse.Namespace) -> int:
+    """Stop what `r1 up` started; recipes under way go on at the next `r1 up`."""
+    place = home()
+    was_up = _supervisor(place) is not None
+    _stop(place)
+    print("stopped" if was_up else "nothing was running", file=sys.stderr)
+    return 0
+
+
+def _stop(place: Path) -> None:
+    if pid := _supervisor(place):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        while _supervisor(place) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    _end_rest(place)
+    (place / STATE).unlink(missing_ok=True)
+
+
+def _supervisor(place: Path) -> int | None:
+    """The process that keeps this home's installation alive, if it lives itself."""
+    name = services.read_state(place).get("supervisor")
+    pid = int(str(name).split()[0]) if name else None
+    return pid if pid is not None and process_name(pid) == name else None
+
+
+def _end_rest(place: Path) -> None:
+    """End what an installation left whose supervisor was killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_S
+        told: set[int] = set()
+        while (left := _marked(place)) and time.monotonic() < deadline:
+            for pid in left - told:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+            told |= left
+            time.sleep(0.1)
+
+
+def _marked(place: Path) -> set[int]:
+    """Processes that carry the installation's mark."""
+    wanted = f"{MARK}={place}".encode()
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and process_name(int(folder.name)):
+                found.add(int(folder.name))
+        except OSError:  # gone, or another user's
+            continue
+    return found - {os.getpid()}
+
+
+def gpus() -> list[str]:
+    """The names under which CUDA_VISIBLE_DEVICES takes this machine's GPUs."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name for name in allowed.split(",") if name.strip() not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
+    return asked.stdout.split() if asked.returncode == 0 else []
+
+
+def workers(number: int, settings: dict[str, str]) -> list[Part]:
+    """A worker for each pool, and `number` for stages that train or sample, each with a GPU of its own if there are."""
+    devices = gpus()
+    start = [*PYTHON, "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
+    places = [("r1-cpu", "r1-cpu", {}), ("r1-tasks", "r1-tasks", {})]
+    for index in range(number):
+        visible = {"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} if devices else {}
+        places.append((f"r1-gpu-{index}", "r1-gpu", visible))
+    return [
+        Part(
+            f"worker-{name}",
+            [*start, "--pool", pool, "--name", name, "--limit", str(LIMITS.get(pool, 1))],
+            {**settings, **visible},
+        )
+        for name, pool, visible in places
+    ]
+
+
+def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: int) -> int:
+    """Be the process that keeps the installation alive."""
+    place = home()
+    logs = place / "logs"
+    prefect, mlflow = services.prefect_url(prefect_port), services.mlflow_url(mlflow_port)
+    state: dict[str, object] = {"supervisor": process_name(os.getpid()), "prefect": prefect, "tracking": mlflow}
+
+    def tell() -> None:
+        services.write_state(place, {**state, "parts": supervisor.processes()})
+
+    supervisor = Supervisor(logs, tell)
+    tell()
+    try:
+        databases = _databases(supervisor, place, postgres_port)
+        for part, port in (
+            (services.prefect_server(prefect_port, databases), prefect_port),
+            (services.mlflow_server(place, mlflow_port, databases), mlflow_port),
+        ):
+            supervisor.start(part)
+            services.wait_for(part, port, logs, lambda: supervisor.stopping)
+        settings = {
+            "PREFECT_API_URL": prefect,
+            "MLFLOW_TRACKING_URI": mlflow,
+            "PREFECT_WORKER_QUERY_SECONDS": str(POLL_WORK_S),
+            "PREFECT_LOGGING_LEVEL": "INFO",
+        }
+        if not supervisor.stopping:
+            _deploy(logs, settings)
+        for part in [*workers(number, settings), Part("take-up", (*PYTHON, "flows.take_up"), settings)]:
+            if not supervisor.stopping:
+                supervisor.start(part)
+        state["ready"] = True
+        tell()
+        supervisor.watch()
+        # Flows first, then who records what became of them, then the servers.
+        supervisor.stop(*(part.name for part in supervisor.parts if part.name.startswith("worker-")))
+        supervisor.stop("take-up")
+    except InputError as error:
+        state["error"] = str(error)
+        tell()
+        return 2
+    finally:
+        supervisor.stop()
+    (place / STATE).unlink(missing_ok=True)
+    return 0
+
+
+def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Databases:
+    if not postgres_port:
+        return services.sqlite(place)
+    from flows.postgres import Cluster
+
+    cluster = Cluster(place / "postgres", postgres_port)
+    cluster.make()
+    part = cluster.part()
+    supervisor.start(part)
+    services.wait_for(part, postgres_port, place / "logs", lambda: supervisor.stopping)
+    cluster.make_databases()
+    return cluster.databases()
+
+
+def _deploy(logs: Path, settings: dict[str, str]) -> None:
+    with (logs / "deploy.log").open("ab") as output:
+        done = subprocess.run(
+            [*PYTHON, "flows.cli", "deploy", "--yes"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **settings, "PREFECT_LOGGING_LEVEL": "ERROR"},
+        )
+    if done.returncode != 0:
+        raise InputError(f"the deployments could not be registered: {tail(logs / 'deploy.log')}")
+
+
+if __name__ == "__main__":
+    from flows.home import prepare_environment
+
+    prepare_environment()
+    sys.exit(supervise(*(int(value) for value in sys.argv[1:])))

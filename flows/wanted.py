@@ -1,0 +1,206 @@
+"""What the files in deployments/ ask a Prefect server for: pools, queues, deployments with schedules, automations.
+
+Each is a `Thing` of plain values, so that it can be held against what the server has.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.schemas.automations import AutomationCore
+from prefect.utilities.callables import parameter_schema
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flows.gates import gate_evaluation
+from flows.graphs import GRAPHS
+from flows.recipe import Recipe, load_recipe
+from grpo.errors import InputError
+
+FOLDER = Path(__file__).parents[1] / "deployments"
+"""Beside this package, in a checkout and where it is installed."""
+
+Kind = Literal["process", "docker", "kubernetes"]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A pool, queue, deployment or automation. `switches` hold when it is made; later they are the server's own."""
+
+    kind: Literal["pool", "queue", "deployment", "automation"]
+    name: str
+    fields: dict[str, Any]
+    switches: dict[str, Any] = field(default_factory=dict)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _WorkPool(_File):
+    name: str
+    work_queue_name: str
+    job_variables: dict[str, Any] = {}
+
+
+class _Schedule(_File):
+    slug: str
+    cron: str
+    timezone: str = "UTC"
+    active: bool = False
+    parameters: dict[str, Any] = {}
+
+
+class _Deployment(_File):
+    name: str
+    entrypoint: str
+    work_pool: _WorkPool
+    tags: list[str]
+    enforce_parameter_schema: bool
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    schedules: list[_Schedule] = []
+
+
+class _Pool(_File):
+    description: str
+    defaults: dict[str, Any] = {}
+
+
+class _Pools(_File):
+    type: Kind
+    pools: dict[str, _Pool]
+    template: dict[str, Any]
+
+
+class _Queue(_File):
+    priority: int
+    description: str
+
+
+def wanted(pools: Kind, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Thing]:
+    """Everything, in an order in which it can be made. Forms of stages are filled with `recipe`; `notify` is the id of
+    the block that notifications go through (None: no automation that notifies)."""
+    file = _Pools.model_validate(_read(folder / "pools" / f"{pools}.yaml"))
+    queues = {name: _Queue.model_validate(values) for name, values in _read(folder / "queues.yaml").items()}
+    return [
+        *_pools(file),
+        *(
+            Thing("queue", f"{pool}/{name}", queue.model_dump())
+            for pool in file.pools
+            for name, queue in queues.items()
+        ),
+        *_deployments(_read(folder / "prefect.yaml")["deployments"], load_recipe(recipe)),
+        *_automations(_read(folder / "automations.yaml")["automations"], notify),
+    ]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; install r1flow again") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _pools(file: _Pools) -> Iterator[Thing]:
+    for name, pool in file.pools.items():
+        template = deepcopy(file.template)
+        for variable, default in pool.defaults.items():
+            template["variables"]["properties"][variable]["default"] = default
+        fields = {"type": file.type, "description": pool.description, "base_job_template": template}
+        yield Thing("pool", name, fields)
+
+
+def _deployments(listed: list[dict[str, Any]], recipe: Recipe) -> Iterator[Thing]:
+    filled = form_values(recipe)
+    for values in listed:
+        try:
+            asked = _Deployment.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(f"prefect.yaml: {values.get('entrypoint')}: {where}: {first['msg']}") from None
+        flow = load(asked.entrypoint)
+        fields = {
+            "entrypoint": asked.entrypoint,
+            "description": asked.description or flow.description or "",
+            "tags": sorted(asked.tags),
+            "work_pool_name": asked.work_pool.name,
+            "work_queue_name": asked.work_pool.work_queue_name,
+            "job_variables": asked.work_pool.job_variables,
+            "parameters": filled.get(asked.entrypoint, {}) | asked.parameters,
+            "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in asked.schedules},
+            "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+            "enforce_parameter_schema": asked.enforce_parameter_schema,
+            "pull_steps": [],
+        }
+        active = {s.slug: s.active for s in asked.schedules}
+        yield Thing("deployment", f"{flow.name}/{asked.name}", fields, {"active": active})
+
+
+def _cron(schedule: _Schedule) -> dict[str, Any]:
+    return CronSchedule(cron=schedule.cron, timezone=schedule.timezone).model_dump(mode="json")
+
+
+def load(entrypoint: str) -> Any:
+    """The flow that a module entrypoint names."""
+    module, _, name = entrypoint.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        raise InputError(f"prefect.yaml: {entrypoint}: no such flow; write package.module.function") from None
+
+
+def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Entrypoint of a stage -> the values that its form starts from: the recipe's section, the first student."""
+    found: dict[str, dict[str, Any]] = {}
+    for graph in GRAPHS.values():
+        try:
+            for step in graph(recipe):
+                made, extra = (
+                    (step.flow.func, step.flow.keywords) if isinstance(step.flow, partial) else (step.flow, {})
+                )
+                values = {"config": step.config(recipe).model_dump(mode="json"), **extra, "seed": recipe.seed}
+                found.setdefault(entrypoint_of(made), values)
+        except InputError:
+            continue  # a recipe without a section for this graph
+    found[entrypoint_of(gate_evaluation)] = {"config": recipe.evaluate.model_dump(mode="json"), "seed": recipe.seed}
+    return found
+
+
+def entrypoint_of(made: Any) -> str:
+    return f"{made.fn.__module__}.{made.fn.__name__}"
+
+
+def _automations(listed: list[Mapping[str, Any]], notify: str | None) -> Iterator[Thing]:
+    for values in listed:
+        actions = [dict(action) for action in values["actions"]]
+        for action in actions:
+            if action["type"] == "send-notification":
+                action["block_document_id"] = notify
+        if any(action.get("block_document_id", "") is None for action in actions):
+            continue
+        automation = AutomationCore.model_validate({**values, "actions": actions})
+        yield Thing("automation", automation.name, automation_fields(automation), {"enabled": automation.enabled})
+
+
+def automation_fields(automation: AutomationCore) -> dict[str, Any]:
+    """What of an automation is compared, as plain values; the order in sets of events is none."""
+    return _ordered(automation.model_dump(mode="json", include={"description", "trigger", "actions"}))
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _ordered(v) for k, v in value.items()}
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return sorted(value)
+    return [_ordered(item) for item in value] if isinstance(value, list) else value

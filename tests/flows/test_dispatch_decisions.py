@@ -1,0 +1,149 @@
+"""Which flow run is waited for, when another is started, when a stage is given up; and what a flow run is given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of
+from flows.graphs import GRAPHS
+from flows.recipe import load_recipe
+from flows.stage import Where, external, hashed_config, run_stage
+from grpo.errors import InputError
+from tasks.store import Store
+
+
+def child(name: str, type: str, mine: bool = True) -> Child:
+    return Child(name, type, mine=mine)
+
+
+def test_a_stage_that_nobody_works_on_is_started() -> None:
+    assert decide([]) == Move("start")
+    old = [child("a", "FAILED", mine=False), child("b", "CANCELLED", mine=False), child("c", "COMPLETED", mine=False)]
+    assert decide(old) == Move("start")  # how others ended says nothing: the artifact is missing
+
+
+@pytest.mark.parametrize("type", ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"])
+@pytest.mark.parametrize("mine", [True, False])
+def test_whoever_works_on_it_is_waited_for(type: str, mine: bool) -> None:
+    runs = [child("a", "CRASHED"), child("b", "SCHEDULED", mine=False), child("c", type, mine)]
+    move = decide(runs)
+    assert move.kind == "wait" and move.child is not None
+    assert move.child.id == ("b" if type == "SCHEDULED" else "c")  # the one that is furthest
+
+
+def test_a_crash_is_tried_again_until_the_third() -> None:
+    assert TRIES == 3
+    crash = [child(str(number), "CRASHED") for number in range(3)]
+    assert decide(crash[:1]).kind == decide(crash[:2]).kind == "start"
+    assert decide(crash) == Move("fail", crash[2])
+    of_others = [child(str(number), "CRASHED", mine=False) for number in range(9)]
+    assert decide([*of_others, *crash[:2]]).kind == "start"  # an earlier life's crashes are not counted
+
+
+@pytest.mark.parametrize("type", ["FAILED", "CANCELLED", "COMPLETED"])
+def test_what_is_no_crash_is_not_tried_again(type: str) -> None:
+    assert decide([child("a", "CRASHED"), child("b", type)]) == Move("fail", child("b", type))
+
+
+def made(home: Path, key: str, attempt: int) -> None:
+    with Store(home).attempt("sft", key, force=True) as work:
+        (work.out / "weights").write_text(str(attempt))
+        assert work.publish(stage_version=1, config={"seed": 0}).attempt == attempt
+
+
+def test_a_forced_stage_is_done_by_a_newer_attempt_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.store import artifact_key
+
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    key = artifact_key("sft", 1, {"seed": 0}, {})
+    plain, forced = Job("sft", "sft/r1flow", key, {}, "run", 1), Job("sft", "sft/r1flow", key, {}, "run", 1, above=1)
+    assert plain.made() is None and forced.made() is None
+    made(tmp_path, key, 1)
+    assert plain.made() is not None and forced.made() is None
+    made(tmp_path, key, 2)
+    assert forced.made() is not None
+    assert forced.tags == [f"r1flow.key:{key}", "r1flow.by:run", "r1flow.life:1", "r1flow.above:1"]
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from tasks.store import Store
+with Store(Path(sys.argv[1])).attempt("sft", "ab" * 32):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_abandoned_when_its_holder_was_killed_not_when_it_was_given_back(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    store, key = Store(tmp_path), "ab" * 32
+    assert not store.is_abandoned(key, began)  # nobody ever took it
+
+    def hold() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HELD, str(tmp_path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        return process
+
+    gone = hold()
+    assert not store.is_abandoned(key, began)
+    gone.communicate("")
+    assert not store.is_abandoned(key, began)
+    killed = hold()
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert store.is_abandoned(key, began)
+    assert not store.is_abandoned(key, datetime.now(UTC) + timedelta(seconds=1))  # an earlier run's, not this one's
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "qwen2.5-1.5b", "r1-paper"])
+@pytest.mark.parametrize("graph", list(GRAPHS))
+def test_a_configuration_means_the_same_after_its_journey(name: str, graph: str) -> None:
+    """What a flow run gets as JSON makes the same key."""
+    recipe = load_recipe(name)
+    try:
+        steps = GRAPHS[graph](recipe)
+        sections = [(step, step.config(recipe)) for step in steps]
+    except InputError:  # the recipe has no section for this graph
+        return
+    for step, config in sections:
+        sent = config.model_dump(mode="json", exclude_unset=True)
+        arrived = type(config).model_validate(sent)
+        assert arrived == config
+        assert hashed_config(step.stage, arrived, 0) == hashed_config(step.stage, config, 0)
+        if judge := getattr(config, "judge", None):  # is told to others by what was set
+            assert arrived.judge.model_dump_json(exclude_unset=True) == judge.model_dump_json(exclude_unset=True)
+        assert deployment_of(step).endswith("/r1flow")
+
+
+def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    recipe = load_recipe("smollm2-135m", ["base.model=./model"])
+    step = next(step for step in GRAPHS["r1"](recipe) if step.name == "base")
+    config: Any = step.config(recipe)
+    found = {name: external(path) for name, path in step.stage.files(config).items()}
+    sent = _from_anywhere(config.model_dump(mode="json", exclude_unset=True), step, config, found)
+    assert sent["model"] == str(tmp_path / "model")
+    arrived = type(config).model_validate(sent)
+    assert hashed_config(step.stage, arrived, 0) == hashed_config(step.stage, config, 0)
+
+
+def test_a_stage_whose_key_differs_from_its_callers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    recipe = load_recipe("tiny")
+    step = GRAPHS["r1"](recipe)[0]
+    with pytest.raises(
+        InputError, match="stage 'problems' has another key here, .* than at its caller, ffffffffffffffff"
+    ):
+        run_stage(step.stage, step.config(recipe), {}, 0, Where(key="f" * 64))

@@ -1,0 +1,98 @@
+"""Parts are kept alive; orphans and the stubborn are ended: real processes, watched through /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.processes import process_name
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+import flows.supervisor as s
+s.GRACE_S = 1.0
+logs = Path(sys.argv[1])
+supervisor = s.Supervisor(logs, lambda: (logs / "parts").write_text(repr(supervisor.processes())))
+supervisor.start(s.Part("sleeper", ["sleep", "1000"]))
+supervisor.start(s.Part("stubborn", [sys.executable, "-c", sys.argv[2], sys.argv[1]]))
+supervisor.watch()
+supervisor.stop()
+"""
+# It ignores SIGTERM, and so does its child, which has left for a session of its own.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    open(sys.argv[1] + "/child", "w").write(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+def wait(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), STUBBORN])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def parts(folder: Path) -> dict[str, int]:
+    try:
+        said = eval((folder / "parts").read_text())
+    except (OSError, SyntaxError):
+        return {}
+    return {name: int(process.split()[0]) for name, process in said.items() if process}
+
+
+def stubborn_child(folder: Path) -> int | None:
+    try:
+        return int((folder / "child").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def test_a_part_that_was_killed_is_started_again_and_its_orphans_are_ended(
+    supervisor: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    first = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    orphan = wait(lambda: stubborn_child(tmp_path))
+    os.kill(first["stubborn"], signal.SIGKILL)
+    second = wait(lambda: (found := parts(tmp_path)).get("stubborn") not in (None, first["stubborn"]) and found)
+    assert second["sleeper"] == first["sleeper"]
+    assert process_name(orphan) is None  # before the new one began: it would hold its port, or its GPU
+
+
+def test_a_stop_leaves_nothing_however_stubborn(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    started = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    child = wait(lambda: stubborn_child(tmp_path))
+    supervisor.terminate()
+    assert supervisor.wait(timeout=60) == 0
+    assert [process_name(pid) for pid in (*started.values(), child)] == [None, None, None]
+
+
+def test_parts_go_with_a_supervisor_that_is_killed(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    started = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    child = wait(lambda: stubborn_child(tmp_path))
+    supervisor.kill()
+    supervisor.wait()
+    wait(lambda: process_name(started["sleeper"]) is None)
+    for pid in (started["stubborn"], child):  # these hear no SIGTERM
+        os.kill(pid, signal.SIGKILL)
