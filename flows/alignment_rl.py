@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 from prefect.states import State
 
@@ -14,14 +16,20 @@ from grpo.rl_config import RL
 
 
 def build(context: Context) -> Outcome:
-    models = context.path("reward_models")
+    return align(context, policy="sft", reward_models="reward_models", model="r1")
+
+
+def align(context: Context, policy: str, reward_models: str, model: str, **job: Any) -> Outcome:
+    """GRPO from the input `policy` against the input `reward_models`; the checkpoint is called `model`."""
+    models = context.path(reward_models)
     return train(
         context,
-        policy="sft",
-        model="r1",
+        policy=policy,
+        model=model,
         helpful_model=str(models / HELPFUL),
         safe_model=str(models / SAFE),
         demonstrations=context.path("sft_data") / EXAMPLES,
+        **job,
     )
 
 

@@ -241,13 +241,12 @@ def data(given: argparse.Namespace) -> int:
 
 def chat(given: argparse.Namespace) -> int:
     from flows.base import ZERO_TEMPLATE_FILE
-    from flows.evaluate import CHECKPOINTS, checkpoints
+    from flows.evaluate import CHECKPOINTS, checkpoints, stage_of
 
-    names = {name: stage for stage, name in CHECKPOINTS.items()}
     if Path(given.model).is_dir():
         path, stage = Path(given.model), None
     else:
-        stage = names.get(given.model, given.model)
+        stage = stage_of(given.model)
         manifest = store().resolve(f"latest:{stage}" if checkpoints([stage]) else given.model)
         path, stage = manifest.path, manifest.stage
         if not checkpoints([stage]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ CHECKPOINTS = {
     "sft": "dev3",
     "alignment_rl": "r1",
 }
-"""Stage -> name of its checkpoint, in the order of the closing table; then come students."""
+"""Stage -> name of its checkpoint, in the order of the closing table; then come later rounds, then students."""
 OPPONENTS = ("dev3", "dev1")
 """Win rates are over the first of these that is there: the SFT model that alignment, or else PPO, starts from."""
 TABLE = "table.json"
@@ -84,8 +85,16 @@ def build(context: Context) -> Outcome:
 def checkpoints(stages: Iterable[str]) -> dict[str, str]:
     """Stage -> name of its checkpoint, of those stages that make one."""
     given = list(stages)
+    later = {stage: stage.replace("alignment_rl", "r1") for stage in given if stage.startswith("alignment_rl_")}
     taught = {stage: stage.removeprefix(PREFIX) for stage in given if stage.startswith(PREFIX)}
-    return {stage: name for stage, name in CHECKPOINTS.items() if stage in given} | taught
+    return {stage: name for stage, name in CHECKPOINTS.items() if stage in given} | later | taught
+
+
+def stage_of(checkpoint: str) -> str:
+    """The stage that makes the checkpoint of this name; the name itself where there is none."""
+    if re.fullmatch(r"r1_\d+", checkpoint):
+        return checkpoint.replace("r1", "alignment_rl")
+    return next((stage for stage, name in CHECKPOINTS.items() if name == checkpoint), checkpoint)
 
 
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:

@@ -81,6 +81,7 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
         InputError: for what is wrong with them, or with the names of those approved beforehand.
     """
     here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
+    known = evaluate.checkpoints(stages)
     for name in approve:
         if name not in here:
             raise InputError(f"--approve {name}: no such gate; there are {', '.join(here) or 'none'}")
@@ -94,9 +95,10 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
                     f"gate {gate.name!r} looks at {stage}, which runs after the gate; compare earlier stages"
                 )
         for stage in sorted(gate.stages("evaluation") | gate.stages("table")):
-            if stage not in evaluate.CHECKPOINTS:
-                known = ", ".join(evaluate.CHECKPOINTS)
-                raise InputError(f"gate {gate.name!r}: {stage} makes no checkpoint to evaluate; these do: {known}")
+            if stage not in known:
+                raise InputError(
+                    f"gate {gate.name!r}: {stage} makes no checkpoint to evaluate; these do: {', '.join(known)}"
+                )
     return [*here.values()]
 
 
@@ -126,7 +128,7 @@ class Gatekeeper:
 
     def _read(self, gate: Gate) -> None:
         evaluation = self._evaluate(gate) if gate.evaluate else None
-        verdict = read_gate(gate, self._values(gate, evaluation), evaluate.CHECKPOINTS)
+        verdict = read_gate(gate, self._values(gate, evaluation), evaluate.checkpoints(gate.stages()))
         keys = {stage: self.artifact(stage).key for stage in gate.stages()}
         key = decision_key(gate, keys | ({"gate": evaluation.key} if evaluation else {}))
         _publish(self.recipe, verdict)
@@ -163,7 +165,7 @@ class Gatekeeper:
         stages = gate.stages("evaluation")
         # The plain-text template of a base model and of R1-Zero lies with the base model.
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
-        needed = ["problems", *(stage for stage in evaluate.CHECKPOINTS if stage in stages)]
+        needed = ["problems", *evaluate.checkpoints(stages)]
         inputs = {stage: self.artifact(stage).key for stage in needed}
         config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
         where = Where(recipe=self.recipe.name, parent_run_id=self.run_id)
@@ -178,8 +180,9 @@ class Gatekeeper:
         tables = {"evaluation": evaluation, "table": self.artifact("evaluate") if gate.stages("table") else None}
         for source, made in tables.items():
             table = evaluate.read_table(made) if made else {}
-            for stage in gate.stages(source):  # type: ignore[arg-type]
-                values[source, stage] = plain(table[evaluate.CHECKPOINTS[stage]])
+            names = evaluate.checkpoints(gate.stages(source))  # type: ignore[arg-type]
+            for stage in names:
+                values[source, stage] = plain(table[names[stage]])
         return values
 
 

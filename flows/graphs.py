@@ -21,6 +21,7 @@ from flows import (
     report,
     reward_models,
     rlhf_ppo,
+    rounds,
     sft,
     sft_data,
     students,
@@ -98,6 +99,41 @@ RLHF_PPO = (
 )
 
 
+def alignment(recipe: Recipe) -> tuple[Step, ...]:
+    """R1, with as many rounds of reward models and alignment RL as the recipe says."""
+    last, share = recipe.alignment.rounds, recipe.alignment.replay_share
+    if last == 1:
+        return R1
+    later = [
+        step
+        for number in range(2, last + 1)
+        for step in (
+            Step(
+                rounds.models_stage(number, share),
+                partial(rounds.reward_models_round, number=number, replay_share=share),
+                # Files were read in the first round: from then on they are history.
+                section=lambda r: r.reward_models.model_copy(update={"files": []}),
+            ),
+            Step(
+                rounds.policy_stage(number),
+                partial(rounds.alignment_rl_round, number=number),
+                section=lambda r: r.alignment_rl,
+            ),
+        )
+    ]
+    return (
+        *TO_R1,
+        *later,
+        Step(
+            rounds.evaluate_stage(last),
+            partial(rounds.evaluate_rounds, last=last),
+            # They know the responses of all checkpoints best.
+            takes={reward_models.STAGE.name: rounds.models_name(last)},
+        ),
+        Step(rounds.report_stage(last), partial(rounds.report_rounds, last=last)),
+    )
+
+
 def distillation(recipe: Recipe) -> tuple[Step, ...]:
     """As many branches as the recipe lists students."""
     listed = section_of(recipe, "distill").students
@@ -127,7 +163,7 @@ def distillation(recipe: Recipe) -> tuple[Step, ...]:
 
 
 GRAPHS: dict[str, Callable[[Recipe], Sequence[Step]]] = {
-    "r1": lambda recipe: R1,
+    "r1": alignment,
     "r1_zero": lambda recipe: R1_ZERO,
     "distill": distillation,
     "rlhf_ppo": lambda recipe: RLHF_PPO,

@@ -1,7 +1,8 @@
 """The recipe as flows: the paper's method section, stage by stage.
 
 train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
-                -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report
+                -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report;
+                the two before evaluation again for each further round of alignment
 train_r1_zero:  problems, base -> RL -> Zero -> evaluation -> report
 distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
 rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)

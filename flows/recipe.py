@@ -183,6 +183,23 @@ class RewardModels(Section):
         return self
 
 
+class Alignment(Section):
+    """How often the last two stages before evaluation are gone through (DSM, algorithm 1)."""
+
+    rounds: int = Field(
+        1,
+        ge=1,
+        description="Rounds of reward_models and alignment_rl. From the second on the policy of the round before is "
+        "judged, the reward models are trained on, and the reference is that policy. R1: 1. DSM: the first helps most.",
+    )
+    replay_share: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of what later reward models are trained on that earlier rounds judged. DSM: 0.1.",
+    )
+
+
 class Student(Section):
     """A model that learns from the SFT data."""
 
@@ -196,7 +213,7 @@ class Student(Section):
 
     @model_validator(mode="after")
     def _name_is_free(self) -> Student:
-        if re.fullmatch(r"base|zero|dev[123]|ppo|r1", self.name):
+        if re.fullmatch(r"base|zero|dev[123]|ppo|r1(_\d+)?", self.name):
             raise ValueError(f"name: {self.name!r} is a checkpoint of the recipe; choose another")
         return self
 
@@ -253,6 +270,7 @@ class Recipe(Section):
     sft: SFT
     reward_models: RewardModels
     alignment_rl: RL
+    alignment: Alignment = Alignment()
     evaluate: Evaluate
     report: Report = Report()
     gates: list[Gate] = Field(
@@ -269,6 +287,15 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _later_rounds_are_judged(self) -> Recipe:
+        if self.alignment.rounds > 1 and not self.reward_models.prompts:
+            raise ValueError(
+                "alignment.rounds is above 1, but reward_models.prompts is 0; later rounds judge what the policy "
+                "answers, so give prompts and sampling"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _uncertainty_is_known(self) -> Recipe:
         models = (self.reward_models.helpful, self.reward_models.safe)
         if self.alignment_rl.uncertainty_penalty and all(model.ensemble == 1 for model in models):
@@ -279,7 +306,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _gates_are_known(self) -> Recipe:
-        stages = set(type(self).model_fields) - {"name", "description", "seed", "gates"}
+        stages = set(type(self).model_fields) - {"name", "description", "seed", "gates", "alignment"}
+        later = range(2, self.alignment.rounds + 1)
+        stages |= {f"{name}_{number}" for name in ("reward_models", "alignment_rl") for number in later}
         names = [gate.name for gate in self.gates]
         for gate in self.gates:
             if names.count(gate.name) > 1:

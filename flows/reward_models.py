@@ -1,6 +1,7 @@
 """Reward models: helpful from pairs, safe from labels (R1 v2, stage 4).
 
 A judge compares and labels Dev3's own responses, as in the paper; preferences from files come beside them, or instead.
+In later rounds (flows/rounds.py) it judges those of the policy before, and training goes on from the last models.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from tasks.preference_files import load_preferences
 from tasks.preference_rows import drop_duplicates, write_preferences
 from tasks.preferences import labels, pairs
 from tasks.problems import normalise
+from tasks.replay import replay
 from tasks.reward_plots import plot
 from tasks.reward_quality import combine, quality, tables
 
 logger = logging.getLogger(__name__)
 
 HELPFUL, SAFE = "helpful", "safe"
+DATA = "data"
+"""Folder of the preferences that a round gathered, without replay: the history of later rounds."""
 PLOTS = "plots"
 _LOSSES = {HELPFUL: "pairs", SAFE: "points"}
 
@@ -49,12 +53,27 @@ class Gathered:
     bad_records: list[dict[str, Any]] = field(default_factory=list)
 
 
-def build(context: Context) -> Outcome:
+@dataclass(frozen=True)
+class Round:
+    """Inputs that a round reads: the policy that is judged, and the reward models of the rounds before, in order.
+
+    Where there are such models, training goes on from the last of them, and `replay_share` of the data are theirs.
+    """
+
+    policy: str = "sft"
+    earlier: tuple[str, ...] = ()
+    replay_share: float = 0.0
+
+
+FIRST = Round()
+
+
+def build(context: Context, turn: Round = FIRST) -> Outcome:
     config: RewardModels = context.config
     gathered = Gathered()
     _read_files(config, gathered)  # first: a fault in them shows before anything is sampled
     if config.prompts:
-        _judge(context, gathered)
+        _judge(context, turn.policy, gathered)
     _clean(context, gathered)
     outcome = Outcome(counts=gathered.counts, metrics=gathered.metrics)
     if bad := gathered.bad_records:
@@ -62,7 +81,14 @@ def build(context: Context) -> Outcome:
         (context.out / BAD_RECORDS).write_text("".join(json.dumps(b, ensure_ascii=False) + "\n" for b in bad))
         outcome.tables["bad_records"] = bad[:SHOWN]
     for name, settings in ((HELPFUL, config.helpful), (SAFE, config.safe)):
-        _train(context, name, settings, gathered.rows[name])
+        rows = gathered.rows[name]
+        write_preferences(context.out / DATA / f"{name}.parquet", rows)
+        if turn.earlier:
+            history = [context.path(models) / DATA / f"{name}.parquet" for models in turn.earlier]
+            again = replay(rows, history, turn.replay_share, context.seed)
+            outcome.counts[f"{name}_replayed"] = len(again)
+            rows = rows + again
+        _train(context, turn, name, settings, rows)
         _measure(context, name, outcome)
     return outcome
 
@@ -76,16 +102,17 @@ def _read_files(config: RewardModels, gathered: Gathered) -> None:
         gathered.bad_records += [{"file": number, "fault": fault} for fault in found.bad_records]
 
 
-def _judge(context: Context, gathered: Gathered) -> None:
-    """Sample Dev3 and ask the judge; its verdicts go before those of files, which say the same where they are equal."""
+def _judge(context: Context, policy: str, gathered: Gathered) -> None:
+    """Sample the input `policy` and ask the judge. Its verdicts go before those of files, which say the same where they
+    are equal."""
     config: RewardModels = context.config
     train = context.path("problems") / TRAIN
-    policy = context.inputs["sft"]
+    sampled = context.inputs[policy]
     raw = context.attempt.state / "raw"
     task = {
-        "name": "dev3",
-        "model": policy.path,
-        "policy": policy.ref.digest,
+        "name": "responses",
+        "model": sampled.path,
+        "policy": sampled.ref.digest,
         "problems": [train],
         "first": {"general": config.prompts},
         "samples_per_problem": config.responses_per_prompt,
@@ -93,7 +120,7 @@ def _judge(context: Context, gathered: Gathered) -> None:
     }
     context.run_job("sample", name="responses", out=raw, tasks=[task], hardware=config.helpful.hardware)
     problems = {problem.id: problem for problem in read_problems(train)}
-    samples = read_samples(raw / "dev3")
+    samples = read_samples(raw / "responses")
     judge = make_judge(config.judge)
     judged = pairs(
         samples,
@@ -126,11 +153,11 @@ def _clean(context: Context, gathered: Gathered) -> None:
             )
 
 
-def _train(context: Context, name: str, settings: RewardModel, rows: list[dict[str, Any]]) -> None:
+def _train(context: Context, turn: Round, name: str, settings: RewardModel, rows: list[dict[str, Any]]) -> None:
     """Train one model into the folder `name`, or the members of an ensemble into folders in it."""
     data = context.attempt.state / f"{name}.parquet"
     write_preferences(data, rows)
-    write_preferences(context.out / "data" / f"{name}.parquet", rows)
+    start = context.path(turn.earlier[-1]) / name if turn.earlier else None
     members = [""] if settings.ensemble == 1 else [f"{MEMBER}{number:02d}" for number in range(settings.ensemble)]
     for number, member in enumerate(members):
         context.run_job(
@@ -139,7 +166,7 @@ def _train(context: Context, name: str, settings: RewardModel, rows: list[dict[s
             out=context.out / name / member,
             seed=context.seed * settings.ensemble + number,
             settings=settings,
-            model=str(context.inputs["sft"].path),
+            model=str(start / member if start else context.path(turn.policy)),
             data=data,
             loss=_LOSSES[name],
             bootstrap=bool(member),

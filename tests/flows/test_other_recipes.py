@@ -1,4 +1,4 @@
-"""Distillation and InstructGPT's three steps, for real, beside an R1 run whose stages they share.
+"""Distillation, InstructGPT's steps and two rounds of alignment, for real, beside an R1 run whose stages they share.
 
 The flows take most of a minute each; what they made is looked at by several tests.
 """
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from flows.graphs import GRAPHS
@@ -121,6 +122,55 @@ def test_ppo_is_measured_against_its_sft_model(r1: Any, rlhf: dict[str, Any]) ->
 def test_ppo_learns_from_general_prompts_only(rlhf: dict[str, Any]) -> None:
     metrics = next(stage["metrics"] for stage in rlhf["stages"] if stage["name"] == "rlhf_ppo")
     assert {"reward_helpful", "reward_safe", "kl"} <= metrics.keys() and "reward_accuracy" not in metrics
+
+
+@pytest.fixture(scope="module")
+def rounds(r1: Any, first_run: dict[str, Any]) -> dict[str, Any]:
+    return r1.tiny("run", "--set", "alignment.rounds=2", "--set", "alignment.replay_share=0.25")
+
+
+@pytest.mark.slow
+def test_a_second_round_goes_on_from_the_first(r1: Any, first_run: dict[str, Any], rounds: dict[str, Any]) -> None:
+    before = keys(first_run)
+    ran = ["reward_models_2", "alignment_rl_2", "evaluate", "report"]
+    reused = [name for name in before if name not in ran]
+    assert statuses(rounds) == dict.fromkeys(reused, "reused") | dict.fromkeys(ran, "ran")
+    assert all(keys(rounds)[name] == before[name] for name in reused)
+    models = manifest(r1, rounds, "reward_models_2")
+    assert {name: ref["key"] for name, ref in models["inputs"].items()} == {
+        name: before[name] for name in ("problems", "alignment_rl", "reward_models")
+    }
+    policy = manifest(r1, rounds, "alignment_rl_2")
+    assert policy["inputs"]["alignment_rl"]["key"] == before["alignment_rl"]
+    assert policy["inputs"]["reward_models_2"]["key"] == keys(rounds)["reward_models_2"]
+    assert manifest(r1, rounds, "evaluate")["inputs"]["reward_models"]["key"] == keys(rounds)["reward_models_2"]
+    assert list(rounds["checkpoints"]) == ["base", "dev1", "dev2", "dev3", "r1", "r1_2"]
+
+
+@pytest.mark.slow
+def test_a_quarter_of_what_the_second_reward_models_learn_from_is_the_firsts(r1: Any, rounds: dict[str, Any]) -> None:
+    counts = manifest(r1, rounds, "reward_models_2")["counts"]
+    for name in ("helpful", "safe"):
+        own, first = (
+            pq.read_table(folder(r1, rounds, stage) / "data" / f"{name}.parquet").to_pylist()
+            for stage in ("reward_models_2", "reward_models")
+        )
+        new = sum(not row["held_out"] for row in own)
+        assert own != first and counts[f"{name}_replayed"] == round(new / 3) > 0  # a third as many: a quarter of all
+
+
+@pytest.mark.slow
+def test_the_plan_the_report_and_the_chat_know_the_rounds(r1: Any, rounds: dict[str, Any]) -> None:
+    def planned(share: float) -> list[str]:
+        sets = ("--set", "alignment.rounds=2", "--set", f"alignment.replay_share={share}")
+        return [stage["name"] for stage in r1.tiny("plan", *sets)["stages"] if stage["status"] == "run"]
+
+    assert planned(0.25) == []
+    assert planned(0.5) == ["reward_models_2", "alignment_rl_2", "evaluate", "report"]
+    report = (folder(r1, rounds, "report") / "report.md").read_text()
+    assert "| r1_2 |" in report and "| alignment_rl_2 |" in report
+    said = r1("chat", "r1_2", stdin="compute 3 + 4\n")
+    assert said.returncode == 0 and said.stdout.strip()
 
 
 def test_a_recipe_without_the_section_says_which_is_missing() -> None:

@@ -61,6 +61,9 @@ def test_the_papers_numbers() -> None:
         ("distill.students=[]", "distill.students"),
         ("distill.students.1.name=small", "two students are called 'small'"),
         ("distill.students.0.name=dev2", "'dev2' is a checkpoint of the recipe"),
+        ("distill.students.0.name=r1_2", "'r1_2' is a checkpoint of the recipe"),
+        ("alignment.rounds=0", "alignment.rounds"),
+        ("alignment.replay_share=1", "alignment.replay_share"),
     ],
 )
 def test_wrong_overrides_are_one_line(override: str, said: str) -> None:

@@ -1,0 +1,106 @@
+"""Later rounds of alignment: reward models that follow the policy, and the policy after them (DSM, algorithm 1).
+
+A round samples the policy of the round before, judges, trains the reward models on from where they were with a share of
+earlier preferences, and goes on with alignment RL, whose reference is now the policy that the round begins with.
+
+Departure from the paper: a round is two stages of the recipe, not a part of one loop, so that each can be looked at,
+measured and made again by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect import flow
+from prefect.states import State
+
+from flows import alignment_rl, evaluate, report, reward_models
+from flows.forms import Inputs, Seed
+from flows.reasoning_rl import user_code
+from flows.recipe import Evaluate, Report, RewardModels
+from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.rl_config import RL
+
+
+def models_name(number: int) -> str:
+    """Of the stage that trains the reward models of round `number`, from 1 on."""
+    return reward_models.STAGE.name if number == 1 else f"{reward_models.STAGE.name}_{number}"
+
+
+def policy_name(number: int) -> str:
+    """Of the stage that trains the policy of round `number`, from 1 on."""
+    return alignment_rl.STAGE.name if number == 1 else f"{alignment_rl.STAGE.name}_{number}"
+
+
+def models_stage(number: int, replay_share: float) -> Stage:
+    """Reward models of round `number`, from 2 on."""
+    first, policy = reward_models.STAGE, policy_name(number - 1)
+    earlier = tuple(models_name(n) for n in range(1, number))
+    turn = reward_models.Round(policy, earlier, replay_share)
+    return Stage(
+        models_name(number),
+        first.version,
+        ("problems", policy, *earlier),
+        lambda context: reward_models.build(context, turn),
+        extra=lambda config: {**first.extra(config), "replay_share": replay_share},
+    )
+
+
+def policy_stage(number: int) -> Stage:
+    """Alignment RL of round `number`, from 2 on. Its seed is another, so that it does not ask the same again."""
+    policy, models = policy_name(number - 1), models_name(number)
+
+    def build(context: Context) -> Outcome:
+        return alignment_rl.align(context, policy, models, f"r1_{number}", seed=context.seed + number - 1)
+
+    needs = ("problems", "sft_data", policy, models)
+    return Stage(policy_name(number), alignment_rl.STAGE.version, needs, build, extra=user_code)
+
+
+def evaluate_stage(last: int) -> Stage:
+    """With the checkpoints of rounds up to `last`."""
+    later = [policy_name(number) for number in range(2, last + 1)]
+    return replace(evaluate.STAGE, needs=(*evaluate.STAGE.needs, *later))
+
+
+def report_stage(last: int) -> Stage:
+    """With the stages of rounds up to `last`."""
+    later = [name(number) for number in range(2, last + 1) for name in (models_name, policy_name)]
+    return replace(report.STAGE, needs=(*report.STAGE.needs, *later))
+
+
+@flow(name="reward_models_round", flow_run_name="reward_models_{number}")
+def reward_models_round(
+    config: RewardModels,
+    number: int,
+    replay_share: float,
+    inputs: Inputs = None,
+    seed: Seed = 0,
+    where: Where | None = None,
+) -> State:
+    """Train the reward models on, with responses of the policy that the last round made."""
+    return run_stage(models_stage(number, replay_share), config, inputs or {}, seed, where or Where())
+
+
+@flow(name="alignment_rl_round", flow_run_name="alignment_rl_{number}")
+def alignment_rl_round(
+    config: RL, number: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
+) -> State:
+    """Go on with alignment RL against this round's reward models."""
+    return run_stage(policy_stage(number), config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{evaluate.STAGE.name}-rounds")
+def evaluate_rounds(
+    config: Evaluate, last: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
+) -> State:
+    """Evaluate every checkpoint of a recipe with several rounds on the held-out problems."""
+    return run_stage(evaluate_stage(last), config, inputs or {}, seed, where or Where())
+
+
+@flow(name=f"{report.STAGE.name}-rounds")
+def report_rounds(
+    config: Report, last: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
+) -> State:
+    """Write the report of a run with several rounds."""
+    return run_stage(report_stage(last), config, inputs or {}, seed, where or Where())

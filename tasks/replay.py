@@ -1,0 +1,32 @@
+"""Replay: preferences of earlier rounds among those of this one (DSM, algorithm 1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from grpo.errors import InputError
+from tasks.preference_rows import drop_duplicates
+
+
+def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float, seed: int) -> list[dict[str, Any]]:
+    """Rows of earlier rounds to train on beside `rows`, drawn without replacement: the share `share` (from 0 to below
+    1) of all that is then trained on, or as many as there are.
+
+    Held-out rows are neither drawn nor counted, so that accuracy is that on this round's responses. What `rows` say
+    already is no history. Raises InputError where a file of `history` is missing.
+    """
+    for path in history:
+        if not path.is_file():
+            raise InputError(
+                f"{path}: no such file; reward models of an earlier round keep what they learnt from there"
+            )
+    earlier = [row for path in history for row in pq.read_table(path).to_pylist()]
+    old = [row for row in drop_duplicates([*rows, *earlier])[len(drop_duplicates(rows)) :] if not row["held_out"]]
+    new = sum(not row["held_out"] for row in rows)
+    wanted = round(new * share / (1 - share))
+    return random.Random(f"replay/{seed}").sample(old, min(wanted, len(old)))
