@@ -29,7 +29,8 @@ def deployments(things: list[Thing]) -> dict[str, dict[str, Any]]:
 
 def stage_flows() -> set[str]:
     """Entrypoints of all stages of all graphs, and of the evaluation that gates make."""
-    flows = [step.flow for graph in GRAPHS.values() for step in graph(load_recipe("tiny"))]
+    recipes = [load_recipe("tiny"), load_recipe("tiny", ["alignment.rounds=2"])]
+    flows = [step.flow for graph in GRAPHS.values() for recipe in recipes for step in graph(recipe)]
     return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in [*flows, gate_evaluation]}
 
 
