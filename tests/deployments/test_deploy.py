@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.flows import test_gates_prefect
 from tests.flows.conftest import R1, ROOT
 from tests.flows.test_gates_prefect import Server
 
@@ -39,6 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patched:
         for name, value in SERVICES.items():
             patched.setenv(name, value)
+        patched.setattr(test_gates_prefect, "DEADLINE_S", DEADLINE_S)
         server.start()
     yield server
     server.stop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import docker
@@ -27,15 +29,16 @@ CONFIGURATIONS: dict[Kind, Any] = {
 ELSEWHERE = "http://prefect.example:4200/api"
 
 
-def template(kind: Kind, pool: str) -> dict[str, Any]:
-    found = next(t for t in wanted(kind) if t.kind == "pool" and t.name == pool)
-    return found.fields["base_job_template"]
+@cache
+def pools(kind: Kind) -> dict[str, Any]:
+    """Pool -> its job template."""
+    return {thing.name: thing.fields["base_job_template"] for thing in wanted(kind) if thing.kind == "pool"}
 
 
 def render(kind: Kind, pool: str, **values: Any) -> Any:
     """The configuration of a job, as the pool's worker makes it for a flow run with these job variables."""
     values["env"] = {**values.get("env", {}), "PREFECT_API_URL": ELSEWHERE}
-    made = asyncio.run(CONFIGURATIONS[kind].from_template_and_values(template(kind, pool), values))
+    made = asyncio.run(CONFIGURATIONS[kind].from_template_and_values(deepcopy(pools(kind)[pool]), values))
     made.prepare_for_flow_run(FlowRun(name="calm-otter", flow_id="00000000-0000-0000-0000-000000000001"))
     return made
 
