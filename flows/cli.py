@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, why, data, chat, promote, ui."""
+"""The command r1: run, plan, stages, show, why, data, chat, promote, export, ui."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import registry, why
+from flows import export, registry, why
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--temperature", type=float, default=0.6)
     chat.add_argument("--max-new-tokens", type=int, default=256)
     registry.add(commands)
+    export.add(commands)
     ui = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
     ui.add_argument("--prefect-port", type=int, default=4200)
     ui.add_argument("--mlflow-port", type=int, default=5000)
@@ -282,6 +283,7 @@ COMMANDS = {
     "data": data,
     "chat": chat,
     "promote": registry.run,
+    "export": export.run,
     "ui": ui,
 }
 
