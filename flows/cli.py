@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, data, chat, ui, deploy, up, down."""
+"""The command r1: run, plan, stages, show, why, data, chat, promote, export, ui, deploy, up, down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import deploy, up
+from flows import deploy, export, registry, up, why
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -35,16 +35,19 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     commands.add_parser("stages", help="what exists")
     show = commands.add_parser("show", help="one artifact: what it is and where it came from")
-    show.add_argument("key", help="the beginning of a key or digest, or latest:STAGE")
+    show.add_argument("key", help="the beginning of a key or digest, latest:STAGE, or RUN:STAGE")
+    why.add(commands)
     data = commands.add_parser("data", help="a data set: what was kept, what was dropped and why, samples")
     data.add_argument("reference", metavar="DIGEST", help="the beginning of a key or digest, or sft_data: the newest")
     data.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
     data.add_argument("--samples", type=int, default=1, metavar="N", help="samples shown of each outcome (default: 1)")
     data.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     chat = commands.add_parser("chat", help="talk to a checkpoint")
-    chat.add_argument("model", help="a stage, a key, or a Hugging Face folder")
+    chat.add_argument("model", help="a stage, a key, champion, NAME@RECIPE, or a Hugging Face folder")
     chat.add_argument("--temperature", type=float, default=0.6)
     chat.add_argument("--max-new-tokens", type=int, default=256)
+    registry.add(commands)
+    export.add(commands)
     ui = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
     ui.add_argument("--prefect-port", type=int, default=4200)
     ui.add_argument("--mlflow-port", type=int, default=5000)
@@ -74,7 +77,7 @@ def _with_choice(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="STAGE=REF",
-        help="take this artifact: a key, a digest, latest:STAGE, or a path that begins with . / or ~",
+        help="take this artifact: a key, a digest, latest, RUN:STAGE of a run in MLflow, or a path (begins with . / ~)",
     )
     return command
 
@@ -195,19 +198,24 @@ def plan(given: argparse.Namespace) -> int:
 
 
 def stages(given: argparse.Namespace) -> int:
-    known = store().list()
+    from tasks.stale import stale
+
+    known, reasons = store().list(), stale(store())
     if not known:
         print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
         return 0
     for m in known:
         size = sum(entry["size"] for entry in m.files.values()) / 1e6
         seed = m.config.get("seed", "-")
-        print(f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {seed:<4} {size:8.1f} MB {m.seconds:7.0f} s")
+        line = f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {seed:<4} {size:8.1f} MB {m.seconds:7.0f} s"
+        print(f"{line}  stale: {reasons[m.key]}" if m.key in reasons else line)
     return 0
 
 
 def show(given: argparse.Namespace) -> int:
-    manifest = store().resolve(given.key)
+    from flows.references import artifact
+
+    manifest = artifact(given.key)
     known = {m.digest: m for m in store().list()}
     print(json.dumps({**manifest.to_dict(), "path": str(manifest.path)}, indent=2))
     print("\nMade from:")
@@ -242,12 +250,13 @@ def data(given: argparse.Namespace) -> int:
 def chat(given: argparse.Namespace) -> int:
     from flows.base import ZERO_TEMPLATE_FILE
     from flows.evaluate import CHECKPOINTS, checkpoints, stage_of
+    from flows.references import artifact
 
     if Path(given.model).is_dir():
         path, stage = Path(given.model), None
     else:
         stage = stage_of(given.model)
-        manifest = store().resolve(f"latest:{stage}" if checkpoints([stage]) else given.model)
+        manifest = artifact(f"latest:{stage}" if checkpoints([stage]) else given.model)
         path, stage = manifest.path, manifest.stage
         if not checkpoints([stage]):
             known = ", ".join([*CHECKPOINTS, "student_NAME"])
@@ -279,8 +288,11 @@ COMMANDS = {
     "plan": plan,
     "stages": stages,
     "show": show,
+    "why": why.run,
     "data": data,
     "chat": chat,
+    "promote": registry.run,
+    "export": export.run,
     "ui": ui,
     "deploy": deploy.run,
     "up": up.run,

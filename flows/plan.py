@@ -11,7 +11,9 @@ from flows.graphs import Step
 from flows.home import store
 from flows.r1 import Choice
 from flows.recipe import Recipe
-from flows.stage import external, hashed_config, key_of
+from flows.references import external
+from flows.stage import hashed_config, key_of
+from flows.why import Ingredients, differences
 from tasks.store import InputRef, Manifest
 
 
@@ -66,29 +68,8 @@ def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs
     """Why the newest artifact of a stage does not serve: the fields and inputs that differ."""
     if newest is None:
         return "never made"
-    changes = [
-        f"{field}: {old} -> {new}"
-        for field, old, new in changed(newest.config, hashed_config(step.stage, config, seed))
-    ]
-    for name, ref in refs.items():
-        if name not in newest.inputs:
-            changes.append(f"input {name} is new")
-        elif newest.inputs[name].digest != ref.digest:
-            changes.append(f"input {name} changed")
-    if newest.stage_version != step.stage.version:
-        changes.append(f"stage version {newest.stage_version} -> {step.stage.version}")
-    shown = ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
+    changes = differences(
+        Ingredients.of(newest), Ingredients(step.stage.version, hashed_config(step.stage, config, seed), refs)
+    )
+    shown = ", ".join(map(str, changes[:3])) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
     return shown or "its artifact is gone or damaged"
-
-
-def changed(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, old, new) for every leaf that differs between two configurations."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            difference
-            for name in sorted(old.keys() | new.keys())
-            for difference in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-        ]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in changed(a, b, f"{path}.{i}")]
-    return [] if old == new else [(path, old, new)]

@@ -25,7 +25,9 @@ from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
 from flows.progress import Progress
 from flows.recipe import Recipe, load_recipe
-from flows.stage import Where, find_inputs, key_of, resolve
+from flows.references import resolve
+from flows.registry import move_aliases
+from flows.stage import Where, find_inputs, key_of
 from grpo.errors import InputError
 from tasks.store import Manifest
 
@@ -154,6 +156,7 @@ def run_recipe(
             if isinstance(error, Exception):
                 raise RecipeFailed(result, step.name, error) from error
             raise
+    move_aliases(record, recipe.name, references, [step.name for step in graph], result["gates"])
     _close(record, run_id, recipe, result, references)
     return result
 
@@ -170,7 +173,10 @@ RUNNERS: dict[bool, RunStep] = {False: _run_here, True: dispatch}
 def _reference(stage: str, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str]) -> str:
     """Where an earlier stage's artifact is taken from: the input given, this run's own, or what exists."""
     earlier = next(step for step in graph if step.name == stage)
-    return choice.inputs.get(stage) or references.get(stage) or newest(earlier, graph, recipe)
+    given = choice.inputs.get(stage)
+    if given == "latest":  # of the step's own stage, also where its reader calls the input by another name
+        given = f"latest:{stage}"
+    return given or references.get(stage) or newest(earlier, graph, recipe)
 
 
 def newest(step: Step, graph: Sequence[Step], recipe: Recipe) -> str:

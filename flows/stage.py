@@ -8,10 +8,8 @@ what it makes (devices, where it is logged) is no part of the key.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.home import home, store, tracking
 from flows.progress import Progress
+from flows.references import Input, external, resolve
 from grpo.errors import InputError
 from tasks.launch import launch
 from tasks.meeting import Meeting
+from tasks.stale import lines_of, make_current, mark
 from tasks.store import Attempt, InputRef, Manifest, artifact_key
 from tasks.tracking import Tracking
 
@@ -42,27 +42,22 @@ NOT_HASHED = {
 """Settings of where and how fast, by name."""
 
 
+ALONE = "single-stages"
+"""The experiment of a stage that was run by itself, for no recipe."""
+
+
 class Where(BaseModel):
     """Where a stage runs and is recorded: nothing of what it makes, so no part of its key."""
 
     model_config = ConfigDict(extra="forbid")
 
-    recipe: str = Field("single-stages", description="MLflow experiment.")
+    recipe: str = Field(ALONE, description="MLflow experiment.")
     parent_run_id: str | None = Field(None, description="MLflow run of the recipe run that this stage belongs to.")
     force: bool = Field(False, description="Make it again although it exists.")
     key: str | None = Field(None, description="The key that the caller found; another one here is an error.")
     time_limit_hours: float | None = Field(
         None, gt=0, description="A trainer that runs longer is stopped. None: never."
     )
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input that was found: where it lies, and what it is."""
-
-    ref: InputRef
-    path: Path
-    manifest: Manifest | None = None
 
 
 @dataclass
@@ -191,45 +186,6 @@ def _without_places(value: Any, files: Mapping[str, str]) -> Any:
     return f"input:{files[value]}" if isinstance(value, str) and value in files else value
 
 
-def resolve(reference: str) -> Input:
-    """An input by `latest:STAGE`, by a key or digest (or its beginning), or by a path."""
-    if reference.startswith((".", "/", "~")):
-        return external(reference)
-    manifest = store().resolve(reference)
-    return Input(manifest.ref, manifest.path, manifest)
-
-
-def external(name: str | Path) -> Input:
-    """A file or folder of the user's by its contents. A string that is no local path is a hub's name and counts as
-    that; a Path must exist."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        if isinstance(name, Path) or name.startswith((".", "/", "~")):
-            raise InputError(f"{name}: no such file or folder")
-        return Input(InputRef(hashlib.sha256(name.encode()).hexdigest(), path=name), Path(name))
-    return Input(InputRef(_contents_digest(path), path=str(path.absolute())), path.absolute())
-
-
-def _contents_digest(path: Path) -> str:
-    """sha256 over names and contents, remembered by size and time: a model's folder is read once, not every run."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    state = hashlib.sha256(
-        json.dumps([[str(p), (s := p.stat()).st_size, s.st_mtime_ns] for p in files]).encode()
-    ).hexdigest()
-    cache = home() / "digests" / state
-    if cache.is_file():
-        return cache.read_text()
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(f"{file.relative_to(path)}\0{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    partial = cache.with_suffix(f".{os.getpid()}")
-    partial.write_text(digest.hexdigest())
-    partial.replace(cache)
-    return digest.hexdigest()
-
-
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:
     digests = {name: ref.digest for name, ref in inputs.items()}
     return artifact_key(stage.name, stage.version, hashed_config(stage, config, seed), digests)
@@ -240,7 +196,7 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
     if unknown := set(inputs) - set(stage.needs):
         known = ", ".join(stage.needs) or "none"
         raise InputError(f"stage {stage.name!r} has no input {sorted(unknown)[0]!r}; its inputs: {known}")
-    found = {name: resolve(inputs.get(name, f"latest:{name}")) for name in stage.needs}
+    found = {name: resolve(inputs.get(name, "latest"), name) for name in stage.needs}
     tokenizers = {
         n: i.manifest.tokenizer_sha256 for n, i in found.items() if i.manifest and i.manifest.tokenizer_sha256
     }
@@ -273,11 +229,22 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
             existing = None if where.force else store().find(key)
             if existing is None:
                 manifest = _build(stage, config, seed, found, attempt, where, record, progress)
+                _make_current(record, manifest, found, seed, where)
                 progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
                 return Completed(name="Completed", data=summary(manifest, "ran"))
     _record_reuse(record, stage, existing, where)
+    _make_current(record, existing, found, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
     return Completed(name="Reused", data=summary(existing, "reused"))
+
+
+def _make_current(record: Tracking, made: Manifest, inputs: Mapping[str, Input], seed: int, where: Where) -> None:
+    """What was made and read is what its recipe has now; what was made from something else is stale."""
+    read = [item.manifest for item in inputs.values() if item.manifest is not None]
+    recipes = lines_of(store(), seed, read) if where.recipe == ALONE else [where.recipe]
+    # A list, not a generator: every recipe is told.
+    if any([make_current(store(), recipe, seed, [*read, made]) for recipe in recipes]):
+        mark(store(), record)
 
 
 def summary(manifest: Manifest, status: str) -> dict[str, Any]:

@@ -168,6 +168,10 @@ class Tracking:
     def _experiments(self) -> list[str]:
         return [experiment.experiment_id for experiment in self._client.search_experiments()]
 
+    def ask(self, call: Callable[[MlflowClient], _T]) -> _T:
+        """What MLflow knows, for those who have something else to ask it; raises InputError if it cannot be reached."""
+        return self._or_stop(lambda: call(self._client))
+
     def _or_stop(self, call: Callable[[], _T], patience_s: float = 0.0) -> _T:
         deadline = time.monotonic() + patience_s
         while True:
@@ -265,8 +269,8 @@ class Tracking:
     def log_model(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
         """Record a checkpoint as a model whose weights stay in the store; returns its id, None if it has to wait.
 
-        It becomes a version of the registered model that has the recipe's name, under the alias `name`. The alias
-        does not download weights: its `uri` tag says where they are.
+        It becomes a version of the registered model that has the recipe's name. The version does not download weights:
+        its `uri` tag says where they are. Aliases are for `set_alias`.
         """
         ids: list[str] = []
 
@@ -284,24 +288,47 @@ class Tracking:
             self._client.finalize_logged_model(model.model_id, "READY")
             ids.append(model.model_id)
             self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
-            self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, name, tags)
+            self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, tags)
 
         self._later(f"model {name}", log)
         return ids[0] if ids else None
 
-    def _register(self, recipe: str, run_id: str, model_id: str, alias: str, tags: dict[str, str]) -> None:
+    def _register(self, recipe: str, run_id: str | None, model_id: str, tags: dict[str, str]) -> str:
         from mlflow.exceptions import MlflowException
 
-        registered = re.sub(r"[/:]", "-", recipe)
         try:
-            self._client.create_registered_model(registered)
+            self._client.create_registered_model(registered_name(recipe))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        version = self._client.create_model_version(
-            registered, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+        source = f"models:/{model_id}"
+        made = self._client.create_model_version(
+            registered_name(recipe), source=source, run_id=run_id, tags=tags, model_id=model_id
         )
-        self._client.set_registered_model_alias(registered, re.sub(r"[^\w-]", "-", alias), version.version)
+        return str(made.version)
+
+    def set_alias(self, recipe: str, alias: str, manifest: Manifest) -> None:
+        """Let `alias` of the recipe's registered model lead to this checkpoint."""
+        self._later(f"alias {alias}", lambda: self._set_alias(recipe, alias, manifest))
+
+    def set_alias_now(self, recipe: str, alias: str, manifest: Manifest) -> str:
+        """The same for somebody who waits for it; returns the version, or raises InputError."""
+        return self._or_stop(lambda: self._set_alias(recipe, alias, manifest))
+
+    def _set_alias(self, recipe: str, alias: str, manifest: Manifest) -> str:
+        """The newest version that has the artifact's digest; one is made if another recipe's run logged the model."""
+        name, digest = registered_name(recipe), manifest.digest
+        versions = self._client.search_model_versions(f"name = '{name}' and tags.sha256 = '{digest}'")
+        if versions:
+            version = str(max(int(found.version) for found in versions))
+        elif (model_id := self.find_model(digest)) is not None:
+            model = self._client.get_logged_model(model_id)
+            tags = {tag: model.tags[tag] for tag in ("uri", "sha256", "stage")}
+            version = self._register(recipe, model.source_run_id, model_id, tags)
+        else:
+            raise InputError(f"{manifest.stage} {manifest.key[:12]} is no model that MLflow at {self.uri} knows")
+        self._client.set_registered_model_alias(name, re.sub(r"[^\w-]", "-", alias), version)
+        return version
 
     def log_model_input(self, run_id: str, model_id: str) -> None:
         """Link the model that a run starts from, so that MLflow shows the lineage across stages."""
@@ -340,6 +367,20 @@ class Tracking:
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         self._later("tags", lambda: self._set_tags(run_id, tags))
+
+    def delete_tag(self, run_id: str, tag: str) -> None:
+        self._later("a tag's removal", lambda: self._client.delete_tag(run_id, tag))
+
+    def tagged(self, tag: str) -> dict[str, str]:
+        """Run id -> value of this tag, of the runs of all experiments that have it; none if MLflow failed."""
+        found: dict[str, str] = {}
+
+        def search() -> None:
+            runs = self._client.search_runs(self._experiments(), f"tags.`{tag}` LIKE '%'", max_results=10_000)
+            found.update((run.info.run_id, run.data.tags[tag]) for run in runs)
+
+        self._now("search for a tag", search)
+        return found
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])
@@ -390,7 +431,7 @@ class Tracking:
             if self._refused(error):
                 logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
                 return True
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, (FileNotFoundError, InputError)):
                 logger.warning("MLflow cannot log %s: %s", what, error)
                 return True
             self._warn(what, error)
@@ -411,6 +452,11 @@ class Tracking:
         from mlflow.exceptions import MlflowException
 
         return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409)
+
+
+def registered_name(recipe: str) -> str:
+    """The registered model of a recipe."""
+    return re.sub(r"[/:]", "-", recipe)
 
 
 def metric_name(name: str) -> str:

@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from flows.home import store
-from flows.plan import changed
 from flows.recipe import load_recipe
-from flows.stage import Context, Outcome, Stage, Where, external, hashed_config, key_of, resolve, run_stage
+from flows.references import external, resolve
+from flows.stage import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
+from flows.why import changed
 from grpo.errors import InputError
 
 

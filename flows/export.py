@@ -1,0 +1,59 @@
+"""`r1 export`: a checkpoint of the store as a plain Hugging Face folder with a model card."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.home import store, tracking
+from flows.references import artifact
+from grpo.errors import InputError
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("export", help="a checkpoint as a plain Hugging Face folder with a model card")
+    command.add_argument(
+        "reference", metavar="REF", help="a key, a digest, latest:STAGE, RUN:STAGE, champion, NAME@RECIPE"
+    )
+    command.add_argument("folder", metavar="FOLDER", type=Path, help="a new or an empty folder")
+    command.add_argument(
+        "--licence", "--license", default="unknown", metavar="ID", help="as the hub names it, apache-2.0 say"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    from flows.evaluate import CHECKPOINTS, checkpoints
+    from tasks.export import check_folder, export
+    from tasks.model_card import About, lineage
+    from tasks.run_lookup import how_made
+
+    folder = given.folder.expanduser()
+    if not re.fullmatch(r"[a-z0-9.-]+", given.licence):
+        raise InputError(f"--licence {given.licence}: give the hub's name of it, in lower case: apache-2.0, mit, other")
+    check_folder(folder)
+    checkpoint = artifact(given.reference)
+    name = checkpoints([checkpoint.stage]).get(checkpoint.stage)
+    if name is None:
+        known = ", ".join([*CHECKPOINTS, "student_NAME"])
+        raise InputError(f"{given.reference}: stage {checkpoint.stage!r} makes no checkpoint; these do: {known}")
+    everything = store().list()
+    evaluation, metrics = _newest_metrics(checkpoint, everything)
+    made_from = lineage(checkpoint, {manifest.digest: manifest for manifest in everything})
+    made = how_made(checkpoint.mlflow_run_id, tracking())
+    export(About(name, checkpoint, made_from, given.licence, evaluation, metrics, made), folder, store())
+    print(f"{name} {checkpoint.key[:12]} is in {folder}", file=sys.stderr)
+    return 0
+
+
+def _newest_metrics(checkpoint: Any, everything: list[Any]) -> tuple[Any, dict[str, Any]]:
+    """The newest evaluation that looked at the checkpoint, and what it found."""
+    from flows.evaluate import TABLE, checkpoints, read_table
+
+    for manifest in reversed(everything):
+        for stage, name in checkpoints(manifest.inputs).items():
+            if manifest.inputs[stage].digest == checkpoint.digest and (manifest.path / TABLE).is_file():
+                return manifest, read_table(manifest)[name]
+    return None, {}

@@ -1,0 +1,87 @@
+"""References: how a stage's input, or an artifact to look at, is named.
+
+3fa4c1                   a key or a digest, or its beginning
+latest:STAGE             the newest artifact of a stage; `latest` alone where the stage is clear
+RUN:STAGE                what a run in MLflow made, reused or read; RUN is its id or the beginning
+champion, alias:NAME     a model in MLflow's registry by its alias; NAME@RECIPE where several recipes have it
+./FOLDER, /FILE, ~/FILE  something of the user's, by its contents
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.home import home, store, tracking
+from grpo.errors import InputError
+from tasks.registry import CHAMPION, by_alias
+from tasks.run_lookup import artifact_of
+from tasks.store import InputRef, Manifest
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input that was found: where it lies, and what it is."""
+
+    ref: InputRef
+    path: Path
+    manifest: Manifest | None = None
+
+
+def resolve(reference: str, stage: str | None = None) -> Input:
+    """What a reference stands for; `latest` alone is the newest artifact of `stage`."""
+    if reference.startswith((".", "/", "~")):
+        return external(reference)
+    manifest = artifact(reference, stage)
+    return Input(manifest.ref, manifest.path, manifest)
+
+
+def artifact(reference: str, stage: str | None = None) -> Manifest:
+    """The same for what must lie in the store."""
+    if reference.startswith((".", "/", "~")):
+        raise InputError(f"{reference}: is a path; give an artifact of the store, `r1 stages` lists them")
+    if reference == "latest":
+        if stage is None:
+            raise InputError("latest: of which stage? write latest:STAGE")
+        reference = f"latest:{stage}"
+    if reference == CHAMPION or "@" in reference or reference.startswith("alias:"):
+        alias, _, recipe = reference.removeprefix("alias:").partition("@")
+        return by_alias(alias, recipe or None, tracking(), store())
+    run, colon, of_run = reference.partition(":")
+    if colon and run != "latest":
+        return artifact_of(run, of_run, tracking(), store())
+    return store().resolve(reference)
+
+
+def external(name: str | Path) -> Input:
+    """A file or folder of the user's by its contents. A string that is no local path is a hub's name and counts as
+    that; a Path must exist."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        if isinstance(name, Path) or name.startswith((".", "/", "~")):
+            raise InputError(f"{name}: no such file or folder")
+        return Input(InputRef(hashlib.sha256(name.encode()).hexdigest(), path=name), Path(name))
+    return Input(InputRef(_contents_digest(path), path=str(path.absolute())), path.absolute())
+
+
+def _contents_digest(path: Path) -> str:
+    """sha256 over names and contents, remembered by size and time: a model's folder is read once, not every run."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    state = hashlib.sha256(
+        json.dumps([[str(p), (s := p.stat()).st_size, s.st_mtime_ns] for p in files]).encode()
+    ).hexdigest()
+    cache = home() / "digests" / state
+    if cache.is_file():
+        return cache.read_text()
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(f"{file.relative_to(path)}\0{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    partial = cache.with_suffix(f".{os.getpid()}")
+    partial.write_text(digest.hexdigest())
+    partial.replace(cache)
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""Why two artifacts of a stage have different keys: which field, which input, which version. The command `r1 why`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.home import store
+from flows.references import artifact
+from grpo.errors import InputError
+from tasks.store import InputRef, Manifest
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """All that a key is made of, beside the stage's name."""
+
+    version: int
+    config: Mapping[str, Any]
+    inputs: Mapping[str, InputRef]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Ingredients:
+        return cls(manifest.stage_version, manifest.config, manifest.inputs)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One reason. For an input `old` and `new` are its references, None where there was none."""
+
+    kind: str  # "field" | "input" | "version"
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.kind == "version":
+            return f"stage version {self.old} -> {self.new}"
+        if self.kind == "field":
+            return f"{self.name}: {self.old} -> {self.new}"
+        if self.old is None or self.new is None:
+            return f"input {self.name} is {'new' if self.old is None else 'gone'}"
+        return f"input {self.name} changed"
+
+
+def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
+    """Everything that makes two keys of one stage differ: fields first, then inputs, then the version."""
+    found = [Difference("field", name, *values) for name, *values in changed(old.config, new.config)]
+    for name in [*new.inputs, *(name for name in old.inputs if name not in new.inputs)]:
+        was, now = old.inputs.get(name), new.inputs.get(name)
+        if was is None or now is None or was.digest != now.digest:
+            found.append(Difference("input", name, was, now))
+    if old.version != new.version:
+        found.append(Difference("version", "", old.version, new.version))
+    return found
+
+
+def changed(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(field, old, new) for every leaf that differs between two configurations."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            difference
+            for name in sorted(old.keys() | new.keys())
+            for difference in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in changed(a, b, f"{path}.{i}")]
+    return [] if old == new else [(path, old, new)]
+
+
+def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dict[str, Any]]:
+    """The differences of two artifacts as plain values; those of an input have its own under "why".
+
+    `known`: digest -> manifest, of the artifacts whose inputs can be looked into.
+
+    Raises:
+        InputError: if they are artifacts of two stages.
+    """
+    if old.stage != new.stage:
+        raise InputError(f"{old.key[:12]} is of stage {old.stage!r}, {new.key[:12]} of {new.stage!r}; give two of one")
+    return _why(old, new, known, set())
+
+
+def _why(
+    old: Manifest, new: Manifest, known: Mapping[str, Manifest], seen: set[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for difference in differences(Ingredients.of(old), Ingredients.of(new)):
+        entry: dict[str, Any] = {"kind": difference.kind, "name": difference.name, "said": str(difference)}
+        if difference.kind != "input":
+            found.append({**entry, "old": difference.old, "new": difference.new})
+            continue
+        pair = [ref and ref.digest for ref in (difference.old, difference.new)]
+        entry |= {"old": pair[0], "new": pair[1]}
+        makers = [known.get(digest) for digest in pair]
+        if makers[0] and makers[1] and makers[0].stage == makers[1].stage and (pair[0], pair[1]) not in seen:
+            seen.add((pair[0], pair[1]))
+            entry["why"] = _why(makers[0], makers[1], known, seen)
+            if makers[0].key == makers[1].key:
+                entry["said"] += f": attempt {makers[1].attempt} at the same key made other bytes"
+        found.append(entry)
+    return found
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("why", help="why two artifacts of a stage differ: fields, inputs, versions")
+    command.add_argument("old", metavar="OLD", help="the beginning of a key or digest, latest:STAGE, RUN:STAGE")
+    command.add_argument("new", metavar="NEW", help="the same, of the same stage")
+    command.add_argument("--json", action="store_true", help="print the differences as one JSON object")
+
+
+def run(given: argparse.Namespace) -> int:
+    old, new = artifact(given.old), artifact(given.new)
+    found = why(old, new, {manifest.digest: manifest for manifest in store().list()})
+    if given.json:
+        print(json.dumps({"old": old.key, "new": new.key, "differences": found}))
+        return 0
+    print(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")
+    if not found:
+        print("  nothing differs" + ("" if old.digest == new.digest else f": attempt {new.attempt} made other bytes"))
+    _show(found, 1)
+    return 0
+
+
+def _show(found: list[dict[str, Any]], depth: int) -> None:
+    for entry in found:
+        print("  " * depth + entry["said"])
+        _show(entry.get("why", []), depth + 1)

@@ -1,0 +1,183 @@
+"""The model card: README.md of an exported checkpoint, with the header that Hugging Face's tools read.
+
+Everything in it is from manifests in the store, from files beside them, and from MLflow's record of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tasks.data_card import fenced, table
+from tasks.data_statistics import KEPT, STATISTICS, by
+from tasks.data_statistics import read as read_statistics
+from tasks.store import Manifest
+
+_INTERVAL = "_ci95"
+_VERSIONS = ("r1flow", "torch", "transformers", "tokenizers")
+_RESULTS = {"pass@1", "cons@k", "format", "language", "alignment"}
+"""Metrics for the header; the card's own table has all."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is told of a checkpoint. `name` as in the closing table; `lineage` from the checkpoint up, itself first;
+    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.run_lookup.how_made` has it."""
+
+    name: str
+    checkpoint: Manifest
+    lineage: Sequence[Manifest]
+    licence: str = "unknown"
+    evaluation: Manifest | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
+
+
+def lineage(checkpoint: Manifest, known: Mapping[str, Manifest]) -> list[Manifest]:
+    """The artifact and all that it was made from, the near before the far, each once. `known`: digest -> manifest."""
+    found = {checkpoint.digest: checkpoint}
+    for manifest in _growing(found):
+        for ref in manifest.inputs.values():
+            if ref.digest in known:
+                found.setdefault(ref.digest, known[ref.digest])
+    return list(found.values())
+
+
+def _growing(found: dict[str, Manifest]) -> Iterator[Manifest]:
+    seen: set[str] = set()
+    while waiting := [digest for digest in found if digest not in seen]:
+        seen.add(waiting[0])
+        yield found[waiting[0]]
+
+
+def base_model(made_from: Sequence[Manifest]) -> str | None:
+    """The hub's name of the model that the lineage begins with; None for a folder, or for a model made from nothing."""
+    for manifest in made_from:
+        ref = manifest.inputs.get("model")
+        if manifest.stage == "base" and ref and ref.path and not Path(ref.path).is_absolute():
+            return ref.path
+    return None
+
+
+def card(about: About) -> str:
+    """The card as text: header, what it is, results, data, lineage, settings."""
+    parts = [
+        f"---\n{_header(about)}\n---",
+        f"# {about.name}",
+        _opening(about),
+        *_section("Results", _results(about)),
+        *_section("Data", _data(about)),
+        *_section("Made from", _lineage(about)),
+        *_section("How it was made", _made(about)),
+        *_section("Licence", _licence(about)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, text: str) -> list[str]:
+    return [f"## {title}", text] if text else []
+
+
+def _header(about: About) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type="held-out",
+            dataset_name=f"held-out problems of {about.made.get('recipe', 'the recipe')}",
+            metric_type=name,
+            metric_value=round(value, 4),
+        )
+        for name, value in about.metrics.items()
+        if name in _RESULTS
+    ]
+    data = ModelCardData(
+        base_model=base_model(about.lineage),
+        library_name="transformers",
+        license=about.licence,
+        pipeline_tag="text-generation",
+        tags=["r1flow", "reasoning", about.checkpoint.stage],
+        model_name=about.name if results else None,
+        eval_results=results or None,
+    )
+    return data.to_yaml().strip()
+
+
+def _opening(about: About) -> str:
+    stage, made = about.checkpoint, about.made
+    recipe = f" of the recipe `{made['recipe']}`" if "recipe" in made else ""
+    steps = f" in {stage.steps_completed:,} steps" if stage.steps_completed else ""
+    return (
+        f"What the stage `{stage.stage}`{recipe} made{steps}, {stage.created[:10]}. A whole model: weights, tokenizer, "
+        "chat template; adapters, if there were any, are merged into the weights."
+    )
+
+
+def _results(about: About) -> str:
+    if about.evaluation is None:
+        return "No evaluation in the store has looked at this checkpoint."
+    rows = [
+        [name, round(value, 4), _interval(about.metrics.get(name + _INTERVAL))]
+        for name, value in about.metrics.items()
+        if isinstance(value, (int, float))
+    ]
+    config = about.evaluation.config
+    how = f"{config['samples_per_problem']} samples a problem, {_sampling(config['sampling'])}"
+    level = f"{config['confidence']:.0%}"
+    said = f"Of evaluation `{about.evaluation.key[:12]}`, {about.evaluation.created[:10]}: held-out problems, {how}."
+    return f"{said}\n\n{table(['metric', 'value', f'{level} interval'], rows)}"
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
+
+
+def _sampling(settings: Mapping[str, Any]) -> str:
+    return f"temperature {settings['temperature']}, top-p {settings['top_p']}, {settings['max_new_tokens']} tokens"
+
+
+def _data(about: About) -> str:
+    parts = []
+    for manifest in about.lineage:
+        if (manifest.path / STATISTICS).is_file():
+            statistics = read_statistics(manifest.path)
+            kept = by([line for line in statistics["lines"] if line["outcome"] == KEPT], "source")
+            rows = [
+                [source, sampled, kept.get((source,), 0), statistics["licences"][source]]
+                for (source,), sampled in by(statistics["lines"], "source").items()
+            ]
+            parts.append(f"`{manifest.stage}`, with a card of its own:")
+            parts.append(table(["source", "sampled", "examples", "licence"], rows))
+        elif manifest.counts:
+            parts.append(f"`{manifest.stage}`:")
+            parts.append(table(["", ""], [list(pair) for pair in manifest.counts.items() if pair[1]]))
+    return "\n\n".join(parts)
+
+
+def _lineage(about: About) -> str:
+    rows = []
+    for manifest in about.lineage:
+        inputs = ", ".join(f"{name} {ref.digest[:12]}" for name, ref in manifest.inputs.items())
+        steps = manifest.steps_completed or ""
+        rows.append([manifest.stage, manifest.digest[:12], manifest.created[:10], steps, inputs])
+    return table(["stage", "digest", "made", "steps", "inputs"], rows)
+
+
+def _made(about: About) -> str:
+    rows = [[name, about.made[name]] for name in ("recipe", "flow", "overrides", "seed") if about.made.get(name)]
+    rows += [["key", about.checkpoint.key], ["MLflow run", about.checkpoint.mlflow_run_id or "none"]]
+    rows += [[f"exported with {name}", version(name)] for name in _VERSIONS]
+    settings = fenced(json.dumps(about.checkpoint.config, indent=1, ensure_ascii=False), "json")
+    return f"{table(['', ''], rows)}\n\nSettings of the stage:\n\n{settings}"
+
+
+def _licence(about: About) -> str:
+    said = {"unknown": "Not known: name one with `--licence` when you export it again."}
+    origin = base_model(about.lineage)
+    of_base = f" The base model is {origin}; its licence holds for what was made from it." if origin else ""
+    return said.get(about.licence, f"`{about.licence}`, as the person said who exported it.") + of_base

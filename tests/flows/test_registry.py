@@ -1,0 +1,110 @@
+"""The model registry against a real MLflow store in a sqlite file, and artifacts of a real store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.registry import move_aliases
+from grpo.errors import InputError
+from tasks.registry import by_alias, recipes_with
+from tasks.store import Manifest, Store, artifact_key
+from tasks.tracking import Tracking, default_uri
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def tracking(home: Path) -> Tracking:
+    return Tracking(default_uri(home))
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home)
+
+
+def publish(store: Store, stage: str, seed: int = 0) -> Manifest:
+    config = {"seed": seed}
+    with store.attempt(stage, artifact_key(stage, 1, config, {})) as attempt:
+        (attempt.out / "weights").write_text(f"{stage} {seed}")
+        return attempt.publish(stage_version=1, config=config)
+
+
+def logged(tracking: Tracking, store: Store, recipe: str, stage: str, seed: int = 0) -> Manifest:
+    made = publish(store, stage, seed)
+    tracking.log_model(tracking.stage_run(None, recipe, stage, {}, {}), made, stage, 1)
+    return made
+
+
+def test_an_alias_leads_to_the_artifact_and_moves(tracking: Tracking, store: Store) -> None:
+    first, second = (logged(tracking, store, "moving", "sft", seed) for seed in (0, 1))
+    with pytest.raises(
+        InputError, match="dev3@moving: no registered model has this alias; `r1 promote REF --alias dev"
+    ):
+        by_alias("dev3", "moving", tracking, store)
+    tracking.set_alias("moving", "dev3", first)
+    assert by_alias("dev3", "moving", tracking, store) == first
+    assert tracking.set_alias_now("moving", "dev3", second) == "2"
+    assert by_alias("dev3", None, tracking, store) == second
+    assert recipes_with(first, tracking) == ["moving"]
+
+
+def test_a_checkpoint_that_another_recipe_made_gets_a_version_of_its_own(tracking: Tracking, store: Store) -> None:
+    made = logged(tracking, store, "maker", "alignment_rl", 7)
+    tracking.set_alias("maker", "shared", made)
+    tracking.set_alias("user", "shared", made)
+    assert recipes_with(made, tracking) == ["maker", "user"]
+    assert by_alias("shared", "user", tracking, store) == made
+    with pytest.raises(InputError, match="shared: 2 recipes have it; write shared@maker or shared@user"):
+        by_alias("shared", None, tracking, store)
+
+
+def test_what_is_no_model_cannot_be_promoted(tracking: Tracking, store: Store) -> None:
+    made = publish(store, "problems")
+    assert recipes_with(made, tracking) == []
+    with pytest.raises(InputError, match="problems .* is no model that MLflow at sqlite"):
+        tracking.set_alias_now("moving", "champion", made)
+
+
+STAGES = ("base", "cold_start_sft", "alignment_rl", "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gates", "champion"),
+    [
+        ("gates-held", ["passed", "passed"], True),
+        ("one-warned", ["passed", "warned"], False),
+        ("one-was-let-pass", ["approved"], False),
+        ("no-gates", [], False),
+    ],
+)
+def test_the_champion_is_what_passed_all_gates(
+    tracking: Tracking, store: Store, monkeypatch: pytest.MonkeyPatch, recipe: str, gates: list[str], champion: bool
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(store.root))
+    seed = 100 + sum(map(ord, recipe))
+    made = {stage: logged(tracking, store, recipe, stage, seed) for stage in ("cold_start_sft", "alignment_rl")}
+    keys = {stage: manifest.key for stage, manifest in made.items()}
+    move_aliases(tracking, recipe, keys, STAGES, [{"status": status} for status in gates])
+    assert by_alias("dev1", recipe, tracking, store) == made["cold_start_sft"]
+    assert by_alias("r1", recipe, tracking, store) == made["alignment_rl"]
+    if champion:
+        assert by_alias("champion", recipe, tracking, store) == made["alignment_rl"]
+    else:
+        with pytest.raises(InputError, match="no registered model has this alias"):
+            by_alias("champion", recipe, tracking, store)
+
+
+def test_a_run_without_the_last_policy_names_no_champion(
+    tracking: Tracking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(store.root))
+    made = logged(tracking, store, "short", "cold_start_sft", 50)
+    move_aliases(tracking, "short", {"cold_start_sft": made.key}, STAGES, [{"status": "passed"}])
+    with pytest.raises(InputError, match="no registered model has this alias"):
+        by_alias("champion", "short", tracking, store)
