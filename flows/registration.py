@@ -18,8 +18,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
-from flows.plan import changed
 from flows.wanted import Thing, automation_fields
+from flows.why import changed
 from grpo.errors import InputError
 
 
