@@ -276,7 +276,7 @@ class _Dispatch:
                     return
                 if self.job.made() is not None:
                     published = published or time.monotonic()
-                    if time.monotonic() - published > SETTLE_S:
+                    if child.type == "SCHEDULED" or time.monotonic() - published > SETTLE_S:
                         return
                 elif self._is_lost(run):
                     state: Any = Crashed(message="Its process is gone: the lock of its stage was left behind.")

@@ -314,6 +314,7 @@ def _build(
                 _record_input(record, run_id, name, item.manifest)
         context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress)
         outcome = stage.build(context)
+        record.settle(run_id)  # what the metrics were read from is removed when the artifact is published
         manifest = attempt.publish(
             stage_version=stage.version,
             config=hashed,

@@ -53,6 +53,8 @@ class Watch:
                 self._end(run)
         if self.recipes:
             for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
+                if str(run.id) in present:  # it was only too busy to say that it lives
+                    continue
                 self.recipes.discard(run.id)
                 if run.run_count < TRIES:
                     self._set(run, AwaitingRetry(message="It lost its process and starts again."))

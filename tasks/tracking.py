@@ -2,7 +2,8 @@
 
 One experiment a recipe, one parent run a recipe run, one child run a stage. A tracking store that cannot be reached
 when a run begins stops the run; one that fails later costs a warning, and what it missed is sent again with the
-next thing that is logged. Importing MLflow takes a second, so nothing here does it before the first call.
+next thing that is logged. A server that is restarted meanwhile is waited for. Importing MLflow takes a second, so
+nothing here does it before the first call.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
 _DATASET_DIGEST_LENGTH = 36
 _TRIES = 3
+AWAY_S = 300.0
+"""How long a server that was there is waited for, before a stage begins and before what it made is published."""
+_AWAY_POLL_S = 2.0
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
@@ -95,7 +99,8 @@ class Tracking:
     ) -> str:
         """Begin the run of one stage, its configuration as the artifact config.json."""
         parent = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
-        return self._start(recipe, stage, config, {**tags, **parent}, "config.json")
+        patience_s = AWAY_S if parent_run_id else 0.0  # a parent's run shows that the server was there
+        return self._start(recipe, stage, config, {**tags, **parent}, "config.json", patience_s)
 
     def reopen(self, run_id: str) -> None:
         """Go on recording a run that another process began; steps that it logged already are not logged again."""
@@ -122,7 +127,13 @@ class Tracking:
         return self._or_stop(reconcile)
 
     def _start(
-        self, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str], config_file: str
+        self,
+        recipe: str,
+        name: str,
+        config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        config_file: str,
+        patience_s: float = 0.0,
     ) -> str:
         from mlflow.entities import Param
 
@@ -135,7 +146,7 @@ class Tracking:
             self._last_steps[run_id] = {}
             return run_id
 
-        return self._or_stop(start)
+        return self._or_stop(start, patience_s)
 
     def _experiment(self, recipe: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -157,15 +168,45 @@ class Tracking:
     def _experiments(self) -> list[str]:
         return [experiment.experiment_id for experiment in self._client.search_experiments()]
 
-    def _or_stop(self, call: Callable[[], _T]) -> _T:
-        try:
-            return call()
-        except InputError:
-            raise
-        except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
-            raise InputError(message) from error
+    def _or_stop(self, call: Callable[[], _T], patience_s: float = 0.0) -> _T:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return call()
+            except InputError:
+                raise
+            except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
+                if not self._refused(error) and not self._sqlite and time.monotonic() < deadline:
+                    self._warn("the beginning of a run", error)
+                    time.sleep(_AWAY_POLL_S)
+                    continue
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
+                raise InputError(message) from error
+
+    def settle(self, run_id: str) -> None:
+        """Wait until a server has recorded all that was logged so far.
+
+        Raises:
+            InputError: it has been away for too long; what it misses is still in the files that it was read from.
+        """
+        if not self._settled(run_id):
+            raise InputError(
+                f"MLflow at {self.uri} has been away for {AWAY_S / 60:g} minutes and misses what this stage logged; "
+                "start it and give the same command: the stage continues where it is, and logs it again"
+            )
+
+    def _settled(self, run_id: str) -> bool:
+        """Whether a server has everything, waiting for one that is away. A database without one is not waited for."""
+        deadline = time.monotonic() + AWAY_S
+        while not self._sqlite and (self._unsent.get(run_id) or self._waiting):
+            if self._now("the server", lambda: self._client.search_experiments(max_results=1)):
+                self.log_metrics(run_id, [])
+                self._retry()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_AWAY_POLL_S)
+        return True
 
     # ---- what happens in a run: these warn, and what failed is tried again ----
 
@@ -222,7 +263,7 @@ class Tracking:
         self._later(f"data set {name}", log)
 
     def log_model(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
-        """Record a checkpoint as a model whose weights stay in the store; returns its id, None if MLflow failed.
+        """Record a checkpoint as a model whose weights stay in the store; returns its id, None if it has to wait.
 
         It becomes a version of the registered model that has the recipe's name, under the alias `name`. The alias
         does not download weights: its `uri` tag says where they are.
@@ -245,7 +286,7 @@ class Tracking:
             self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
             self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, name, tags)
 
-        self._now(f"model {name}", log)
+        self._later(f"model {name}", log)
         return ids[0] if ids else None
 
     def _register(self, recipe: str, run_id: str, model_id: str, alias: str, tags: dict[str, str]) -> None:
@@ -303,6 +344,8 @@ class Tracking:
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])
         self._later(f"the end of run {run_id}", lambda: self._client.set_terminated(run_id, status))
+        if status == "FINISHED":
+            self._settled(run_id)
         missing = {waiting.what for waiting in self._waiting} | (
             {"metrics"} if self._unsent.pop(run_id, None) else set()
         )
@@ -341,25 +384,33 @@ class Tracking:
 
     def _now(self, what: str, call: Callable[[], None]) -> bool:
         """Do it; False if MLflow could not be reached, so that it may be worth another try."""
-        from mlflow.exceptions import MlflowException
-
         try:
             call()
         except Exception as error:  # the boundary to MLflow, see above
-            if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409):
+            if self._refused(error):
                 logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
                 return True
             if isinstance(error, FileNotFoundError):
                 logger.warning("MLflow cannot log %s: %s", what, error)
                 return True
-            if not self._warned:
-                logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
-                self._warned = True
+            self._warn(what, error)
             return False
         if self._warned:
             logger.info("MLflow at %s works again", self.uri)
             self._warned = False
         return True
+
+    def _warn(self, what: str, error: Exception) -> None:
+        if not self._warned:
+            logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
+            self._warned = True
+
+    @staticmethod
+    def _refused(error: Exception) -> bool:
+        """MLflow was reached and will not have it: another try is of no use."""
+        from mlflow.exceptions import MlflowException
+
+        return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409)
 
 
 def metric_name(name: str) -> str:

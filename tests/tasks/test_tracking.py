@@ -6,9 +6,13 @@ import json
 import logging
 import math
 import os
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -259,3 +263,66 @@ def test_a_new_database_is_made_quietly_and_mlflow_is_imported_late(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["mlartifacts", "mlflow.db"]
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+class Restarted:
+    """An MLflow server that is away for its first answers: its port is closed, then it listens."""
+
+    def __init__(self, home):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.command = [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1"]
+        self.command += ["--backend-store-uri", default_uri(home), "--no-serve-artifacts"]
+        self.command += ["--default-artifact-root", (home / "mlartifacts").as_uri()]
+        self.process = None
+
+    def start(self):
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self.process = subprocess.Popen(
+            self.command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError("the server did not start")
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_misses_nothing_and_one_that_does_not_stops_the_stage(tmp_path, monkeypatch):
+    server = Restarted(tmp_path)
+    server.start()
+    try:
+        record = Tracking(f"http://127.0.0.1:{server.port}")
+        parent = record.recipe_run("r1", "n", {}, {})
+        server.kill()
+        again = threading.Timer(3, server.start)
+        again.start()
+        run = record.stage_run(parent, "r1", "sft", {}, {})  # waits for it
+        again.join()
+        record.log_metrics(run, [{"step": 1, "loss": 3}])
+        server.kill()
+        record.log_metrics(run, [{"step": 2, "loss": 2}])
+        record.set_tags(run, {"a": "b"})
+        monkeypatch.setattr("tasks.tracking.AWAY_S", 1.0)
+        with pytest.raises(
+            InputError, match=r"has been away for .* minutes and misses what this stage logged; start it"
+        ):
+            record.settle(run)
+        server.start()
+        record.settle(run)
+        record.finish(run, "FINISHED")
+    finally:
+        server.kill()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(default_uri(tmp_path))
+    assert history(client, run, "loss") == [(1, 3.0), (2, 2.0)]
+    assert client.get_run(run).data.tags["a"] == "b" and client.get_run(run).info.status == "FINISHED"

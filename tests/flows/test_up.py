@@ -1,0 +1,93 @@
+"""`r1 up` and `r1 down`: what they say, what they start again, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.flows.conftest import R1
+from tests.flows.installation import Installation
+
+
+def test_down_without_an_installation_says_so(tmp_path: Path) -> None:
+    done = R1(tmp_path)("down")
+    assert (done.returncode, done.stderr.strip()) == (0, "nothing was running")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = R1(tmp_path)("up", "--mlflow-port", port)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"error: port {port} is in use on 127.0.0.1; choose another with --mlflow-port"
+    assert not (tmp_path / "up.json").exists()
+
+
+def test_postgres_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    if shutil.which("initdb") or any(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        pytest.skip("it is there")
+    done = R1(tmp_path)("up", "--postgres")
+    assert done.returncode == 2 and done.stderr.startswith("error: --postgres needs initdb, which is not installed")
+
+
+@pytest.mark.slow
+def test_up_again_down_and_whatever_died_meanwhile(tmp_path: Path) -> None:
+    r1flow = Installation(tmp_path / "home")
+    said = r1flow.up()
+    assert said == f"Prefect: http://127.0.0.1:{r1flow.prefect_port}\nMLflow:  http://127.0.0.1:{r1flow.mlflow_port}\n"
+    parts = r1flow.state()["parts"]
+    assert set(parts) == {
+        *("prefect", "mlflow", "take-up"),
+        *("worker-r1-cpu", "worker-r1-tasks", "worker-r1-gpu-0"),
+    }
+    again = r1flow("up")
+    assert (again.returncode, again.stdout) == (0, said) and "it is up already" in again.stderr
+    for part in ("mlflow", "worker-r1-tasks"):
+        os.kill(r1flow.pid(part), signal.SIGKILL)
+    r1flow.wait(lambda: all(r1flow.state()["parts"][p] != parts[p] for p in ("mlflow", "worker-r1-tasks")), "new ones")
+    # The one that keeps them alive is killed: its parts go with it, and the next `r1 up` brings all back.
+    os.kill(int(r1flow.state()["supervisor"].split()[0]), signal.SIGKILL)
+    assert r1flow.up() == said
+    r1flow.down()
+    assert R1(r1flow.home)("down").stderr.strip() == "nothing was running"
+
+
+@pytest.mark.slow
+def test_an_old_database_is_one_line(tmp_path: Path) -> None:
+    import sqlite3
+
+    r1flow = Installation(tmp_path)
+    r1flow("stages")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("create table alembic_version (version_num varchar(32))")
+        database.execute("insert into alembic_version values ('451aebb31d03')")  # of MLflow 1.0
+        database.execute("create table experiments (experiment_id integer primary key, name varchar(256))")
+    done = r1flow("up", "--prefect-port", str(r1flow.prefect_port), "--mlflow-port", str(r1flow.mlflow_port))
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: mlflow: its database has the schema of another version; back it up, then upgrade it")
+    assert not r1flow.running()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("psycopg") is None, reason="needs the extra postgres")
+def test_postgres_keeps_both_records(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)  # as root, Postgres runs as another user
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    r1flow = Installation(tmp_path, "--postgres", "--postgres-port", port)
+    r1flow.up()
+    assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "prefect" / "prefect.db").exists()
+    r1flow.wait_for(r1flow.start(only="problems"), "Completed")
+    os.kill(r1flow.pid("postgres"), signal.SIGKILL)
+    r1flow.wait_for(r1flow.start("train-r1/r1flow", "problems.held_out_max=20", only="problems"), "Completed")
+    r1flow.down()
+    assert (tmp_path / "postgres" / "password").stat().st_mode & 0o777 == 0o600
