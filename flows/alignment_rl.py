@@ -8,7 +8,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.forms import Inputs, Seed
-from flows.reasoning_rl import train, user_code
+from flows.reasoning_rl import files, train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
@@ -33,7 +33,7 @@ def align(context: Context, policy: str, reward_models: str, model: str, **job: 
     )
 
 
-STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"), build, extra=user_code)
+STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

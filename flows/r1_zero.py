@@ -7,7 +7,7 @@ from prefect.states import State
 
 from flows.base import zero_template
 from flows.forms import Inputs, Seed
-from flows.reasoning_rl import train, user_code
+from flows.reasoning_rl import files, train, user_code
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rl_config import RL
 
@@ -17,7 +17,7 @@ def build(context: Context) -> Outcome:
     return train(context, policy="base", model="zero", template="r1_zero", zero_template=template)
 
 
-STAGE = Stage("r1_zero", 4, ("problems", "base"), build, extra=user_code)
+STAGE = Stage("r1_zero", 4, ("problems", "base"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

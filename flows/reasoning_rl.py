@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -14,6 +15,7 @@ from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rewards import source_digest
 from grpo.rl_config import RL
+from grpo.steps import is_folder
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +44,20 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
 
 
+def files(config: RL) -> dict[str, str | Path]:
+    """The user's own process reward model, which enters the stage's key by what is in it."""
+    used = config.supervision == "process" and is_folder(config.step_reward)
+    return {"step_reward": config.step_reward} if used else {}
+
+
 def user_code(config: RL) -> dict[str, Any]:
     """Digests of the user's own rewards, so that a changed function is a changed stage."""
-    steps = [config.step_reward] if config.supervision == "process" else []
+    steps = [config.step_reward] if config.supervision == "process" and not files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
     return {"user_code": {name: source_digest(name) for name in names}} if names else {}
 
 
-STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft"), build, extra=user_code)
+STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -16,7 +16,7 @@ from prefect.states import State
 
 from flows import alignment_rl, evaluate, report, reward_models
 from flows.forms import Inputs, Seed
-from flows.reasoning_rl import user_code
+from flows.reasoning_rl import files, user_code
 from flows.recipe import Evaluate, Report, RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rl_config import RL
@@ -54,7 +54,7 @@ def policy_stage(number: int) -> Stage:
         return alignment_rl.align(context, policy, models, f"r1_{number}", seed=context.seed + number - 1)
 
     needs = ("problems", "sft_data", policy, models)
-    return Stage(policy_name(number), alignment_rl.STAGE.version, needs, build, extra=user_code)
+    return Stage(policy_name(number), alignment_rl.STAGE.version, needs, build, files=files, extra=user_code)
 
 
 def evaluate_stage(last: int) -> Stage:

@@ -156,6 +156,16 @@ class SFT(Supervised):
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
 
 
+class ProcessRewardModel(SFT):
+    """Same loop as SFT with a scalar head at each step's end (Math-Shepherd, arXiv 2312.08935)."""
+
+    label: Literal["hard", "soft"] = Field(
+        "hard",
+        description="What a step is taught: 1 if any rollout from it was right (hard), or the share of those that were "
+        "(soft). Math-Shepherd: nearly the same; hard.",
+    )
+
+
 class RewardModel(SFT):
     """Same loop as SFT with a scalar head. R1 v2: batch 256, lr 6e-6, 1 epoch, 8,192 tokens."""
 

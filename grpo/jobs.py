@@ -7,7 +7,17 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config import SFT, Hardware, Pretrain, RayCluster, RewardModel, Sampling, Settings, Template
+from grpo.config import (
+    SFT,
+    Hardware,
+    Pretrain,
+    ProcessRewardModel,
+    RayCluster,
+    RewardModel,
+    Sampling,
+    Settings,
+    Template,
+)
 from grpo.rl_config import RL, Scoring
 from grpo.text_engine_settings import TextEngineSettings
 
@@ -60,6 +70,28 @@ class RewardModelJob(JobBase):
         if self.loss == "points" and (self.settings.margin or self.settings.centring):
             raise ValueError("margin and centring are for pairs; leave them out where loss is 'points'")
         return self
+
+
+class StepLabelsJob(JobBase):
+    """How often each step of given chains leads to a right answer: data for a process reward model."""
+
+    kind: Literal["step_labels"] = "step_labels"
+    model: str = Field(description="What continues the chains: a policy with a chat template.")
+    problems: list[Path] = Field(min_length=1)
+    samples: Path = Field(description="Shards of a sampling job: the chains. Their problems are among `problems`.")
+    rollouts: int = Field(8, ge=1, description="Completions from the end of each step. Math-Shepherd: 8.")
+    sampling: Sampling = Field(description="How they are sampled; max_new_tokens counts what is new.")
+    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of problems whose chains only measure.")
+    shard_chains: int = Field(256, ge=1, description="Chains a shard; a killed job loses at most one shard.")
+    scoring: Scoring = Scoring()
+    hardware: Hardware = Hardware()
+
+
+class ProcessRewardJob(JobBase):
+    kind: Literal["process_reward_model"] = "process_reward_model"
+    settings: ProcessRewardModel
+    model: str
+    data: Path = Field(description="What a job of kind step_labels wrote, or parquet with the same columns.")
 
 
 class RLJob(JobBase):
@@ -128,6 +160,8 @@ JOBS: dict[str, type[JobBase]] = {
     "pretrain": PretrainJob,
     "sft": SFTJob,
     "reward_model": RewardModelJob,
+    "step_labels": StepLabelsJob,
+    "process_reward_model": ProcessRewardJob,
     "rl": RLJob,
     "sample": SampleJob,
     "copy_model": CopyModelJob,

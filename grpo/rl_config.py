@@ -14,6 +14,7 @@ from grpo.config import Hardware, Lora, Optimizer, Sampling, Settings
 from grpo.health import HealthSettings
 from grpo.rewards import check as check_reward
 from grpo.steps import find as find_step_reward
+from grpo.steps import is_folder
 from grpo.vllm_settings import VLLM
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
@@ -139,7 +140,9 @@ class RL(Settings):
         "outcome", description="One reward a completion, or one a step of its reasoning (DSM 4.1.3). R1: outcome."
     )
     step_reward: str = Field(
-        "equations", description="Scores steps under process supervision: a name of grpo/steps.py or module:function."
+        "equations",
+        description="Scores steps under process supervision: a name of grpo/steps.py, module:function, or the folder "
+        "of a process reward model, a path that begins with . / or ~.",
     )
 
     sampling: Sampling
@@ -216,7 +219,7 @@ class RL(Settings):
     def _rewards_are_known(self) -> RL:
         for name, term in self.rewards.items():
             check_reward(name, term.options)
-        if self.supervision == "process":
+        if self.supervision == "process" and not is_folder(self.step_reward):
             find_step_reward(self.step_reward)
         return self
 

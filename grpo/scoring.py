@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,8 +24,11 @@ from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
 from grpo.rl_config import Scoring
 from grpo.rollout import Completion
-from grpo.steps import step_rewards
+from grpo.steps import is_folder, step_rewards
 from grpo.template import parse
+
+if TYPE_CHECKING:
+    from grpo.process_reward import StepScorer
 
 
 def responses_of(tokenizer: Any, completions: Sequence[Completion], max_tokens: int) -> list[Response]:
@@ -98,6 +101,7 @@ class Scorer:
 
     Scoring starts when `start` is called and goes on beside the caller's work; `Scores.finish` waits for it.
     General prompts: the helpful model reads the final summary only, the safety model the whole response (R1, stage 4).
+    Steps are scored by a rule there, or by a process reward model here.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Scorer:
         """`rewards`: name of each reward -> its options; `step_reward`: what scores the steps of the reasoning, if
         anything does. The processes start here, reward models are loaded later."""
         self.step_reward = step_reward
+        self.step_model: StepScorer | None = None
         rules = [name for name in rewards if name not in MODEL_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes of this job, each with a pool of its own
@@ -132,6 +137,10 @@ class Scorer:
         options: dict[str, Any] = {"hardware": hardware, "uncertainty_penalty": uncertainty_penalty}
         self.helpful = RewardModelScorer(helpful_model, **options) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, **options) if safe_model else None
+        if self.step_reward is not None and is_folder(self.step_reward):
+            from grpo.process_reward import StepScorer  # with what trains it: few jobs need it
+
+            self.step_model = StepScorer(self.step_reward, hardware)
 
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
         """Begin to score the responses to a problem."""
@@ -143,7 +152,7 @@ class Scorer:
             for response in responses
         ]
         steps = None
-        if self.step_reward is not None:
+        if self.step_reward is not None and not is_folder(self.step_reward):
             steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
         together = submit(score_many, quick, problem, list(responses)) if quick else None
         return Scores(self, problem, list(responses), [*asked], quick, together, slow, steps)
@@ -231,6 +240,8 @@ class Scores:
         if self.problem.domain == "general":
             self._ask_models(breakdowns)
         known = None if steps is None else [[] if isinstance(found, Failure) else found for found in steps]
+        if self.scorer.step_model is not None:
+            known = self.scorer.step_model(self.problem.messages, [response.text for response in self.responses])
         return Scored(breakdowns, known, failures)
 
     def _quick(self) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Process supervision by rule: what each step of the reasoning is worth (DSM 4.1.3, which uses a trained model).
+"""Process supervision by rule: what each step of the reasoning is worth (DSM 4.1.3).
+
+The paper uses a trained model; `grpo.process_reward` is one, and is named by its folder in place of a rule.
 
 A step is a line. A rule that finds nothing to judge in a step gives it no reward at all: any number would either pay
 for empty words or punish prose.
@@ -50,6 +52,11 @@ def reduction(problem: Problem, step: str) -> float | None:
 
 
 STEP_REWARDS: dict[str, StepReward] = {"equations": equations, "reduction": reduction}
+
+
+def is_folder(name: str) -> bool:
+    """Whether a step reward is a model: the path of its folder, which begins with . / or ~."""
+    return name.startswith((".", "/", "~"))
 
 
 def find(name: str) -> StepReward:

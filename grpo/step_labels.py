@@ -1,0 +1,176 @@
+"""Labels for the steps of chains of reasoning, without people: how often the right answer is reached from each step on
+(Math-Shepherd, arXiv 2312.08935).
+
+From the end of each step `rollouts` completions are sampled and verified. Departure from the paper: the completer is
+whatever model the job names, as a rule the policy itself, and steps are lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.data import Problem, Sample, read_problems, read_rows
+from grpo.errors import InputError
+from grpo.jobs import StepLabelsJob
+from grpo.parallel import Parallel
+from grpo.policy import load_policy, load_tokenizer
+from grpo.process_reward import LABELS
+from grpo.rewards import Response
+from grpo.rollout import sample_groups
+from grpo.runlog import Metrics, write_result
+from grpo.scoring import Failures, Scorer
+from grpo.shard import seed_of_name
+from grpo.steps import split_steps
+from grpo.template import parse, prompt_tokens
+
+_REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
+
+
+class Chain(NamedTuple):
+    """A completion and its steps: `ends` are the characters where they end, `prefixes` what is continued."""
+
+    problem: Problem
+    response: str
+    ends: list[int]
+    prefixes: list[str]
+
+
+def chains_of(problems: Sequence[Problem], samples: Sequence[Sample]) -> list[Chain]:
+    """The distinct completions of reasoning problems that have steps, in the order of the samples.
+
+    Raises InputError for a sample of a problem that is not among the problems.
+    """
+    known = {problem.id: problem for problem in problems}
+    found: dict[tuple[str, str], Chain] = {}
+    for sample in samples:
+        if sample.domain != "reasoning":
+            continue
+        if sample.problem_id not in known:
+            raise InputError(f"samples: problem {sample.problem_id!r} is not among the problems; give both of one set")
+        ends = [end for _, end in split_steps(sample.completion)]
+        if ends:
+            prefixes = [prefix_to(sample.completion, end) for end in ends]
+            chain = Chain(known[sample.problem_id], sample.completion, ends, prefixes)
+            found.setdefault((sample.problem_id, sample.completion), chain)
+    return [*found.values()]
+
+
+def prefix_to(text: str, end: int) -> str:
+    """The text up to the end of a step's line, line break included: a policy goes on where a line begins."""
+    return text[:end] + _REST_OF_LINE.match(text, end)[0]  # type: ignore[index]
+
+
+def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share: float) -> dict[str, Any]:
+    """`right`: of each step, how many of the rollouts from its end were right. By the problem's text a row is held out,
+    so that no problem is on both sides."""
+    digest = hashlib.sha256(chain.problem.text.encode()).hexdigest()
+    return {
+        "problem_id": chain.problem.id,
+        "messages": chain.problem.messages,
+        "response": chain.response,
+        "ends": chain.ends,
+        "right": [*right],
+        "rollouts": rollouts,
+        "held_out": int(digest[:8], 16) / 2**32 < held_out_share,
+    }
+
+
+def run_step_labels(job: StepLabelsJob) -> None:
+    """Write out/labels-NNNNN.parquet, a shard at a time: a killed job loses at most one. Processes share the shards."""
+    parallel = Parallel.start(job.hardware)
+    chains = chains_of(read_problems(job.problems), [*read_rows(job.samples, Sample)])
+    if not chains:
+        raise InputError(f"{job.samples}: no sample of a reasoning problem has steps, lines between its think tags")
+    shards = [chains[start : start + job.shard_chains] for start in range(0, len(chains), job.shard_chains)]
+    metrics = Metrics(job.metrics) if parallel.main else None
+    labeller = Labeller(job)
+    try:
+        for number in range(parallel.rank, len(shards), parallel.world):
+            path = job.out / f"labels-{number:05d}.parquet"
+            if not path.exists():
+                _write(path, labeller(shards[number]))
+            if metrics is not None:
+                done = min((number + 1) * job.shard_chains, len(chains))
+                metrics.log(done, len(chains), **_shares(pq.read_table(path).to_pylist()))
+    finally:
+        labeller.close()
+    parallel.barrier()
+    if parallel.main:
+        rows = [row for path in sorted(job.out.glob("labels-*.parquet")) for row in pq.read_table(path).to_pylist()]
+        counts = {"chains": len(rows), "steps": sum(len(row["ends"]) for row in rows)}
+        write_result(job.result, len(chains), len(chains), counts=counts, metrics=_shares(rows))
+    parallel.close()
+
+
+class Labeller:
+    """A completer and the verifiers of what it writes."""
+
+    def __init__(self, job: StepLabelsJob):
+        self.job = job
+        self.scorer = Scorer({"accuracy": {}}, job.scoring)  # its processes start while the model loads
+        self.tokenizer = load_tokenizer(job.model)
+        self.model = load_policy(job.model, job.hardware)
+
+    def __call__(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+        """Labelled rows. Steps that chains of a problem have in common are continued once."""
+        asked = list(dict.fromkeys((c.problem.id, prefix) for c in chains for prefix in c.prefixes))
+        right = dict(zip(asked, self._right({c.problem.id: c.problem for c in chains}, asked), strict=True))
+        return [
+            label_row(c, [right[c.problem.id, p] for p in c.prefixes], self.job.rollouts, self.job.held_out_share)
+            for c in chains
+        ]
+
+    def _right(self, problems: dict[str, Problem], asked: Sequence[tuple[str, str]]) -> list[int]:
+        """How many rollouts from each (problem, prefix) were right."""
+        counts = [0] * len(asked)
+        failures, waiting = Failures(), []
+        for place, responses in self._continued(problems, asked):
+            waiting.append((place, self.scorer.start(problems[asked[place][0]], responses)))
+        for place, scores in waiting:
+            scored = scores.finish()
+            failures.add(scored.failures)
+            counts[place] = sum(breakdown["accuracy"] == 1.0 for breakdown in scored.breakdowns)
+        failures.stop_above(self.job.scoring.max_failure_share)
+        return counts
+
+    def _continued(
+        self, problems: dict[str, Problem], asked: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """The place of each (problem, prefix) and the whole completions that begin with the prefix."""
+        prompts = [
+            [
+                *prompt_tokens(self.tokenizer, problems[name].messages, "chat"),
+                *self.tokenizer(prefix, add_special_tokens=False)["input_ids"],
+            ]
+            for name, prefix in asked
+        ]
+        seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in asked]
+        longest, eos = self.job.sampling.max_new_tokens, self.tokenizer.eos_token_id
+        groups = sample_groups(self.model, prompts, self.job.rollouts, self.job.sampling, eos_id=eos, seeds=seeds)
+        for place, completions in groups:
+            texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+            whole = [asked[place][1] + text for text in texts]
+            pairs = zip(whole, completions, strict=True)
+            yield place, [Response(text, parse(text), len(c.tokens), c.finished, longest) for text, c in pairs]
+
+    def close(self) -> None:
+        self.scorer.close()
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    writing = path.with_name(f"writing-{path.stem}")
+    pq.write_table(pa.Table.from_pylist(rows), writing)
+    writing.replace(path)
+
+
+def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Means of both labels over all steps."""
+    steps = [(right, row["rollouts"]) for row in rows for right in row["right"]]
+    return {name: sum(label(*step) for step in steps) / len(steps) for name, label in LABELS.items()}
