@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, data, chat, ui."""
+"""The command r1: run, plan, stages, show, data, report, chat, ui."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from flows import report_command
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
     data.add_argument("--samples", type=int, default=1, metavar="N", help="samples shown of each outcome (default: 1)")
     data.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    report_command.add(commands)
     chat = commands.add_parser("chat", help="talk to a checkpoint")
     chat.add_argument("model", help="a stage, a key, or a Hugging Face folder")
     chat.add_argument("--temperature", type=float, default=0.6)
@@ -126,6 +128,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
     _print_table(result)
+    print(f"report: {result['report']}", file=sys.stderr)
     print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
     if given.json:
         print(json.dumps(result))
@@ -264,7 +267,16 @@ def ui(given: argparse.Namespace) -> int:
     return serve(given.prefect_port, given.mlflow_port)
 
 
-COMMANDS = {"run": run, "plan": plan, "stages": stages, "show": show, "data": data, "chat": chat, "ui": ui}
+COMMANDS = {
+    "run": run,
+    "plan": plan,
+    "stages": stages,
+    "show": show,
+    "data": data,
+    "report": report_command.run,
+    "chat": chat,
+    "ui": ui,
+}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from flows.home import store
 from flows.r1 import Choice
 from flows.recipe import Recipe
 from flows.stage import external, hashed_config, key_of
+from tasks.changes import changed
 from tasks.store import InputRef, Manifest
 
 
@@ -79,16 +80,3 @@ def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs
         changes.append(f"stage version {newest.stage_version} -> {step.stage.version}")
     shown = ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
     return shown or "its artifact is gone or damaged"
-
-
-def changed(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, old, new) for every leaf that differs between two configurations."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            difference
-            for name in sorted(old.keys() | new.keys())
-            for difference in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-        ]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in changed(a, b, f"{path}.{i}")]
-    return [] if old == new else [(path, old, new)]
