@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, data, report, chat, ui."""
+"""The command r1: run, plan, stages, show, data, compare, report, chat, ui."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import report_command
+from flows import compare, report_command
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
     data.add_argument("--samples", type=int, default=1, metavar="N", help="samples shown of each outcome (default: 1)")
     data.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    compare.add(commands)
     report_command.add(commands)
     chat = commands.add_parser("chat", help="talk to a checkpoint")
     chat.add_argument("model", help="a stage, a key, or a Hugging Face folder")
@@ -273,6 +274,7 @@ COMMANDS = {
     "stages": stages,
     "show": show,
     "data": data,
+    "compare": compare.run,
     "report": report_command.run,
     "chat": chat,
     "ui": ui,
