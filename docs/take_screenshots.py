@@ -82,7 +82,7 @@ def main() -> int:
         assert experiment is not None, "run `r1 run tiny` first"
         runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1000)
         finished = [r for r in runs if r.data.tags.get("r1flow.status") == "ran"]
-        newest = {stage: next(r for r in finished if r.info.run_name == stage) for stage in STAGES}
+        newest = {stage: next(r for r in finished if r.data.tags["r1flow.stage"] == stage) for stage in STAGES}
         parent = newest["reasoning_rl"].data.tags["mlflow.parentRunId"]
         browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
         page = browser.new_page(viewport={"width": 1500, "height": 1000})

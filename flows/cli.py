@@ -1,4 +1,4 @@
-"""The command r1: run, plan, stages, show, why, data, chat, promote, export, ui, deploy, up, down."""
+"""The command r1; `r1 --help` lists what it can do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import deploy, export, registry, up, why
+from flows import compare, deploy, export, registry, report_command, up, why
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
     data.add_argument("--samples", type=int, default=1, metavar="N", help="samples shown of each outcome (default: 1)")
     data.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    compare.add(commands)
+    report_command.add(commands)
     chat = commands.add_parser("chat", help="talk to a checkpoint")
     chat.add_argument("model", help="a stage, a key, champion, NAME@RECIPE, or a Hugging Face folder")
     chat.add_argument("--temperature", type=float, default=0.6)
@@ -140,6 +142,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
     _print_table(result)
+    print(f"report: {result['report']}", file=sys.stderr)
     print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
     if given.json:
         print(json.dumps(result))
@@ -290,6 +293,8 @@ COMMANDS = {
     "show": show,
     "why": why.run,
     "data": data,
+    "compare": compare.run,
+    "report": report_command.run,
     "chat": chat,
     "promote": registry.run,
     "export": export.run,

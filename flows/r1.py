@@ -16,8 +16,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows import evaluate
-from flows import report as report_stage
+from flows import evaluate, report_page
 from flows.dispatch import check_deployments, dispatch
 from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
@@ -29,7 +28,11 @@ from flows.references import resolve
 from flows.registry import move_aliases
 from flows.stage import Where, find_inputs, key_of
 from grpo.errors import InputError
+from tasks.report import closing_frame
+from tasks.run_names import name_run
 from tasks.store import Manifest
+from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_TAG
+from tasks.tracking import RECIPE_FILE, Tracking
 
 
 @dataclass
@@ -115,13 +118,13 @@ def run_recipe(
     record = tracking()
     record.reconcile()
     flow_name = FLOWS[graph_name].fn.__name__
-    tags = {
-        "r1flow.flow": flow_name,
-        "r1flow.overrides": " ".join(overrides),
-        "r1flow.seed": str(recipe.seed),
-    }
-    name = f"{flow_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
-    run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
+    config = recipe.model_dump(mode="json")
+    identity = {FLOW_TAG: flow_name}
+    called = name_run(
+        record.tracked, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
+    )
+    tags = {**identity, **called.tags, "r1flow.overrides": " ".join(overrides)}
+    run_id = record.recipe_run(recipe.name, called.name, config, tags)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
     references: dict[str, str] = {}
 
@@ -143,18 +146,14 @@ def run_recipe(
             failed: dict[str, Any] = {"name": step.name, "status": "failed", "key": None, "seconds": 0.0, "metrics": {}}
             result["stages"].append(failed)
             Progress.current().failed(step.name, str(error))
-            record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
-            if isinstance(error, Exception):
-                raise RecipeFailed(result, step.name, error) from error
+            _fail(record, run_id, result, step.name, error)
             raise
         references[step.name] = done["key"]
         result["stages"].append({k: done[k] for k in ("name", "status", "key", "seconds", "metrics")})
         try:
             gates.after(step.name)
         except BaseException as error:
-            record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
-            if isinstance(error, Exception):
-                raise RecipeFailed(result, step.name, error) from error
+            _fail(record, run_id, result, step.name, error)
             raise
     move_aliases(record, recipe.name, references, [step.name for step in graph], result["gates"])
     _close(record, run_id, recipe, result, references)
@@ -198,8 +197,10 @@ def existing(step: Step, graph: Sequence[Step], recipe: Recipe) -> Manifest | No
     return store().find(key_of(step.stage, config, recipe.seed, {name: item.ref for name, item in inputs.items()}))
 
 
-def _close(record: Any, run_id: str, recipe: Recipe, result: dict[str, Any], references: Mapping[str, str]) -> None:
-    """Put the closing table where people look: the parent run in MLflow and a Prefect artifact."""
+def _close(
+    record: Tracking, run_id: str, recipe: Recipe, result: dict[str, Any], references: Mapping[str, str]
+) -> None:
+    """Put the closing table where people look: the parent run in MLflow, and the report."""
     if "evaluate" in references:
         result["checkpoints"] = evaluate.read_table(store().resolve(references["evaluate"]))
         values = {
@@ -209,9 +210,21 @@ def _close(record: Any, run_id: str, recipe: Recipe, result: dict[str, Any], ref
             if isinstance(value, float)
         }
         record.log_metrics(run_id, [{"step": 0, **values}])
-    if "report" in references:
-        made = store().resolve(references["report"])
-        report_stage.publish_to_prefect((made.path / report_stage.REPORT).read_text(), recipe.name)
-        record.log_table(run_id, "checkpoints", report_stage.rows(made))
-        record.log_file(run_id, made.path / report_stage.REPORT, "")
+        rows = closing_frame(result["checkpoints"]).reset_index()
+        record.log_table(run_id, "checkpoints", rows.to_dict("records"))
     record.finish(run_id, "FINISHED")
+    _report(record, run_id, result)
+
+
+def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, error: BaseException) -> None:
+    """A run that failed has a report, too; one that is being stopped has no time for it."""
+    record.set_tags(run_id, {FAILED_TAG: stage, ERROR_TAG: str(error)[:500]})
+    record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+    if isinstance(error, Exception):
+        _report(record, run_id, result)
+        raise RecipeFailed(result, stage, error) from error
+
+
+def _report(record: Tracking, run_id: str, result: dict[str, Any]) -> None:
+    page = report_page.publish(record, run_id)
+    result["report"] = str(page) if page else None

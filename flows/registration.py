@@ -19,8 +19,8 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from flows.wanted import Thing, automation_fields
-from flows.why import changed
 from grpo.errors import InputError
+from tasks.changes import Change, changed
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Difference:
     old: Thing | None
 
     @property
-    def changes(self) -> list[tuple[str, Any, Any]]:
+    def changes(self) -> list[Change]:
         """(field, old, new) of every leaf that differs."""
         return changed(self.old.fields, self.thing.fields) if self.old else []
 

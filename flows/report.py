@@ -1,75 +1,64 @@
-"""Report: the closing table in MLflow and as a Prefect artifact, and the whole as Markdown."""
+"""Report: the closing table, and completions of all checkpoints side by side. The report's page shows them."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
 from flows.evaluate import TABLE
 from flows.forms import Inputs, Seed
+from flows.problems import HELD_OUT
 from flows.recipe import Report
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from flows.students import student_stage
-from grpo.data import read_samples
-from tasks.data_plots import FUNNEL, TOKENS
-from tasks.report import closing_frame, markdown
-from tasks.store import Manifest
+from grpo.data import Problem, read_rows
+from tasks.report import closing_frame, completions, markdown
 
-REPORT, ROWS = "report.md", "checkpoints.json"
+CONTENT = "report.json"
 
 
 def build(context: Context) -> Outcome:
     config: Report = context.config
-    evaluated = context.path("evaluate")
+    made = content(context.path("evaluate"), context.path("problems"), config.samples)
+    (context.out / CONTENT).write_text(json.dumps(made, indent=2, ensure_ascii=False))
+    return Outcome(counts={"checkpoints": len(made["table"])})
+
+
+def content(evaluated: Path, problems: Path, shown: int) -> dict[str, Any]:
+    """What an evaluation found, out of its artifact and the problems': {"table": ..., "completions": ...}."""
     table = json.loads((evaluated / TABLE).read_text())
-    frame = closing_frame(table)
-    samples = {name: read_samples(evaluated / "samples" / name) for name in table}
-    stages = {name: item.manifest for name, item in context.inputs.items() if item.manifest is not None}
-    text = markdown(frame, stages, samples, config.samples)
-    pictures = [path for name in (FUNNEL, TOKENS) for path in _made_by(context, "sft_data", name)]
-    text += "".join(f"\n![{path.stem} of the SFT data]({path.name})\n" for path in pictures)
-    for path in pictures:
-        shutil.copy(path, context.out / path.name)
-        context.tracking.log_file(context.run_id, path, "")
-    (context.out / REPORT).write_text(text)
-    (context.out / ROWS).write_text(json.dumps(frame.reset_index().to_dict("records"), indent=2))
-    context.tracking.log_file(context.run_id, context.out / REPORT, "")
-    return Outcome(counts={"checkpoints": len(frame)})
+    samples = {name: evaluated / "samples" / name for name in table}
+    return {"table": table, "completions": completions(read_rows(problems / HELD_OUT, Problem), samples, shown)}
 
 
-def _made_by(context: Context, stage: str, name: str) -> list[Path]:
-    """A file of an input, where this report has that input."""
-    return [context.path(stage) / name] if stage in context.inputs else []
-
-
-def rows(made: Manifest) -> list[dict[str, Any]]:
-    """The closing table of a report in the store, as it is shown."""
-    return json.loads((made.path / ROWS).read_text())
-
-
-def publish_to_prefect(report: str, recipe: str) -> None:
-    """Show the report in Prefect, also when every stage was reused."""
-    key = re.sub("[^a-z0-9]+", "-", f"report-{recipe}".lower()).strip("-")
-    create_markdown_artifact(markdown=report, key=key, description="Checkpoints, stages and completions of a run.")
+def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
+    """Show the closing table in Prefect and link the report's page, also when every stage was reused."""
+    key = re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
+    if table:
+        text = markdown(closing_frame(table))
+        create_markdown_artifact(markdown=text, key=f"report-{key}", description="Every checkpoint of a run.")
+    if link:
+        create_link_artifact(
+            link=link, link_text="The report of this run", key=f"report-page-{key}", description="One HTML page."
+        )
 
 
 STAGE = Stage(
     "report",
-    3,
+    4,
     ("problems", "cold_start_data", "reasoning_rl", "sft_data", "reward_models", "alignment_rl", "evaluate"),
     build,
 )
-ZERO_STAGE = Stage("report", 3, ("problems", "r1_zero", "evaluate"), build)
+ZERO_STAGE = Stage("report", 4, ("problems", "r1_zero", "evaluate"), build)
 RLHF_STAGE = Stage(
-    "report", 3, ("problems", "cold_start_data", "cold_start_sft", "reward_models", "rlhf_ppo", "evaluate"), build
+    "report", 4, ("problems", "cold_start_data", "cold_start_sft", "reward_models", "rlhf_ppo", "evaluate"), build
 )
 
 
@@ -78,7 +67,7 @@ def distill_stage(students: Sequence[str]) -> Stage:
     taught = [student_stage(name).name for name in students]
     return Stage(
         "report",
-        3,
+        4,
         ("problems", "cold_start_data", "reasoning_rl", "sft_data", *taught, "evaluate"),
         build,
         mixed=True,

@@ -28,9 +28,11 @@ from flows.references import Input, external, resolve
 from grpo.errors import InputError
 from tasks.launch import launch
 from tasks.meeting import Meeting
+from tasks.run_names import name_run
 from tasks.stale import lines_of, make_current, mark
 from tasks.store import Attempt, InputRef, Manifest, artifact_key
-from tasks.tracking import Tracking
+from tasks.tracked import MADE_BY_TAG, STAGE_TAG
+from tasks.tracking import CONFIG_FILE, Tracking
 
 logger = logging.getLogger(__name__)
 
@@ -273,8 +275,11 @@ def _build(
     began = time.monotonic()
     hashed = hashed_config(stage, config, seed)
     progress.started(stage.name)
-    tags = {"r1flow.stage": stage.name, "r1flow.key": attempt.key, "r1flow.status": "running"}
-    run_id = record.stage_run(where.parent_run_id, where.recipe, stage.name, hashed, tags)
+    digests = {name: item.ref.digest for name, item in inputs.items()}
+    identity = {STAGE_TAG: stage.name}
+    called = name_run(record.tracked, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
+    tags = {**identity, **called.tags, "r1flow.key": attempt.key, "r1flow.status": "running"}
+    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
     try:
         for name, item in inputs.items():
             if item.manifest is not None:
@@ -326,14 +331,18 @@ def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: Whe
     """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work."""
     if where.parent_run_id is None:
         return
+    digests = {name: ref.digest for name, ref in manifest.inputs.items()}
+    identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]
+    called = name_run(record.tracked, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
     tags = {
-        "r1flow.stage": stage.name,
+        **identity,
+        **called.tags,
         "r1flow.key": manifest.key,
         "r1flow.digest": manifest.digest,
         "r1flow.status": "reused",
-        "r1flow.made_by_run": manifest.mlflow_run_id or "",
+        MADE_BY_TAG: manifest.mlflow_run_id or "",
     }
-    run_id = record.stage_run(where.parent_run_id, where.recipe, stage.name, manifest.config, tags)
+    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, manifest.config, tags)
     values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
     record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
     record.finish(run_id, "FINISHED")

@@ -11,6 +11,7 @@ from typing import Any
 from flows.home import store
 from flows.references import artifact
 from grpo.errors import InputError
+from tasks.changes import changed
 from tasks.store import InputRef, Manifest
 
 
@@ -56,19 +57,6 @@ def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
     if old.version != new.version:
         found.append(Difference("version", "", old.version, new.version))
     return found
-
-
-def changed(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, old, new) for every leaf that differs between two configurations."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            difference
-            for name in sorted(old.keys() | new.keys())
-            for difference in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-        ]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in changed(a, b, f"{path}.{i}")]
-    return [] if old == new else [(path, old, new)]
 
 
 def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
-"""The closing table and the report as text."""
+"""What a report says about checkpoints: the closing table, and what they answered to the same problems."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from grpo.data import Sample
-from tasks.store import Manifest
+from grpo.data import Problem, Sample, read_rows
 
 COLUMNS = {
     "pass@1": "pass@1",
@@ -28,6 +30,23 @@ COLUMNS = {
     "win_rate_dev1": "win rate over dev1",
     "win_rate_dev1_lc": "at equal length",
 }
+INTERVAL = "_ci95"
+PLAIN = {"mean_tokens", "alignment", "alignment_ci95"}
+"""Not shares: shown as they are; all others in percent."""
+_NEITHER, _LOWER = {"mean_tokens"}, {"over_refusal", "refused_harmless"}
+_TITLES = {
+    "format": "format kept",
+    "language": "one language",
+    "mean_tokens": "tokens a completion",
+    "alignment": "alignment reward",
+    "win_rate_dev3_lc": "win rate at equal length",
+    "win_rate_dev1_lc": "win rate at equal length",
+    "over_refusal": "refuses look-alikes",
+    "refused_harmless": "refuses harmless",
+    "instructions": "instructions followed",
+}
+"""Longer titles, where there is a line for each."""
+_TEXT_LENGTH, _ALL_TEXT = 4000, 1_500_000
 
 
 def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
@@ -39,39 +58,93 @@ def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _cell(key: str, value: Any) -> str:
-    percent = 1 if key in ("mean_tokens", "alignment", "alignment_ci95") else 100
+    percent = 1 if key in PLAIN else 100
     if isinstance(value, list):
         return f"{value[0] * percent:.{2 - (percent > 1)}f}-{value[1] * percent:.{2 - (percent > 1)}f}"
     return f"{value * percent:.{2 if key == 'alignment' else 1}f}"
 
 
-def markdown(
-    frame: pd.DataFrame, stages: Mapping[str, Manifest], samples: Mapping[str, Sequence[Sample]], shown: int
-) -> str:
-    """The report: the closing table, what each stage did, and completions of one problem by every checkpoint."""
-    lines = ["# Report", "", "## Checkpoints", "", _table(frame.reset_index()), "", "## Stages", ""]
-    work = pd.DataFrame(
-        {
-            "stage": name,
-            "key": manifest.key[:12],
-            "seconds": round(manifest.seconds),
-            "steps": manifest.steps_completed or "",
-            "counts": ", ".join(f"{k} {v}" for k, v in manifest.counts.items()),
-        }
-        for name, manifest in stages.items()
-    )
-    lines += [_table(work), "", "## Completions", ""]
-    for name, rows in samples.items():
-        lines += [f"### {name}", ""]
-        for sample in rows[:shown]:
-            lines += ["```text", sample.completion.strip().replace("```", "'''"), "```", ""]
-    return "\n".join(lines)
-
-
-def _table(frame: pd.DataFrame) -> str:
-    head = "| " + " | ".join(map(str, frame.columns)) + " |"
-    rule = "|" + "---|" * len(frame.columns)
+def markdown(frame: pd.DataFrame) -> str:
+    """The closing table, for Prefect's pages."""
+    table = frame.reset_index()
+    head = "| " + " | ".join(map(str, table.columns)) + " |"
+    rule = "|" + "---|" * len(table.columns)
     body = [
-        "| " + " | ".join("" if pd.isna(v) else str(v) for v in row) + " |" for row in frame.itertuples(index=False)
+        "| " + " | ".join("" if pd.isna(v) else str(v) for v in row) + " |" for row in table.itertuples(index=False)
     ]
-    return "\n".join([head, rule, *body])
+    return "\n".join(["# Checkpoints", "", head, rule, *body, ""])
+
+
+def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The closing table as the paper prints it: a row a metric, a cell a checkpoint, the best ones marked."""
+    rows = []
+    for key in COLUMNS:
+        if key.endswith(INTERVAL) or not any(key in metrics for metrics in table.values()):
+            continue
+        values = [metrics.get(key) for metrics in table.values()]
+        known = [value for value in values if value is not None]
+        wanted = None if key in _NEITHER or len(set(known)) < 2 else min(known) if key in _LOWER else max(known)
+        cells = [
+            {
+                "text": "" if value is None else _cell(key, value),
+                "interval": _between([_cell(key, bound) for bound in metrics.get(key + INTERVAL, ())]),
+                "best": value is not None and value == wanted,
+            }
+            for value, metrics in zip(values, table.values(), strict=True)
+        ]
+        rows.append({"title": _TITLES.get(key, COLUMNS[key]), "cells": cells})
+    return rows
+
+
+def _between(bounds: list[str]) -> str:
+    return (" to " if any(bound.startswith("-") for bound in bounds) else "–").join(bounds)
+
+
+def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown: int) -> list[dict[str, Any]]:
+    """The first `shown` problems of each domain, and what every checkpoint answered first.
+
+    `samples`: checkpoint -> its samples' folder. Long texts are cut, and so is the list where it would get very long.
+    """
+    asked: dict[str, Problem] = {}
+    for problem in problems:
+        if sum(p.domain == problem.domain for p in asked.values()) < shown:
+            asked[problem.id] = problem
+    answers = {name: _first(folder, asked) for name, folder in samples.items()}
+    found, written = [], 0
+    for problem in sorted(asked.values(), key=lambda p: p.domain != "reasoning"):
+        said = [_answer(name, of[problem.id]) for name, of in answers.items() if problem.id in of]
+        written += sum(len(answer["text"]) for answer in said)
+        if written > _ALL_TEXT:
+            break
+        if said:
+            gold = problem.answer if problem.domain == "reasoning" else ""
+            asks = {"domain": problem.domain, "prompt": _cut(problem.text), "gold": _cut(gold)}
+            found.append({**asks, "number": 1 + sum(f["domain"] == problem.domain for f in found), "answers": said})
+    return found
+
+
+def _first(folder: Path, asked: Mapping[str, Problem]) -> dict[str, Sample]:
+    """Problem -> the first sample of it; reads no further than it must."""
+    wanted = (s for s in read_rows(folder, Sample) if s.problem_id in asked and s.number == 0)
+    return {sample.problem_id: sample for sample in itertools.islice(wanted, len(asked))}
+
+
+def _answer(checkpoint: str, sample: Sample) -> dict[str, Any]:
+    return {
+        "checkpoint": checkpoint,
+        "text": _cut(sample.completion),
+        "tokens": sample.tokens,
+        "cut_off": sample.finish_reason == "length",
+        "rewards": {name: round(value, 3) for name, value in sample.rewards.items()},
+    }
+
+
+def _cut(text: str) -> str:
+    text = text.strip()
+    more = len(text) - _TEXT_LENGTH
+    return text if more <= 0 else f"{text[:_TEXT_LENGTH]} … {more:,} more characters"
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """What the stage `report` wrote: {"table": ..., "completions": ...}."""
+    return json.loads(path.read_text(encoding="utf-8"))

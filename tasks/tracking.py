@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from grpo.errors import InputError
 from grpo.processes import process_name
 from tasks.store import Manifest
+from tasks.tracked import PARENT_TAG, Tracked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECIPE_TAG, HOST_TAG, PROCESS_TAG = "r1flow.recipe", "r1flow.host", "r1flow.process"
+RECIPE_FILE, CONFIG_FILE = "recipe.json", "config.json"
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
@@ -74,6 +76,7 @@ class Tracking:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
     @functools.cached_property
     def _client(self) -> MlflowClient:
@@ -88,19 +91,32 @@ class Tracking:
             self._sqlite.parent.mkdir(parents=True, exist_ok=True)
         return mlflow.MlflowClient(self.uri, self.uri)
 
+    @functools.cached_property
+    def tracked(self) -> Tracked:
+        """What is there already, to read."""
+        return Tracked(self._client, self._or_stop)
+
+    def page(self, run_id: str, file: str = "") -> str | None:
+        """Where a browser finds a run, or a file of it, in MLflow's pages; None where there is no server."""
+        if not self.uri.startswith(("http://", "https://")):
+            return None
+        run = self._or_stop(lambda: self._client.get_run(run_id))
+        place = f"{self.uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
+        return f"{place}/artifacts/{file}" if file else place
+
     # ---- runs: these fail loudly ----
 
     def recipe_run(self, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         """Begin the parent run of one run of a recipe, its whole configuration as the artifact recipe.json."""
-        return self._start(recipe, name, config, tags, "recipe.json")
+        return self._start(recipe, name, config, tags, RECIPE_FILE)
 
     def stage_run(
-        self, parent_run_id: str | None, recipe: str, stage: str, config: Mapping[str, Any], tags: Mapping[str, str]
+        self, parent_run_id: str | None, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str]
     ) -> str:
         """Begin the run of one stage, its configuration as the artifact config.json."""
-        parent = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
+        parent = {PARENT_TAG: parent_run_id} if parent_run_id else {}
         patience_s = AWAY_S if parent_run_id else 0.0  # a parent's run shows that the server was there
-        return self._start(recipe, stage, config, {**tags, **parent}, "config.json", patience_s)
+        return self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
 
     def reopen(self, run_id: str) -> None:
         """Go on recording a run that another process began; steps that it logged already are not logged again."""
@@ -140,7 +156,7 @@ class Tracking:
         def start() -> str:
             all_tags = {**_owner(), RECIPE_TAG: recipe, **tags}
             run_id: str = self._client.create_run(self._experiment(recipe), run_name=name, tags=all_tags).info.run_id
-            for batch in _batches(_flatten(config), _PARAMS_PER_BATCH):
+            for batch in _batches(flatten(config), _PARAMS_PER_BATCH):
                 self._client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
             self._client.log_text(run_id, json.dumps(config, indent=2, ensure_ascii=False), config_file)
             self._last_steps[run_id] = {}
@@ -465,11 +481,11 @@ def metric_name(name: str) -> str:
     return "/".join(part for part in safe.split("/") if part.strip(".")) or "_"
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Scalars under dotted names; lists as JSON. What is too long for a parameter is only in the artifact."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) <= _PARAM_LENGTH:

@@ -120,14 +120,16 @@ def test_mlflow_has_the_runs_the_lineage_and_the_curves(r1: Any, first_run: dict
         return database.execute(query, values).fetchall()
 
     children = rows(
-        "select r.name, r.status from runs r join tags t on t.run_uuid = r.run_uuid "
+        "select s.value, r.status from runs r join tags t on t.run_uuid = r.run_uuid "
+        "join tags s on s.run_uuid = r.run_uuid and s.key = 'r1flow.stage' "
         "where t.key = 'mlflow.parentRunId' and t.value = ?",
         first_run["run_id"],
     )
     assert sorted(children) == sorted((name, "FINISHED") for name in NAMES)
     steps = rows(
         "select m.step from metrics m join runs r on r.run_uuid = m.run_uuid join tags t on t.run_uuid = r.run_uuid "
-        "where r.name = 'reasoning_rl' and m.key = 'reward_accuracy' and t.key = 'mlflow.parentRunId' and t.value = ? "
+        "where r.name like 'reasoning_rl %' and m.key = 'reward_accuracy' "
+        "and t.key = 'mlflow.parentRunId' and t.value = ? "
         "order by m.step",
         first_run["run_id"],
     )
@@ -182,6 +184,7 @@ def test_a_failing_stage_says_so(r1: Any, first_run: dict[str, Any], tmp_path: P
     assert "Traceback" not in done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert statuses(result) == {"cold_start_sft": "failed"}
+    assert "<strong>cold_start_sft failed.</strong>" in Path(result["report"]).read_text()
 
 
 def test_recipe_sections_have_the_stages_names() -> None:

@@ -1,0 +1,168 @@
+"""The command `r1 compare`: what differs between runs, in configuration, stages, checkpoints and learning curves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.home import home, store, tracking
+from grpo.errors import InputError
+
+CONFIDENCE = 0.95
+_WHY_SHOWN = 3
+_WORDS = {"field", "stage", "checkpoint", "metric", ""}
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("compare", help="what differs between runs: fields, stages, checkpoints, curves")
+    command.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="the beginning of an MLflow run id, latest, or latest~N; the first counts",
+    )
+    command.add_argument("--plot", type=Path, metavar="FILE", help="default: compare/RUNS.png in the home folder")
+    command.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+
+
+def run(given: argparse.Namespace) -> int:
+    from tasks.compare_plot import plot
+    from tasks.recipe_runs import load_run
+
+    if len(given.runs) < 2:
+        raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")
+    tracked = tracking().tracked
+    found = [tracked.find(reference) for reference in given.runs]
+    if len({run.id for run in found}) < len(found):
+        raise InputError(f"r1 compare: {' '.join(given.runs)} name one run twice")
+    runs = [load_run(tracked, store(), run) for run in found]
+    result = compare(runs)
+    path = (given.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in found)}.png").expanduser()
+    try:
+        drawn = plot(tracked, runs, [run.label for run in found], path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--plot {path}: {error}; give a .png in a folder that can be written") from None
+    result["plot"] = str(drawn) if drawn else None
+    if given.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+    return 0
+
+
+def compare(runs: Sequence[Any]) -> dict[str, Any]:
+    """Everything but the picture, as plain values; `runs` are RecipeRuns."""
+    from flows.evaluate import read_table
+    from tasks.compare import fields, metrics, stages
+
+    evaluations = [run.manifests.get("evaluate") for run in runs]
+    there = [evaluation for evaluation in evaluations if evaluation]
+    compared = len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1
+    return {
+        "runs": [
+            {
+                "id": run.run.id,
+                "name": run.run.name,
+                "recipe": run.run.tags.get("r1flow.recipe"),
+                "flow": run.run.tags.get("r1flow.flow"),
+                "seed": run.run.tags.get("r1flow.seed"),
+                "status": run.run.status,
+                "seconds": run.run.ended - run.run.began if run.run.ended else None,
+            }
+            for run in runs
+        ],
+        "config": fields([run.config for run in runs]),
+        "stages": stages(runs),
+        "metrics": metrics([read_table(e) for e in there], [e.path / "samples" for e in there], CONFIDENCE)
+        if compared
+        else [],
+        "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print it for people."""
+    from flows.progress import duration
+    from tasks.changes import short
+    from tasks.report import PLAIN
+
+    letters = [chr(ord("A") + number) for number in range(len(result["runs"]))]
+    for letter, run in zip(letters, result["runs"], strict=True):
+        print(f"{letter}  {run['id'][:8]}  {run['recipe']}: {run['name']}  ({run['status'].lower()})")
+
+    def table(title: str, rows: list[dict[str, Any]], nothing: str) -> None:
+        print(f"\n{title}")
+        print("\n".join(aligned(rows)) if rows else nothing)
+
+    changes = [
+        {"field": row["field"], **dict(zip(letters, map(short, row["values"]), strict=True))}
+        for row in result["config"]
+    ]
+    table("Configuration", changes, "no field differs")
+    rows = []
+    for row in result["stages"]:
+        reasons = next(filter(None, row["why"]), [])
+        more = f" and {len(reasons) - _WHY_SHOWN} more" if len(reasons) > _WHY_SHOWN else ""
+        said = "shared" if row["shared"] else "differs: " + "; ".join(reasons[:_WHY_SHOWN]) + more
+        missing = [letter for letter, key in zip(letters, row["keys"], strict=True) if key is None]
+        said = f"not in {', '.join(missing)}" if missing else said if row["shared"] or reasons else "differs"
+        times = [duration(s) if s is not None else "" for s in row["seconds"]]
+        rows.append({"stage": row["stage"], **dict(zip(letters, times, strict=True)), "": said})
+    table("Stages, and what each took when it was made", rows, "none")
+    _show_metrics(result, letters, table, PLAIN)
+    print(f"\nLearning curves: {result['plot'] or 'all are the same'}")
+
+
+def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, plain: set[str]) -> None:
+    evaluations = result["evaluations"]
+    if missing := [letter for letter, key in zip(letters, evaluations, strict=True) if key is None]:
+        print(f"\nCheckpoints: no evaluation of {', '.join(missing)} in the store, so nothing is compared")
+        return
+    if not result["metrics"]:
+        print("\nCheckpoints: the runs share one evaluation")
+        return
+    rows = []
+    for row in result["metrics"]:
+        scale, digits = (1, 2 if row["metric"] == "alignment" else 1) if row["metric"] in plain else (100, 1)
+        cells: dict[str, Any] = {"checkpoint": row["checkpoint"], "metric": row["metric"]}
+        for letter, value in zip(letters, row["values"], strict=True):
+            cells[letter] = "" if value is None else f"{value * scale:.{digits}f}"
+        for letter, of in zip(letters[1:], row["differences"], strict=True):
+            cells[f"{letter} - {letters[0]}"] = _said(of, scale, digits)
+        rows.append(cells)
+    table(f"Checkpoints, shares in percent; differences with {CONFIDENCE:.0%} bootstrap intervals", rows, "none")
+    known = [of for row in result["metrics"] for of in row["differences"] if of and of["problems"]]
+    if known and all(of["paired"] for of in known):
+        print("The problems are the same, so intervals are paired: of each problem's own difference. ! leaves 0 out.")
+    elif known:
+        print(
+            "~ marks intervals over problem sets that differ: they are not paired, so wider, and part of the "
+            "difference may be the problems'. ! leaves 0 out."
+        )
+    if any(row["stage"] == "reward_models" and not row["shared"] for row in result["stages"]):
+        print("Each run's alignment is scored by its own reward models, and these differ.")
+
+
+def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Lines of a table, all rows with the same columns: words to the left, numbers to the right."""
+    columns = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    lines = [{name: name for name in columns}, *rows]
+    return [
+        "  ".join(f"{line[name]:{'<' if name in _WORDS else '>'}{widths[name]}}" for name in columns).rstrip()
+        for line in lines
+    ]
+
+
+def _said(of: dict[str, Any] | None, scale: int, digits: int) -> str:
+    if of is None:
+        return ""
+    value = f"{of['value'] * scale:+.{digits}f}"
+    if of["low"] is None:
+        return value
+    mark = "!" if of["low"] > 0 or of["high"] < 0 else ""
+    apart = "" if of["paired"] else "~"
+    return f"{value} [{of['low'] * scale:+.{digits}f}, {of['high'] * scale:+.{digits}f}]{apart}{mark}"

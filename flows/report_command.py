@@ -1,0 +1,34 @@
+"""The command `r1 report`: one recipe run as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.home import store, tracking
+from grpo.errors import InputError
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("report", help="one run as one HTML page that opens offline")
+    command.add_argument("run", metavar="RUN", help="the beginning of an MLflow run id, latest, or latest~N")
+    command.add_argument("--out", type=Path, metavar="FILE", help="default: reports/RUN.html in the home folder")
+
+
+def run(given: argparse.Namespace) -> int:
+    from flows.report_page import default_path, write
+    from tasks.recipe_runs import load_run
+
+    record = tracking()
+    loaded = load_run(record.tracked, store(), record.tracked.find(given.run))
+    path = (given.out or default_path(loaded.run.id)).expanduser()
+    try:
+        write(record, loaded, path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; give --out a file in a folder that can be written") from None
+    print(path)
+    if loaded.run.status == "RUNNING":
+        print("the run has not ended; this is what is there of it", file=sys.stderr)
+    return 0

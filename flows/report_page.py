@@ -1,0 +1,73 @@
+"""The report of a recipe run as one HTML page: made when a run ends, and by `r1 report RUN`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows import evaluate
+from flows.home import home, store
+from flows.report import CONTENT, content, publish_to_prefect
+from tasks.recipe_runs import RecipeRun, load_run
+from tasks.report import read_content
+from tasks.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+PAGE = "report.html"
+
+
+def page_of(record: Tracking, run: RecipeRun) -> str:
+    """The HTML of a run that has ended, or of what is there of it."""
+    from tasks.report_page import render
+
+    return render(run, _content(run), record.tracked, record.page(run.run.id))
+
+
+def _content(run: RecipeRun) -> Mapping[str, Any]:
+    """The closing table and completions: as the stage report kept them, or from an evaluation without it."""
+    made = run.manifests
+    if "report" in made and (path := made["report"].path / CONTENT).is_file():
+        return read_content(path)
+    if "evaluate" not in made:
+        return {}
+    problems = made.get("problems") or store().resolve(made["evaluate"].inputs["problems"].key or "")
+    return content(made["evaluate"].path, problems.path, run.config.get("report", {}).get("samples", 0))
+
+
+def publish(record: Tracking, run_id: str) -> Path | None:
+    """Make the page of a recipe run that has just ended, attach it to its MLflow run and link it in Prefect.
+
+    A run that did its work is not spoilt by its report: what goes wrong here is a warning, and `r1 report` makes the
+    page later.
+    """
+    try:
+        run = record.tracked.run(run_id)
+        assert run is not None, f"MLflow lost run {run_id}"
+        loaded = load_run(record.tracked, store(), run)
+        path = write(record, loaded, default_path(run_id))
+        link = record.page(run_id, PAGE) or path.as_uri()
+        table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
+        publish_to_prefect(loaded.run.tags["r1flow.recipe"], table, link)
+    except Exception as error:  # the boundary to Prefect, MLflow and to artifacts of any age
+        logger.warning("no report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
+        return None
+    return path
+
+
+def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
+    """Write the page to `path` and attach it to the run in MLflow."""
+    text = page_of(record, run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    record.log_text(run.run.id, text, PAGE)
+    return path
+
+
+def default_path(run_id: str) -> Path:
+    return home() / "reports" / f"{run_id[:12]}.html"

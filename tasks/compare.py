@@ -1,0 +1,165 @@
+"""Two or more recipe runs beside each other: configurations, stages, and checkpoints with intervals of differences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.data import Sample, read_samples
+from tasks.changes import changed, short
+from tasks.evaluation import RESAMPLES, by_problem, consensus, interval, mean
+from tasks.recipe_runs import RecipeRun
+from tasks.report import COLUMNS, INTERVAL
+from tasks.store import Manifest
+
+_NOT_COMPARED = {"name", "description"}
+_REASONING = ("format", "language")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means over problems, new minus old, with a bootstrap interval [low, high]. `paired`: the problems are the
+    same, so that each problem's own difference was resampled; otherwise each side was by itself, which is wider."""
+
+    value: float
+    low: float
+    high: float
+    paired: bool
+    problems: tuple[int, int]
+
+
+def difference(old: Mapping[str, float], new: Mapping[str, float], confidence: float) -> Difference:
+    """The difference of two means of numbers by problem."""
+    sizes = (len(old), len(new))
+    value = mean(list(new.values())) - mean(list(old.values()))
+    if old.keys() == new.keys():
+        low, high = interval([new[name] - old[name] for name in old], confidence)
+        return Difference(value, low, high, True, sizes)
+    low, high = _unpaired(list(old.values()), list(new.values()), confidence)
+    return Difference(value, low, high, False, sizes)
+
+
+def _unpaired(old: Sequence[float], new: Sequence[float], confidence: float) -> tuple[float, float]:
+    rng = random.Random(0)
+    found = sorted(mean(rng.choices(new, k=len(new))) - mean(rng.choices(old, k=len(old))) for _ in range(RESAMPLES))
+    tail = (1 - confidence) / 2
+    return found[int(tail * RESAMPLES)], found[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
+
+
+def by_metric(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Metric of the closing table -> problem -> its value, of the metrics that are means over problems."""
+    reasoning = by_problem([s for s in samples if s.domain == "reasoning"])
+    general = by_problem([s for s in samples if s.domain == "general" and {"helpful", "safe"} <= s.rewards.keys()])
+    found = {
+        "pass@1": {p: mean([s.rewards["accuracy"] for s in group]) for p, group in reasoning.items()},
+        "cons@k": {p: consensus(group) for p, group in reasoning.items()},
+        **{name: {p: mean([s.rewards[name] for s in g]) for p, g in reasoning.items()} for name in _REASONING},
+        "mean_tokens": {p: mean([s.tokens for s in group]) for p, group in reasoning.items()},
+        "alignment": {p: mean([s.rewards["helpful"] + s.rewards["safe"] for s in g]) for p, g in general.items()},
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def fields(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """{"field": dotted path, "values": one a configuration} for each field that is not the same in all."""
+    first, *others = configs
+    paths = {change.field: None for other in others for change in changed(dict(first), dict(other))}
+    return [
+        {"field": path, "values": [_at(config, path) for config in configs]}
+        for path in sorted(paths)
+        if path not in _NOT_COMPARED
+    ]
+
+
+def _at(config: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(config, list):
+            config = config[int(part)] if int(part) < len(config) else None
+        else:
+            config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
+    """Every stage of any run: its keys and times, whether all have the same artifact, and why not, against the first
+    run that has it."""
+    names = dict.fromkeys(stage.name for run in runs for stage in run.stages)
+    found = []
+    for name in names:
+        of_runs = [run.stage(name) for run in runs]
+        keys = [stage.run.tags.get("r1flow.key") if stage else None for stage in of_runs]
+        made = [run.manifests.get(name) for run in runs]
+        first = next((manifest for manifest in made if manifest), None)
+        found.append(
+            {
+                "stage": name,
+                "shared": None not in keys and len(set(keys)) == 1,
+                "keys": keys,
+                "seconds": [stage.seconds if stage else None for stage in of_runs],
+                "status": [stage.status if stage else None for stage in of_runs],
+                "why": [why(first, m) if first and m and m.key != first.key else [] for m in made],
+            }
+        )
+    return found
+
+
+def why(old: Manifest, new: Manifest) -> list[str]:
+    """What makes the keys of two artifacts of a stage differ, a line each."""
+    found = [f"{c.field}: {short(c.old)} -> {short(c.new)}" for c in changed(old.config, new.config)]
+    for name in sorted(old.inputs.keys() | new.inputs.keys()):
+        was, now = old.inputs.get(name), new.inputs.get(name)
+        if was is None or now is None or was.digest != now.digest:
+            found.append(f"other {name}")
+    if old.stage_version != new.stage_version:
+        found.append(f"stage version {old.stage_version} -> {new.stage_version}")
+    return found
+
+
+def metrics(
+    tables: Sequence[Mapping[str, Mapping[str, Any]]], samples: Sequence[Path], confidence: float
+) -> list[dict[str, Any]]:
+    """The closing tables of evaluations beside each other; differences are against the first.
+
+    `samples`: of each evaluation the folder with a folder of samples for each checkpoint. Metrics that are no means
+    over problems (win rates, refusals) have a difference without an interval.
+    """
+    found = []
+    for checkpoint in dict.fromkeys(name for table in tables for name in table):
+        values = [
+            by_metric(read_samples(folder / checkpoint)) if checkpoint in table else {}
+            for table, folder in zip(tables, samples, strict=True)
+        ]
+        rows = [table.get(checkpoint, {}) for table in tables]
+        for metric in COLUMNS:
+            if metric.endswith(INTERVAL) or all(row.get(metric) is None for row in rows):
+                continue
+            first = values[0].get(metric)
+            found.append(
+                {
+                    "checkpoint": checkpoint,
+                    "metric": metric,
+                    "values": [row.get(metric) for row in rows],
+                    "differences": [
+                        _against(rows[0].get(metric), row.get(metric), first, of.get(metric), confidence)
+                        for row, of in zip(rows[1:], values[1:], strict=True)
+                    ],
+                }
+            )
+    return found
+
+
+def _against(
+    old: float | None,
+    new: float | None,
+    old_values: Mapping[str, float] | None,
+    new_values: Mapping[str, float] | None,
+    confidence: float,
+) -> dict[str, Any] | None:
+    if old is None or new is None:
+        return None
+    if old_values and new_values:
+        return asdict(difference(old_values, new_values, confidence))
+    return {"value": new - old, "low": None, "high": None, "paired": False, "problems": None}

@@ -1,0 +1,59 @@
+"""Learning curves of a run's stages: which metrics belong into one picture, and their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tasks.recipe_runs import StageRun
+from tasks.tracked import Tracked
+
+Points = list[tuple[float, float]]
+_MOST_POINTS = 240
+_NOT_PARTS = ("_mean", "_std", "_failures")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Curves that share their axes. `parts` are metrics in the order of their legend."""
+
+    title: str
+    parts: tuple[tuple[str, str], ...]  # (name in the legend, metric)
+
+
+def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
+    """What there is to draw of a stage that logged these metrics."""
+    names = set(metrics)
+    if "reward" in names:
+        parts = [m for m in sorted(names) if m.startswith("reward_") and not m.endswith(_NOT_PARTS) and "/" not in m]
+        yield Picture("Reward and its parts", (("total", "reward"), *((p.removeprefix("reward_"), p) for p in parts)))
+    single = {
+        "completion_tokens": "Completion length, tokens",
+        "sampled_entropy": "Entropy of sampled tokens, nats",
+        "kl": "KL to the reference, nats",
+    }
+    if "reward" in names:
+        yield from (Picture(title, ((metric, metric),)) for metric, title in single.items() if metric in names)
+        return
+    losses = [name for name in sorted(names) if name == "loss" or name.endswith("/loss")]
+    if losses:
+        yield Picture("Training loss", tuple((name.removesuffix("/loss"), name) for name in losses))
+
+
+def read(tracked: Tracked, stage: StageRun) -> Iterator[tuple[Picture, dict[str, Points]]]:
+    """Every picture of a stage with its curves, thinned to what a picture can show."""
+    for picture in pictures(stage.maker.metrics):
+        curves = {name: thin(tracked.curve(stage.maker.id, metric)) for name, metric in picture.parts}
+        if shown := {name: points for name, points in curves.items() if points}:
+            yield picture, shown
+
+
+def thin(points: Sequence[tuple[int, float]]) -> Points:
+    """At most 240 points: means over equally many steps in a row. What is not a number is left out."""
+    finite = [(float(x), y) for x, y in points if math.isfinite(y)]
+    size = math.ceil(len(finite) / _MOST_POINTS)
+    if size <= 1:
+        return finite
+    groups = [finite[i : i + size] for i in range(0, len(finite), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]

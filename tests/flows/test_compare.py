@@ -1,0 +1,84 @@
+"""Reports and comparisons of real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.compare import aligned
+
+
+def test_tables_have_words_left_and_numbers_right() -> None:
+    assert aligned([{"stage": "sft", "A": "7s"}, {"stage": "evaluate", "A": "12s"}]) == [
+        "stage       A",
+        "sft        7s",
+        "evaluate  12s",
+    ]
+
+
+@pytest.fixture(scope="module")
+def fewer_samples(r1: Any, first_run: dict[str, Any]) -> dict[str, Any]:
+    """The first run again, evaluated with half the samples of the same problems."""
+    return r1.tiny("run", "--set", "evaluate.samples_per_problem=2")
+
+
+def test_every_run_has_its_page_in_the_home_folder_and_in_mlflow(r1: Any, first_run: dict[str, Any]) -> None:
+    page = Path(first_run["report"])
+    text = page.read_text()
+    assert r1.home in page.parents and page.stat().st_size < 3_000_000
+    (attached,) = r1.home.glob(f"mlartifacts/tiny/{first_run['run_id']}/artifacts/report.html")
+    assert attached.read_text() == text
+    for heading in ("Checkpoints", "Pipeline", "Learning", "Data", "Judge and reward models", "Completions", "Lineage"):
+        assert f"<h2>{heading}" in text
+    for name, row in first_run["checkpoints"].items():
+        assert f'<th scope="col" class="num">{name}</th>' in text and f"{100 * row['pass@1']:.1f}" in text
+    assert re.findall('<th scope="row">([a-z_]+)</th><td class="ran">', text) == [
+        s["name"] for s in first_run["stages"]
+    ]
+
+
+def test_runs_compared(r1: Any, first_run: dict[str, Any], fewer_samples: dict[str, Any], tmp_path: Path) -> None:
+    ids = [first_run["run_id"], fewer_samples["run_id"]]
+    done = r1("compare", *ids, "--json", "--plot", str(tmp_path / "curves.png"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [run["id"] for run in found["runs"]] == ids
+    assert found["config"] == [{"field": "evaluate.samples_per_problem", "values": [4, 2]}]
+    shared = {stage["stage"]: stage["shared"] for stage in found["stages"]}
+    assert [name for name, same in shared.items() if not same] == ["evaluate", "report"]
+    assert found["stages"][-2]["why"] == [[], ["samples_per_problem: 4 -> 2"]]
+    assert found["plot"] is None  # nothing was trained anew
+    rows = {(row["checkpoint"], row["metric"]): row for row in found["metrics"]}
+    dev1, (of,) = rows["dev1", "pass@1"]["values"], rows["dev1", "pass@1"]["differences"]
+    assert dev1 == [result["checkpoints"]["dev1"]["pass@1"] for result in (first_run, fewer_samples)]
+    assert of["paired"] and of["problems"] == [24, 24] and of["low"] <= of["value"] <= of["high"]
+    assert of["value"] == pytest.approx(dev1[1] - dev1[0])
+
+
+def test_a_comparison_for_people(r1: Any, first_run: dict[str, Any], fewer_samples: dict[str, Any]) -> None:
+    said = r1("compare", first_run["run_id"][:12], fewer_samples["run_id"][:12]).stdout
+    assert "evaluate.samples_per_problem  4  2" in said
+    assert "differs: samples_per_problem: 4 -> 2" in said and "The problems are the same" in said
+
+
+def test_what_is_wrong_is_one_line(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
+    for arguments, message in (
+        (("compare", "latest"), "give two runs or more"),
+        (("compare", "latest", "latest"), "name one run twice"),
+        (("compare", "latest", "zzzz"), "no recipe run has an id that begins so; the newest are "),
+        (("report", "latest~99"), "recipe runs; the oldest is latest~"),
+        (("report", "latest", "--out", str(tmp_path)), "give --out a file in a folder that can be written"),
+    ):
+        done = r1(*arguments)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_page_can_be_made_again_elsewhere(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "new" / "page.html"
+    done = r1("report", first_run["run_id"], "--out", str(out))
+    assert done.returncode == 0 and done.stdout.strip() == str(out)
+    assert out.read_text() == Path(first_run["report"]).read_text()
