@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import (
