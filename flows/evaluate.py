@@ -11,12 +11,12 @@ from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
-from flows.forms import Inputs, Seed
+from flows.forms import EvaluatedStages, Inputs, Seed
 from flows.problems import HELD_OUT
 from flows.recipe import Evaluate
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from flows.students import PREFIX, student_stage
+from flows.students import PREFIX
 from grpo.data import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.behaviour import instruction_metrics, refusal_metrics
@@ -141,50 +141,29 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
 
 
 VERSION = 4
-STAGE = Stage(
-    "evaluate",
-    VERSION,
-    ("problems", "base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl"),
-    build,
-    extra=code,
-)
-ZERO_STAGE = Stage("evaluate", VERSION, ("problems", "base", "r1_zero"), build, extra=code)
-RLHF_STAGE = Stage(
-    "evaluate", VERSION, ("problems", "base", "cold_start_sft", "reward_models", "rlhf_ppo"), build, extra=code
-)
+R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl")
 
 
-def distill_stage(students: Sequence[str]) -> Stage:
-    """Students need not speak in the teacher's tokens."""
-    taught = [student_stage(name).name for name in students]
-    return Stage("evaluate", VERSION, ("problems", "reasoning_rl", *taught), build, extra=code, mixed=True)
+def stage_for(stages: Sequence[str]) -> Stage:
+    """The evaluation of what these stages make, with the scores of `reward_models` if they are among them.
+
+    Raises:
+        InputError: one makes no checkpoint.
+    """
+    if wrong := set(stages) - {"reward_models"} - checkpoints(stages).keys():
+        known = ", ".join([*CHECKPOINTS, f"{PREFIX}NAME"])
+        raise InputError(f"evaluate: stage {sorted(wrong)[0]!r} makes no checkpoint; these do: {known}")
+    mixed = any(name.startswith(PREFIX) for name in stages)  # students need not speak in their teacher's tokens
+    return Stage("evaluate", VERSION, ("problems", *stages), build, extra=code, mixed=mixed)
 
 
-@flow(name=STAGE.name)
-def evaluate(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Evaluate every checkpoint of the R1 recipe on the held-out problems."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-zero")
-def evaluate_zero(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Evaluate the base model and R1-Zero on the held-out problems."""
-    return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-rlhf")
-def evaluate_rlhf(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Evaluate the base model, the SFT model and what PPO made of it on the held-out problems."""
-    return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-distill")
-def evaluate_distill(
+@flow(name="evaluate")
+def evaluate(
     config: Evaluate,
-    students: list[str],
+    stages: EvaluatedStages = R1,
     inputs: Inputs = None,
     seed: Seed = 0,
     where: Where | None = None,
 ) -> State:
-    """Evaluate Dev2 and its students on the held-out problems."""
-    return run_stage(distill_stage(students), config, inputs or {}, seed, where or Where())
+    """Evaluate checkpoints on the held-out problems."""
+    return run_stage(stage_for(stages), config, inputs or {}, seed, where or Where())

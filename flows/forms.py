@@ -7,7 +7,7 @@ them into the schema from below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -58,3 +58,7 @@ Inputs = Annotated[
     Explained(f"What the stage reads: name of the input -> {REFERENCE}. The newest artifact of every one left out."),
 ]
 Seed = Annotated[int, Field(ge=0), Explained("Every random choice follows from it.")]
+EvaluatedStages = Annotated[
+    Sequence[str],
+    Explained("Stages whose checkpoints are evaluated; with reward_models among them, their scores, too."),
+]

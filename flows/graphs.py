@@ -61,6 +61,14 @@ def section_of(recipe: Recipe, name: str) -> Any:
     return section
 
 
+def _closing(*stages: str, **takes: str) -> tuple[Step, Step]:
+    """Evaluation of what these stages make, and the report of it."""
+    return (
+        Step(evaluate.stage_for(stages), partial(evaluate.evaluate, stages=list(stages)), takes=takes),
+        Step(report.STAGE, report.report),
+    )
+
+
 TO_DEV1 = (
     Step(problems.STAGE, problems.problems),
     Step(base.STAGE, base.base),
@@ -78,24 +86,18 @@ TO_R1 = (
     Step(reward_models.STAGE, reward_models.reward_models),
     Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
 )
-R1 = (
-    *TO_R1,
-    Step(evaluate.STAGE, evaluate.evaluate),
-    Step(report.STAGE, report.report),
-)
+R1 = (*TO_R1, *_closing(*evaluate.R1))
 R1_ZERO = (
     Step(problems.STAGE, problems.problems),
     Step(base.STAGE, base.base),
     Step(r1_zero.STAGE, r1_zero.r1_zero),
-    Step(evaluate.ZERO_STAGE, evaluate.evaluate_zero),
-    Step(report.ZERO_STAGE, report.report_zero),
+    *_closing("base", "r1_zero"),
 )
 RLHF_PPO = (
     *TO_DEV1,
     Step(reward_models.STAGE, reward_models.reward_models, takes={"sft": cold_start_sft.STAGE.name}),
     Step(rlhf_ppo.STAGE, rlhf_ppo.rlhf_ppo),
-    Step(evaluate.RLHF_STAGE, evaluate.evaluate_rlhf),
-    Step(report.RLHF_STAGE, report.report_rlhf),
+    *_closing("base", "cold_start_sft", "reward_models", "rlhf_ppo"),
 )
 
 
@@ -121,17 +123,9 @@ def alignment(recipe: Recipe) -> tuple[Step, ...]:
             ),
         )
     ]
-    return (
-        *TO_R1,
-        *later,
-        Step(
-            rounds.evaluate_stage(last),
-            partial(rounds.evaluate_rounds, last=last),
-            # They know the responses of all checkpoints best.
-            takes={reward_models.STAGE.name: rounds.models_name(last)},
-        ),
-        Step(rounds.report_stage(last), partial(rounds.report_rounds, last=last)),
-    )
+    policies = [rounds.policy_name(number) for number in range(2, last + 1)]
+    # The last reward models know the responses of all checkpoints best.
+    return *TO_R1, *later, *_closing(*evaluate.R1, *policies, reward_models=rounds.models_name(last))
 
 
 def distillation(recipe: Recipe) -> tuple[Step, ...]:
@@ -157,8 +151,7 @@ def distillation(recipe: Recipe) -> tuple[Step, ...]:
     return (
         *TO_SFT_DATA,
         *trained,
-        Step(evaluate.distill_stage(names), partial(evaluate.evaluate_distill, students=names)),
-        Step(report.distill_stage(names), partial(report.report_distill, students=names)),
+        *_closing("reasoning_rl", *(students.student_stage(name).name for name in names)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from flows.forms import Inputs, Seed
 from flows.problems import HELD_OUT
 from flows.recipe import Report
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from flows.students import student_stage
 from grpo.data import Problem, read_rows
 from tasks.report import closing_frame, completions, markdown
 
@@ -50,55 +49,10 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
         )
 
 
-STAGE = Stage(
-    "report",
-    4,
-    ("problems", "cold_start_data", "reasoning_rl", "sft_data", "reward_models", "alignment_rl", "evaluate"),
-    build,
-)
-ZERO_STAGE = Stage("report", 4, ("problems", "r1_zero", "evaluate"), build)
-RLHF_STAGE = Stage(
-    "report", 4, ("problems", "cold_start_data", "cold_start_sft", "reward_models", "rlhf_ppo", "evaluate"), build
-)
-
-
-def distill_stage(students: Sequence[str]) -> Stage:
-    """The report about these students."""
-    taught = [student_stage(name).name for name in students]
-    return Stage(
-        "report",
-        4,
-        ("problems", "cold_start_data", "reasoning_rl", "sft_data", *taught, "evaluate"),
-        build,
-        mixed=True,
-    )
+STAGE = Stage("report", 4, ("problems", "evaluate"), build)
 
 
 @flow(name=STAGE.name)
 def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Write the report of an R1 run."""
+    """Write the report of an evaluation."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-zero")
-def report_zero(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Write the report of an R1-Zero run."""
-    return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-rlhf")
-def report_rlhf(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
-    """Write the report of an RLHF run."""
-    return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{STAGE.name}-distill")
-def report_distill(
-    config: Report,
-    students: list[str],
-    inputs: Inputs = None,
-    seed: Seed = 0,
-    where: Where | None = None,
-) -> State:
-    """Write the report of a distillation."""
-    return run_stage(distill_stage(students), config, inputs or {}, seed, where or Where())

@@ -9,15 +9,13 @@ measured and made again by itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from prefect import flow
 from prefect.states import State
 
-from flows import alignment_rl, evaluate, report, reward_models
+from flows import alignment_rl, reward_models
 from flows.forms import Inputs, Seed
 from flows.reasoning_rl import files, user_code
-from flows.recipe import Evaluate, Report, RewardModels
+from flows.recipe import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rl_config import RL
 
@@ -57,18 +55,6 @@ def policy_stage(number: int) -> Stage:
     return Stage(policy_name(number), alignment_rl.STAGE.version, needs, build, files=files, extra=user_code)
 
 
-def evaluate_stage(last: int) -> Stage:
-    """With the checkpoints of rounds up to `last`."""
-    later = [policy_name(number) for number in range(2, last + 1)]
-    return replace(evaluate.STAGE, needs=(*evaluate.STAGE.needs, *later))
-
-
-def report_stage(last: int) -> Stage:
-    """With the stages of rounds up to `last`."""
-    later = [name(number) for number in range(2, last + 1) for name in (models_name, policy_name)]
-    return replace(report.STAGE, needs=(*report.STAGE.needs, *later))
-
-
 @flow(name="reward_models_round", flow_run_name="reward_models_{number}")
 def reward_models_round(
     config: RewardModels,
@@ -88,19 +74,3 @@ def alignment_rl_round(
 ) -> State:
     """Go on with alignment RL against this round's reward models."""
     return run_stage(policy_stage(number), config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{evaluate.STAGE.name}-rounds")
-def evaluate_rounds(
-    config: Evaluate, last: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
-) -> State:
-    """Evaluate every checkpoint of a recipe with several rounds on the held-out problems."""
-    return run_stage(evaluate_stage(last), config, inputs or {}, seed, where or Where())
-
-
-@flow(name=f"{report.STAGE.name}-rounds")
-def report_rounds(
-    config: Report, last: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
-) -> State:
-    """Write the report of a run with several rounds."""
-    return run_stage(report_stage(last), config, inputs or {}, seed, where or Where())
