@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,12 @@ class Databases:
 
 
 def sqlite(home: Path) -> Databases:
-    return Databases(None, default_uri(home))
+    """Files in the home folder. MLflow's is made here: a server that is killed while it does leaves half of it."""
+    uri = default_uri(home)
+    path = uri.removeprefix("sqlite:///")
+    if not Path(path).exists():
+        subprocess.run([*PYTHON, "tasks.tracking_database", path], check=True)
+    return Databases(None, uri)
 
 
 def prefect_url(port: int) -> str:

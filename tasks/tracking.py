@@ -25,6 +25,7 @@ from grpo.errors import InputError
 from grpo.processes import process_name
 from tasks.store import Manifest
 from tasks.tracked import PARENT_TAG, Tracked
+from tasks.tracking_database import make_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -88,7 +89,7 @@ class Tracking:
         # Registering a model version looks its model up at the global address, whatever the client's is.
         mlflow.set_tracking_uri(self.uri)
         if self._sqlite:
-            self._sqlite.parent.mkdir(parents=True, exist_ok=True)
+            make_database(self._sqlite)
         return mlflow.MlflowClient(self.uri, self.uri)
 
     @functools.cached_property

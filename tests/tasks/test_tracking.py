@@ -322,3 +322,22 @@ def test_a_server_that_comes_back_misses_nothing_and_one_that_does_not_stops_the
     client = MlflowClient(default_uri(tmp_path))
     assert history(client, run, "loss") == [(1, 3.0), (2, 2.0)]
     assert client.get_run(run).data.tags["a"] == "b" and client.get_run(run).info.status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_kill_while_mlflows_database_is_made_leaves_none(tmp_path: Path) -> None:
+    """Killed at 12 moments from before the first table to after the last; then a run is recorded."""
+
+    def start(path: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "tasks.tracking_database", str(path)], cwd=ROOT)
+
+    began = time.monotonic()
+    assert start(tmp_path / "whole.db").wait() == 0
+    took = time.monotonic() - began
+    for part in range(1, 13):
+        path = tmp_path / f"{part}.db"
+        process = start(path)
+        time.sleep(took * (0.4 + 0.05 * part))
+        process.kill()
+        process.wait()
+        assert Tracking(f"sqlite:///{path}").recipe_run("tiny", "after a kill", {}, {})
