@@ -22,6 +22,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 from pydantic import BaseModel
@@ -129,7 +130,8 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     if not where.force and store().find(key) is not None:
         done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
         return done
-    with get_client(sync_client=True) as client:
+    # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         return _Dispatch(client, _job(client, step, config, found, inputs, seed, where, key)).run()
 
 

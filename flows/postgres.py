@@ -37,7 +37,7 @@ class Cluster:
 
     def part(self) -> Part:
         """The server as a process to keep alive. SIGINT ends it at once and cleanly."""
-        place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)]
+        place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", ""]
         return Part("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
 
     def databases(self) -> Databases:

@@ -1,7 +1,7 @@
 """Keeps a few long-running processes alive, and takes everything that they started along when it ends.
 
-It adopts orphans: what a dead part leaves behind (a flow of a killed worker, a child of a killed server) would hold
-a GPU or a port, so it is ended before the part is started again.
+It adopts orphans and ends them: what a dead part leaves behind (a flow of a killed worker, a child of a killed server)
+would hold a GPU or a port that the next one needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_S = 0.5
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 CALM_S = 120.0
 """A part that lived this long is started again without delay."""
-GRACE_S = 30.0
+GRACE_S = 45.0
 """Between SIGTERM and SIGKILL, for a part and its descendants: a flow stops its trainer, which writes a checkpoint."""
 
 
@@ -86,8 +86,9 @@ class Supervisor:
         return {part.name: process_name(part.process.pid) if part.process else None for part in self.parts}
 
     def watch(self) -> None:
-        """Until a signal: restart what died."""
+        """Until a signal: restart what died, end what lost its parent."""
         while not self.stopping:
+            self._end_orphans()
             for part in self.parts:
                 if not part.is_alive():
                     self._revive(part)
@@ -95,7 +96,6 @@ class Supervisor:
 
     def _revive(self, part: Part) -> None:
         if part.due is None:
-            self._end_orphans()
             lived = time.monotonic() - part.began
             wait = 0.0 if lived > CALM_S else BACKOFF_S[min(part.deaths, len(BACKOFF_S) - 1)]
             part.deaths = 0 if lived > CALM_S else part.deaths + 1
@@ -103,6 +103,7 @@ class Supervisor:
             code = part.process.returncode if part.process else None
             print(f"{part.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s", flush=True)
         elif time.monotonic() >= part.due:
+            self._end_orphans()
             part.due = None
             part.start(self._logs)
             self._changed()

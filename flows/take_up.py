@@ -26,8 +26,9 @@ from flows.dispatch import TRIES
 from flows.r1 import FLOWS
 
 POLL_S = 5.0
-LOST_S = 20.0
-"""How long a flow run has no process before it is taken up: workers report first, and processes take time to start."""
+LOST_S, NOT_BEGUN_S = 20.0, 120.0
+"""How long a flow run has no process before it is taken up: workers report first; and one that is only about to begin,
+since processes take time to start."""
 _LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
@@ -39,17 +40,20 @@ class Watch:
     missing: dict[UUID, float] = field(default_factory=dict)  # since when a live run has no process
     recipes: set[UUID] = field(default_factory=set)  # that were alive
 
-    def sweep(self, lost_s: float = LOST_S) -> None:
-        """Look once: end what has no process for `lost_s` seconds, schedule recipes again that crashed."""
-        runs = [run for run in _runs(self.client, _LIVE) if run.deployment_id is not None]
+    def sweep(self, last: bool = False) -> None:
+        """Look once: end what has no process for long, or at all if it is the `last` time; schedule recipes again that
+        crashed."""
+        found = {run.id: (run, self._deployed(run)) for run in _runs(self.client, _LIVE)}
+        runs = [run for run, deployed in found.values() if deployed is not None]
         present = living()
         now = time.monotonic()
-        self.missing = {run.id: self.missing.get(run.id, now) for run in runs if str(run.id) not in present}
+        self.missing = {run.id: self.missing.get(run.id, now) for run in runs if str(found[run.id][1]) not in present}
         recipes = _recipe_flows(self.client)
         for run in runs:
             if run.flow_id in recipes:
                 self.recipes.add(run.id)
-            if run.id in self.missing and now - self.missing[run.id] >= lost_s:
+            patience_s = 0.0 if last else NOT_BEGUN_S if run.state_type == StateType.PENDING else LOST_S
+            if run.id in self.missing and now - self.missing[run.id] >= patience_s:
                 self._end(run)
         if self.recipes:
             for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
@@ -58,6 +62,18 @@ class Watch:
                 self.recipes.discard(run.id)
                 if run.run_count < TRIES:
                     self._set(run, AwaitingRetry(message="It lost its process and starts again."))
+
+    def _deployed(self, run: FlowRun) -> UUID | None:
+        """The flow run in whose process this one runs: itself, or that of the recipe around it. None if a person's
+        terminal runs it: that process does not name it."""
+        while run.deployment_id is None:
+            if run.parent_task_run_id is None:
+                return None
+            outer = self.client.read_task_run(run.parent_task_run_id).flow_run_id
+            if outer is None:
+                return None
+            run = self.client.read_flow_run(outer)
+        return run.id
 
     def _end(self, run: FlowRun) -> None:
         assert run.state is not None
@@ -106,7 +122,7 @@ def main() -> None:
         while True:
             last = bool(stopping)
             try:
-                watch.sweep(0.0 if last else LOST_S)
+                watch.sweep(last)
             except (httpx.HTTPError, PrefectHTTPStatusError) as error:
                 print(f"the server does not answer: {error}", flush=True)
             if last:

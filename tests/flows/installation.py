@@ -115,13 +115,6 @@ class Installation(R1):
         """Lines of metrics that the stage under way has written."""
         return sum(len(p.read_text().splitlines()) for p in self.home.glob(f"work/{stage}-*/trainer/metrics.jsonl"))
 
-    def artifacts(self) -> dict[str, str]:
-        """stage/key/attempt -> digest."""
-        found = {}
-        for path in self.home.glob("artifacts/*/*/*/manifest.json"):
-            found["/".join(path.parts[-4:-1])] = json.loads(path.read_text())["digest"]
-        return found
-
     def running(self) -> set[int]:
         """Processes that the installation started, however far down."""
         mark = f"R1FLOW_INSTALLATION={self.home}".encode()
@@ -144,3 +137,11 @@ class Installation(R1):
         assert done.returncode == 0, done.stderr[-2000:]
         assert not self.running()
         assert not (self.home / "up.json").exists()
+
+
+def artifacts(home: Path) -> dict[str, str]:
+    """stage/key/attempt -> digest."""
+    found = {}
+    for path in home.glob("artifacts/*/*/*/manifest.json"):
+        found["/".join(path.parts[-4:-1])] = json.loads(path.read_text())["digest"]
+    return found
