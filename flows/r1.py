@@ -17,6 +17,8 @@ from prefect import flow
 
 from flows import evaluate
 from flows import report as report_stage
+from flows.estimate import FILE as ESTIMATE
+from flows.estimate import for_record
 from flows.gates import Gatekeeper, check_gates
 from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
@@ -115,6 +117,8 @@ def run_recipe(graph_name: str, recipe: Recipe, choice: Choice, overrides: Seque
     }
     name = f"{flow_name} seed {recipe.seed}" + (f" {' '.join(overrides)}" if overrides else "")
     run_id = record.recipe_run(recipe.name, name, recipe.model_dump(mode="json"), tags)
+    if (estimated := for_record(graph, recipe)) is not None:
+        record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
     references: dict[str, str] = {}
 
