@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows import compare, deploy, export, registry, report_command, up, why
+from flows import compare, deploy, estimate_options, export, registry, report_command, up, why
 from flows.home import home, prepare_environment, store
 from grpo.errors import InputError
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     plan = _with_choice(commands.add_parser("plan", help="what a run would do, and why"))
     plan.add_argument("--force", action="append", default=[], metavar="STAGE")
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    estimate_options.add(plan)
     commands.add_parser("stages", help="what exists")
     show = commands.add_parser("show", help="one artifact: what it is and where it came from")
     show.add_argument("key", help="the beginning of a key or digest, latest:STAGE, or RUN:STAGE")
@@ -189,14 +190,23 @@ def plan(given: argparse.Namespace) -> int:
     from flows.recipe import load_recipe
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    planned = make_plan(GRAPHS[given.flow](recipe), recipe, _choice(given))
+    graph = GRAPHS[given.flow](recipe)
+    planned = make_plan(graph, recipe, _choice(given))
+    estimated: dict[str, Any] | None = None
+    if given.estimate or given.calibrate:
+        from flows import estimate
+
+        estimated = estimate.make(given, graph, recipe)
     if given.json:
-        print(json.dumps({"recipe": recipe.name, "stages": [vars(p) for p in planned]}))
+        result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
+        print(json.dumps(result | ({"estimate": estimated} if estimated else {})))
         return 0
     print(f"{recipe.name}: {recipe.description}")
     for p in planned:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
         print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+    if estimated:
+        estimate.show(estimated, [p.name for p in planned if p.status == "run"])
     return 0
 
 
@@ -217,6 +227,7 @@ def stages(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     from flows.references import artifact
+    from tasks.stale import stale
 
     manifest = artifact(given.key)
     known = {m.digest: m for m in store().list()}
@@ -232,6 +243,8 @@ def show(given: argparse.Namespace) -> int:
                 lineage(known[ref.digest], depth + 1, seen)
 
     lineage(manifest, 1, set())
+    if why_stale := stale(store()).get(manifest.key):
+        print(f"\nStale: {why_stale}")
     return 0
 
 

@@ -18,6 +18,8 @@ from prefect import flow
 
 from flows import evaluate, report_page
 from flows.dispatch import check_deployments, dispatch
+from flows.estimate import FILE as ESTIMATE
+from flows.estimate import for_record
 from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.graphs import GRAPHS, Step
@@ -125,6 +127,8 @@ def run_recipe(
     )
     tags = {**identity, **called.tags, "r1flow.overrides": " ".join(overrides)}
     run_id = record.recipe_run(recipe.name, called.name, config, tags)
+    if (estimated := for_record(graph, recipe)) is not None:
+        record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
     references: dict[str, str] = {}
 

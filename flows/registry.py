@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    if not re.fullmatch(r"[\w-]+", given.alias) or re.fullmatch(r"latest|v\d+", given.alias):
+        raise InputError(f"--alias {given.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
     manifest = artifact(given.reference)
     recipe = given.recipe or _recipe_of(manifest)
     version = tracking().set_alias_now(recipe, given.alias, manifest)

@@ -26,6 +26,7 @@ from flows.home import home, store, tracking
 from flows.progress import Progress
 from flows.references import Input, external, resolve
 from grpo.errors import InputError
+from grpo.memory_used import FILE as MEMORY_USED
 from tasks.launch import launch
 from tasks.meeting import Meeting
 from tasks.run_names import name_run
@@ -146,6 +147,10 @@ class Context:
             time_limit_s=limit * 3600 if limit else None,
             lock_fd=self.attempt.lock_fd,
         )
+        if (used := work / MEMORY_USED).is_file():  # beside the estimate, for whoever compares
+            gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
+            step = result.get("steps_completed", 0)
+            self.tracking.log_metrics(self.run_id, [{"step": step, f"{prefix}peak_memory_gb": gigabytes}])
         partial = done.with_suffix(".partial")
         partial.write_text(json.dumps(result))
         partial.replace(done)

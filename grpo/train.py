@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from grpo.errors import InputError, TrainingStopped
 from grpo.jobs import JOBS, JobBase
+from grpo.memory_used import MemoryUsed
 from grpo.processes import write_whole_lines
 
 RUNNERS = {
@@ -122,7 +123,10 @@ def run(job: JobBase) -> int:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
         module, function = RUNNERS[job.kind].split(":")  # type: ignore[attr-defined]
-        getattr(importlib.import_module(module), function)(job)
+        runner = getattr(importlib.import_module(module), function)
+        used = MemoryUsed()
+        runner(job)
+        used.write(job.result.parent)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

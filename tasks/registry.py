@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.store import Manifest, Store
-from tasks.tracking import Tracking, registered_name
+from tasks.tracking import Tracking, alias_name, registered_name
 
 CHAMPION = "champion"
 
@@ -21,7 +21,7 @@ def by_alias(alias: str, recipe: str | None, tracking: Tracking, store: Store) -
     Raises:
         InputError: if no recipe has this alias, several have it and none is named, or its artifact is gone.
     """
-    found = tracking.ask(lambda client: _versions(client, alias))
+    found = tracking.ask(lambda client: _versions(client, alias_name(alias)))
     if recipe is not None:
         found = {name: version for name, version in found.items() if name == registered_name(recipe)}
     shown = f"{alias}@{recipe}" if recipe else alias

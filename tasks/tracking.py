@@ -51,7 +51,7 @@ class _Waiting:
     """Something that MLflow failed to record, and how often it failed while other things succeeded."""
 
     what: str
-    call: Callable[[], None]
+    call: Callable[[], object]
     tries: int = 0
 
 
@@ -344,7 +344,7 @@ class Tracking:
             version = self._register(recipe, model.source_run_id, model_id, tags)
         else:
             raise InputError(f"{manifest.stage} {manifest.key[:12]} is no model that MLflow at {self.uri} knows")
-        self._client.set_registered_model_alias(name, re.sub(r"[^\w-]", "-", alias), version)
+        self._client.set_registered_model_alias(name, alias_name(alias), version)
         return version
 
     def log_model_input(self, run_id: str, model_id: str) -> None:
@@ -421,7 +421,7 @@ class Tracking:
             self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
         return self._last_steps[run_id]
 
-    def _later(self, what: str, call: Callable[[], None]) -> None:
+    def _later(self, what: str, call: Callable[[], object]) -> None:
         """Do it, now or with a later call that succeeds."""
         if self._now(what, call):
             self._retry()
@@ -440,7 +440,7 @@ class Tracking:
             else:
                 logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
 
-    def _now(self, what: str, call: Callable[[], None]) -> bool:
+    def _now(self, what: str, call: Callable[[], object]) -> bool:
         """Do it; False if MLflow could not be reached, so that it may be worth another try."""
         try:
             call()
@@ -474,6 +474,11 @@ class Tracking:
 def registered_name(recipe: str) -> str:
     """The registered model of a recipe."""
     return re.sub(r"[/:]", "-", recipe)
+
+
+def alias_name(name: str) -> str:
+    """`name` as MLflow takes it for an alias: a student "qwen2.5" becomes "qwen2-5"."""
+    return re.sub(r"[^\w-]", "-", name)
 
 
 def metric_name(name: str) -> str:

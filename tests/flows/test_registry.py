@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.registry import move_aliases
+from flows.cli import parser
+from flows.registry import move_aliases, run
 from grpo.errors import InputError
 from tasks.registry import by_alias, recipes_with
 from tasks.store import Manifest, Store, artifact_key
@@ -51,6 +52,8 @@ def test_an_alias_leads_to_the_artifact_and_moves(tracking: Tracking, store: Sto
     assert by_alias("dev3", "moving", tracking, store) == first
     assert tracking.set_alias_now("moving", "dev3", second) == "2"
     assert by_alias("dev3", None, tracking, store) == second
+    tracking.set_alias("moving", "qwen2.5", first)  # a student; MLflow takes no dot
+    assert by_alias("qwen2.5", "moving", tracking, store) == first
     assert recipes_with(first, tracking) == ["moving"]
 
 
@@ -62,6 +65,12 @@ def test_a_checkpoint_that_another_recipe_made_gets_a_version_of_its_own(trackin
     assert by_alias("shared", "user", tracking, store) == made
     with pytest.raises(InputError, match="shared: 2 recipes have it; write shared@maker or shared@user"):
         by_alias("shared", None, tracking, store)
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "a b", ""])
+def test_aliases_that_mlflow_refuses_are_refused_first(alias: str) -> None:
+    with pytest.raises(InputError, match="give letters, digits, - and _"):
+        run(parser().parse_args(["promote", "latest:sft", "--alias", alias]))
 
 
 def test_what_is_no_model_cannot_be_promoted(tracking: Tracking, store: Store) -> None:

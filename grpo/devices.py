@@ -1,0 +1,87 @@
+"""What devices can do, and how long the work of a stage takes on them: assumptions, each of which can be replaced.
+
+Peaks are those of the makers' data sheets (NVIDIA: H200 SXM, H100 SXM, A100 80GB SXM; dense, without sparsity); the
+shares of them that are reached, and the least that a layer takes, are assumed. Operations are counted as usual: two for
+each weight that a token passes forwards, twice that backwards (Kaplan et al., arXiv 2001.08361, section 2.1), and
+attention's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo.architecture import Architecture
+
+ROWS_MAX = 256
+"""Sequences that vLLM decodes side by side by default."""
+ENGINE_LAYER_SHARE = 0.2
+"""Of `layer_s`, with vLLM's CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or one machine's processor. Rates are a second, sizes bytes."""
+
+    name: str
+    kind: str  # "cuda" | "cpu"
+    memory: float
+    operations_16: float  # in bfloat16
+    operations_32: float  # in float32
+    bandwidth: float  # of its memory
+    network: float  # to devices on other machines
+    learning_share: float = 0.4  # of the operations, where many tokens pass together
+    sampling_share: float = 0.5  # of the bandwidth, where each token reads all weights
+    layer_s: float = 1e-4  # seconds that a layer takes at least, forwards
+
+    def operations(self, number: int) -> float:
+        return self.operations_16 if number == 2 else self.operations_32
+
+
+DEVICES = {
+    "H200": Device("H200", "cuda", 141e9, 989e12, 67e12, 4.8e12, 50e9),
+    "H100": Device("H100", "cuda", 80e9, 989e12, 67e12, 3.35e12, 50e9),
+    "A100": Device("A100", "cuda", 80e9, 312e12, 19.5e12, 2.04e12, 25e9),
+    "cpu": Device("cpu", "cpu", 16e9, 5e10, 5e10, 1e10, 1e9),
+}
+
+
+def forward_operations(a: Architecture, length: float) -> float:
+    """For each token of sequences of this length."""
+    lookup = 0 if a.tied else a.vocabulary * a.hidden  # embeddings are looked up, a head is multiplied by
+    width = a.heads * (a.latent.plain + a.latent.rotary if a.latent else a.head_width)
+    return 2 * (a.weights(active=True) - lookup) + 2 * a.layers * width * length
+
+
+def read_s(device: Device, a: Architecture, tokens: float, length: float, batch: float, number: int) -> float:
+    """Seconds of one device for `tokens` that pass forwards only, `batch` of them together."""
+    computing = tokens * forward_operations(a, length) / (device.operations(number) * device.learning_share)
+    return computing + tokens / batch * a.layers * device.layer_s
+
+
+def learn_s(
+    device: Device, a: Architecture, tokens: float, length: float, batch: float, number: int, again: bool
+) -> float:
+    """The same forwards and backwards; `again`: activations are computed a second time (gradient checkpointing)."""
+    return (4 if again else 3) * read_s(device, a, tokens, length, batch, number)
+
+
+def sample_s(
+    device: Device,
+    a: Architecture,
+    completions: float,
+    prompt: float,
+    steps: float,
+    mean: float,
+    rows: float,
+    number: int,
+    engine: bool,
+) -> float:
+    """Seconds of one device for `completions` of `mean` tokens, `rows` of them side by side, for `steps` tokens each
+    time: the longest where rows wait for each other, the mean where an engine fills their places."""
+    rows = max(1.0, min(rows, completions))
+    alive = rows if engine else rows * mean / steps
+    read = number * (a.weights(active=rows == 1) + alive * a.cache_numbers * (prompt + mean / 2))
+    reading = read / (device.bandwidth * device.sampling_share)
+    computing = alive * forward_operations(a, prompt + mean / 2) / (device.operations(number) * device.learning_share)
+    least = a.layers * device.layer_s * (ENGINE_LAYER_SHARE if engine else 1)
+    return completions / rows * steps * (max(reading, computing) + least)

@@ -1,0 +1,229 @@
+"""What a stage will take, before it runs: device-hours, wall time, memory, disk and network; settings and assumptions.
+
+One function a kind of work; nothing is measured here. What is not counted: verifiers and judges, reading and writing,
+the start of processes, and devices of a server that samples beside the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from grpo.architecture import Architecture
+from grpo.config import Hardware, Sampling, Supervised
+from grpo.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
+from grpo.memory_model import Lengths, Place
+from grpo.memory_stages import Held, of_rl, of_sampling, of_supervised
+from grpo.rl_config import RL
+from grpo.text_engine_settings import TextEngineSettings
+from grpo.vllm_settings import VLLM
+
+USABLE = 0.9
+"""Of a GPU's memory; the rest is left to CUDA, NCCL and what the allocator cannot give out."""
+TRAFFIC = 8
+"""Bytes that FSDP2 sends for a weight in a micro-batch: twice in bfloat16 forwards and backwards, its gradient once in
+float32 (docs/sizes.md)."""
+_Settings = TypeVar("_Settings", Supervised, RL)
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What no setting says. Tokens are means over the data."""
+
+    prompt_tokens: float = 256
+    completion_share: float = 0.5  # of the longest completion
+    kept_share: float = 0.5  # of sampled completions that pass the filters
+    text_bytes: float = 5  # on disk, for each token with what stands beside it
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one stage. `seconds` is wall time; sizes are bytes, `memory` on each device, `network` into each device."""
+
+    devices: int = 1
+    seconds: float = 0.0
+    device_seconds: float = 0.0
+    memory: Held | None = None
+    disk: float = 0.0  # what is kept
+    scratch: float = 0.0  # what is needed beside it while it runs
+    network: float = 0.0
+
+    def __add__(self, after: Estimate) -> Estimate:
+        """Both, one after the other."""
+        return Estimate(
+            devices=max(self.devices, after.devices),
+            seconds=self.seconds + after.seconds,
+            device_seconds=self.device_seconds + after.device_seconds,
+            memory=_largest(self.memory, after.memory),
+            disk=self.disk + after.disk,
+            scratch=max(self.scratch, after.scratch),
+            network=self.network + after.network,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """JSON values, sizes in GB (1e9 bytes)."""
+        values: dict[str, Any] = {"devices": self.devices, "seconds": round(self.seconds, 3)}
+        values["device_hours"] = self.device_seconds / 3600
+        if self.memory is not None:
+            values["peak_memory_gb"] = self.memory.peak / 1e9
+            values["peak_phase"] = self.memory.phase
+            values["phases_gb"] = {name: size / 1e9 for name, size in self.memory.phases.items()}
+            values["memory_gb"] = {name: size / 1e9 for name, size in self.memory.parts.items()}
+        return values | {f"{name}_gb": getattr(self, name) / 1e9 for name in ("disk", "scratch", "network")}
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates for one model on one kind of device."""
+
+    a: Architecture
+    device: Device
+    assumed: Assumed = field(default_factory=Assumed)
+
+    def supervised(self, settings: Supervised, tokens: float, length: float, models: int = 1) -> Estimate:
+        """Passes over `tokens` in all, in sequences of a mean `length`, forwards and backwards; `models` one after the
+        other."""
+        hardware = settings.hardware
+        devices = _devices(hardware)
+        batch = min(settings.micro_batch_tokens, settings.batch_size * length)
+        again = hardware.gradient_checkpointing
+        alone = learn_s(self.device, self.a, tokens, length, batch, _BYTES[hardware.dtype], again)
+        traffic = self._traffic(tokens / batch / devices, devices)
+        return Estimate(
+            devices=devices,
+            seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
+            device_seconds=seconds * devices,
+            memory=of_supervised(self.a, _at_most(settings, batch), self._place),
+            disk=models * self._checkpoint(hardware),
+            scratch=self._state(hardware, settings.optimizer.kind),
+            network=models * traffic,
+        )
+
+    def sampled(
+        self,
+        prompts: float,
+        group: int,
+        sampling: Sampling,
+        hardware: Hardware,
+        engine: TextEngineSettings | None = None,
+        policies: int = 1,
+        reward_models: int = 0,
+    ) -> Estimate:
+        """`group` completions of each of `prompts` problems, by `policies` one after the other; nothing is held here
+        where a service samples."""
+        disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
+        if engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local"):
+            return Estimate(disk=disk)
+        devices = _devices(hardware)
+        number, lengths = _BYTES[hardware.dtype], self._lengths(sampling.max_new_tokens)
+        alone = self._sample(prompts * group / devices, sampling, number, engine, sampling.max_new_tokens)
+        scored = prompts * group * (self.assumed.prompt_tokens + self._mean(sampling.max_new_tokens)) * reward_models
+        alone += read_s(self.device, self.a, scored / devices, sum(self._means(sampling)), 16384, number)
+        held = of_sampling(self.a, sampling, hardware, self._place, lengths, int(prompts), group, engine, reward_models)
+        return Estimate(devices, policies * alone, policies * alone * devices, held, disk)
+
+    def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
+        """All steps: sampling, the reference's and the old policy's pass, reward models in the steps that ask general
+        prompts, and the update."""
+        hardware = settings.hardware
+        devices, number = _devices(hardware), _BYTES[hardware.dtype]
+        rows = settings.prompts_per_step * settings.group_size
+        seconds = traffic = 0.0
+        for steps, longest in _stretches(settings):
+            mean = self._mean(longest)
+            length = self.assumed.prompt_tokens + mean
+            tokens = steps * rows * length / devices
+            batch = min(settings.micro_batch_tokens, rows * length / devices)
+            sampled = steps * rows / devices / settings.inner_epochs
+            sampling = self._sample(sampled, settings.sampling, number, settings.engine, longest)
+            passes = 1 + bool(settings.kl_coef)
+            again = hardware.gradient_checkpointing
+            learning = passes * read_s(self.device, self.a, tokens, length, 4 * batch, number)
+            learning += learn_s(self.device, self.a, tokens, length, batch, number, again) * (
+                2 if settings.method == "ppo" else 1
+            )
+            seconds += max(sampling, learning) if settings.rollouts_ahead else sampling + learning
+            traffic += self._traffic(tokens / batch, devices)
+            if settings.engine is not None and settings.engine.kind == "server":
+                traffic += steps / settings.minibatches * self.a.weights() * number
+        general = settings.general_last_steps * rows * settings.general_share / devices
+        scored = general * (self.assumed.prompt_tokens + self._mean(settings.sampling.max_new_tokens)) * reward_models
+        length = sum(self._means(settings.sampling))
+        seconds += read_s(self.device, self.a, scored, length, settings.micro_batch_tokens, number)
+        longest = max(longest for _, longest in _stretches(settings))
+        most = rows / devices * (self.assumed.prompt_tokens + longest)
+        return Estimate(
+            devices=devices,
+            seconds=(seconds := max(seconds, traffic / self.device.network)),
+            device_seconds=seconds * devices,
+            memory=of_rl(self.a, _at_most(settings, most), self._place, self._lengths(longest), reward_models),
+            disk=self._checkpoint(hardware),
+            scratch=self._state(hardware, settings.optimizer.kind),
+            network=traffic,
+        )
+
+    def copied(self, download: bool) -> Estimate:
+        """A base model that is taken over, from the hub in bfloat16 or from a folder; written in float32."""
+        size = 4 * self.a.weights()
+        held = Held({"weights": size}, {"loading": size})
+        return Estimate(memory=held, disk=size, network=2 * self.a.weights() if download else 0)
+
+    @property
+    def _place(self) -> Place:
+        return Place(self.device.kind, self.device.memory)
+
+    def _mean(self, longest: float) -> float:
+        return longest * self.assumed.completion_share
+
+    def _means(self, sampling: Sampling) -> tuple[float, float]:
+        return self.assumed.prompt_tokens, self._mean(sampling.max_new_tokens)
+
+    def _lengths(self, longest: int) -> Lengths:
+        return Lengths(round(self.assumed.prompt_tokens), longest)
+
+    def _sample(
+        self, completions: float, sampling: Sampling, number: int, engine: TextEngineSettings | None, longest: int
+    ) -> float:
+        mean, prompt = self._mean(longest), self.assumed.prompt_tokens
+        rows = sampling.batch_size if engine is None else ROWS_MAX
+        steps = longest if engine is None else mean
+        return sample_s(self.device, self.a, completions, prompt, steps, mean, rows, number, engine is not None)
+
+    def _traffic(self, micro_batches: float, devices: int) -> float:
+        return micro_batches * TRAFFIC * self.a.weights() if devices > 1 else 0.0
+
+    def _checkpoint(self, hardware: Hardware) -> float:
+        return self.a.weights() * _BYTES[hardware.to_train().dtype]
+
+    def _state(self, hardware: Hardware, optimizer: str) -> float:
+        """Weights and moments to continue from, twice while a new one is written."""
+        weight = _BYTES[hardware.to_train().dtype]
+        moment = weight if optimizer == "adamw" else 1
+        return 2 * self.a.weights() * (weight + 2 * moment)
+
+
+def _largest(one: Held | None, other: Held | None) -> Held | None:
+    """The parts of the one that takes more, the phases of both."""
+    if one is None or other is None:
+        return one or other
+    names = one.phases.keys() | other.phases.keys()
+    phases = {name: max(one.phases.get(name, 0), other.phases.get(name, 0)) for name in sorted(names)}
+    return Held(max(one, other, key=lambda held: held.peak).parts, phases)
+
+
+def _at_most(settings: _Settings, tokens: float) -> _Settings:
+    """A micro-batch holds no more than a process has to learn from in a step."""
+    held = min(settings.micro_batch_tokens, max(64, round(tokens)))
+    return settings.model_copy(update={"micro_batch_tokens": held})
+
+
+def _devices(hardware: Hardware) -> int:
+    return hardware.processes * hardware.nodes
+
+
+def _stretches(settings: RL) -> list[tuple[int, int]]:
+    """(steps, longest completion) from each change of the latter to the next."""
+    changes = sorted({0, *(start for start in settings.max_new_tokens_from if start < settings.steps)})
+    ends = [*changes[1:], settings.steps]
+    return [(end - start, settings.max_new_tokens(start)) for start, end in zip(changes, ends, strict=True)]

@@ -1,0 +1,88 @@
+"""Which device this machine has, for estimates: a GPU by its name, or the processor, measured if somebody did that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from grpo.devices import DEVICES, Device
+from grpo.errors import InputError
+
+_FILE = "calibration.json"
+
+
+def local_device(home: Path) -> Device:
+    """This machine's GPU if it is a known one, else its processor.
+
+    Raises:
+        InputError: for a GPU that nothing is known of.
+    """
+    if (found := _gpu()) is not None:
+        name, memory = found
+        known = next((device for device in DEVICES.values() if device.name in name), None)
+        if known is None:
+            raise InputError(f"nothing is known of the GPU {name!r}; give --device, and --assume for what differs")
+        return replace(known, name=name, memory=memory)
+    return processor(home)
+
+
+def processor(home: Path) -> Device:
+    """This machine's, as it was measured, or as is assumed."""
+    return replace(_calibrated(home) or DEVICES["cpu"], memory=_ram())
+
+
+def calibrate(home: Path) -> Device:
+    """Measure this machine's processor and remember it; takes seconds."""
+    done = subprocess.run([sys.executable, "-m", "grpo.calibrate"], capture_output=True, text=True, env=_environment())
+    if done.returncode:
+        raise InputError(f"calibration failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}")
+    home.mkdir(parents=True, exist_ok=True)
+    partial = home / f"{_FILE}.{os.getpid()}"
+    partial.write_text(done.stdout.splitlines()[-1])
+    partial.replace(home / _FILE)
+    return processor(home)
+
+
+def _calibrated(home: Path) -> Device | None:
+    """What was measured is what is reached: shares are 1."""
+    try:
+        measured = json.loads((home / _FILE).read_text())
+    except FileNotFoundError:
+        return None
+    return replace(
+        DEVICES["cpu"],
+        name="this machine's processor, as measured",
+        operations_16=measured["operations"],
+        operations_32=measured["operations"],
+        bandwidth=measured["bandwidth"],
+        learning_share=1.0,
+        sampling_share=1.0,
+        layer_s=measured["layer_s"],
+    )
+
+
+def _gpu() -> tuple[str, float] | None:
+    """Name and bytes of the first one."""
+    ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip().splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if not lines:
+        return None
+    name, _, mebibytes = lines[0].rpartition(",")
+    return name.strip(), float(mebibytes) * 2**20
+
+
+def _ram() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _environment() -> dict[str, str]:
+    """The trainer's view of the packages, wherever the command was called."""
+    root = str(Path(__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

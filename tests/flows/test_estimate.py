@@ -1,0 +1,118 @@
+"""`r1 plan --estimate` on shipped recipes: what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.estimate import assumptions, for_record, make
+from flows.graphs import GRAPHS
+from flows.recipe import load_recipe
+from grpo.errors import InputError
+
+# Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.
+QWEN = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960,
+    "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path / "home"))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    return tmp_path
+
+
+def given(home: Path, recipe: str, device: str, *assume: str, overrides: tuple[str, ...] = ()) -> argparse.Namespace:
+    config = home / "config.json"
+    return argparse.Namespace(
+        recipe=recipe, overrides=[*overrides], seed=None, device=device, config=config, assume=assume, calibrate=False
+    )
+
+
+def estimated(asked: argparse.Namespace, flow: str = "r1") -> dict[str, Any]:
+    recipe = load_recipe(asked.recipe, asked.overrides)
+    return make(asked, GRAPHS[flow](recipe), recipe)
+
+
+def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
+    made = estimated(given(home, "qwen2.5-1.5b", "H100"))
+    stages = made["stages"]
+    assert [name for name, of in stages.items() if of["seconds"] == 0] == [
+        "problems", "base", "cold_start_data", "report"
+    ]  # fmt: skip
+    assert all("peak_memory_gb" in of for of in stages.values() if of["seconds"])
+    total = sum(of["device_hours"] for of in stages.values())
+    assert made["total"]["device_hours"] == pytest.approx(total)
+    # 1.54 B weights: from the hub in 2 bytes each, kept in 4; trained ones in bfloat16.
+    assert stages["base"]["network_gb"] == pytest.approx(3.09, abs=0.01)
+    assert stages["base"]["disk_gb"] == pytest.approx(6.17, abs=0.01)
+    assert stages["reasoning_rl"]["disk_gb"] == pytest.approx(3.09, abs=0.01)
+    # The alignment's reward models: two of 3.09 GB more than reasoning.
+    held = stages["alignment_rl"]["peak_memory_gb"] - stages["reasoning_rl"]["peak_memory_gb"]
+    assert held == pytest.approx(6.17, abs=0.02)
+    slower = estimated(given(home, "qwen2.5-1.5b", "A100"))["total"]["seconds"]
+    assert slower > made["total"]["seconds"]
+
+
+@pytest.mark.parametrize("flow", ["r1_zero", "distill", "rlhf_ppo"])
+def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
+    stages = estimated(given(home, "tiny", "cpu"), flow)["stages"]
+    assert set(stages) == {step.name for step in GRAPHS[flow](load_recipe("tiny"))}
+    if flow == "distill":  # a student of its own shape
+        assert stages["base_smallest"]["disk_gb"] < stages["base_small"]["disk_gb"] < stages["base"]["disk_gb"]
+
+
+def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
+    with pytest.raises(InputError) as error:
+        estimated(given(home, "qwen2.5-1.5b", "A100", "memory=24e9"))
+    said = str(error.value)
+    assert re.match(r"reasoning_rl does not fit: sampling holds 27\.\d GB on each device, and of A100's 24\.0 GB", said)
+    assert "\n" not in said
+    remedies = said.partition("one of these is enough: ")[2].split(", ")
+    assert remedies and "reasoning_rl.hardware.processes=2" in remedies
+    for remedy in remedies:  # each is a field of the recipe, after which another stage breaks, if any
+        with pytest.raises(InputError, match="alignment_rl does not fit"):
+            estimated(given(home, "qwen2.5-1.5b", "A100", "memory=24e9", overrides=(remedy,)))
+
+
+def test_what_cannot_be_helped_says_so(home: Path) -> None:
+    with pytest.raises(InputError, match="holds .* GB on each device, .*; take devices with more memory"):
+        estimated(given(home, "qwen2.5-1.5b", "A100", "memory=1e9"))
+
+
+def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:
+    asked = given(home, "qwen2.5-1.5b", "H100", overrides=("base.model=nobody/has-this",))
+    asked.config = None
+    with pytest.raises(InputError, match=r"nobody/has-this: its config.json is not on this machine; .* --config FILE"):
+        estimated(asked)
+    (home / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="config.json: has no 'num_attention_heads'"):
+        estimated(given(home, "qwen2.5-1.5b", "H100"))
+
+
+@pytest.mark.parametrize(
+    ("device", "assume", "said"),
+    [
+        ("B9", (), "--device B9: give one of H200, H100, A100, cpu"),
+        ("H100", ("memory",), "--assume memory: write NAME=NUMBER"),
+        ("H100", ("memory=-1",), "give a number above 0"),
+        ("H100", ("speed=1",), "--assume speed=1: unknown; there are prompt_tokens, "),
+    ],
+)
+def test_wrong_assumptions_are_named(home: Path, device: str, assume: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        assumptions(given(home, "tiny", device, *assume))
+
+
+def test_the_record_of_a_run_has_assumptions_and_stages(home: Path) -> None:
+    recipe = load_recipe("tiny")
+    made = json.loads(for_record(GRAPHS["r1"](recipe), recipe) or "")
+    assert set(made) == {"device", "assumed", "stages", "total"} and made["device"]["memory"] > 1e8
+    assert made["stages"]["reasoning_rl"]["peak_phase"] in ("loading", "sampling", "measuring", "update")
