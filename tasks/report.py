@@ -110,7 +110,8 @@ def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown:
         if sum(p.domain == problem.domain for p in asked.values()) < shown:
             asked[problem.id] = problem
     answers = {name: _first(folder, asked) for name, folder in samples.items()}
-    found, written = [], 0
+    found: list[dict[str, Any]] = []
+    written = 0
     for problem in sorted(asked.values(), key=lambda p: p.domain != "reasoning"):
         said = [_answer(name, of[problem.id]) for name, of in answers.items() if problem.id in of]
         written += sum(len(answer["text"]) for answer in said)
