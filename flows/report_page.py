@@ -64,8 +64,11 @@ def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
     text = page_of(record, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     record.log_text(run.run.id, text, PAGE)
     return path
 
