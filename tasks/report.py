@@ -57,6 +57,12 @@ def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("checkpoint")
 
 
+def closing_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same as plain rows."""
+    records = closing_frame(table).reset_index().to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in records]
+
+
 def _cell(key: str, value: Any) -> str:
     percent = 1 if key in PLAIN else 100
     if isinstance(value, list):

@@ -21,11 +21,11 @@ def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
         found.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
     if (sft := manifests.get("sft_data")) and (sft.path / data_statistics.STATISTICS).is_file():
         statistics = data_statistics.read(sft.path)
-        (_, _, *columns), (_, *rows) = data_statistics.funnel(statistics["lines"], "part")
-        made = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in rows])
+        (_, _, *columns), (_, *lines) = data_statistics.funnel(statistics["lines"], "part")
+        made = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in lines])
         made["columns"] = columns
-        for row, (_, _, *values) in zip(made["rows"], rows, strict=True):
-            row["values"] = values
+        for row, line in zip(made["rows"], lines, strict=True):
+            row["values"] = line[2:]
         made["tokens"] = statistics["tokens"]["parts"]
         made["warnings"] = statistics["warnings"]
         found.append(made)
