@@ -104,7 +104,7 @@ def show(result: dict[str, Any]) -> None:
     table("Configuration", changes, "no field differs")
     rows = []
     for row in result["stages"]:
-        reasons = next(filter(None, row["why"]), [])
+        reasons: list[str] = next(filter(None, row["why"]), [])
         more = f" and {len(reasons) - _WHY_SHOWN} more" if len(reasons) > _WHY_SHOWN else ""
         said = "shared" if row["shared"] else "differs: " + "; ".join(reasons[:_WHY_SHOWN]) + more
         missing = [letter for letter, key in zip(letters, row["keys"], strict=True) if key is None]

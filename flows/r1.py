@@ -30,7 +30,7 @@ from flows.references import resolve
 from flows.registry import move_aliases
 from flows.stage import Where, find_inputs, key_of
 from grpo.errors import InputError
-from tasks.report import closing_frame
+from tasks.report import closing_rows
 from tasks.run_names import name_run
 from tasks.store import Manifest
 from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_TAG
@@ -214,8 +214,7 @@ def _close(
             if isinstance(value, float)
         }
         record.log_metrics(run_id, [{"step": 0, **values}])
-        rows = closing_frame(result["checkpoints"]).reset_index()
-        record.log_table(run_id, "checkpoints", rows.to_dict("records"))
+        record.log_table(run_id, "checkpoints", closing_rows(result["checkpoints"]))
     record.finish(run_id, "FINISHED")
     _report(record, run_id, result)
 

@@ -30,11 +30,13 @@ def build(context: Context) -> Outcome:
     return Outcome(counts={"checkpoints": len(made["table"])})
 
 
-def content(evaluated: Path, problems: Path, shown: int) -> dict[str, Any]:
-    """What an evaluation found, out of its artifact and the problems': {"table": ..., "completions": ...}."""
+def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any]:
+    """What an evaluation found, out of its artifact and the problems': {"table": ..., "completions": ...}. Without the
+    problems nobody can say what the completions answer."""
     table = json.loads((evaluated / TABLE).read_text())
     samples = {name: evaluated / "samples" / name for name in table}
-    return {"table": table, "completions": completions(read_rows(problems / HELD_OUT, Problem), samples, shown)}
+    asked = read_rows(problems / HELD_OUT, Problem) if problems else ()
+    return {"table": table, "completions": completions(asked, samples, shown)}
 
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:

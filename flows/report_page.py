@@ -34,8 +34,9 @@ def _content(run: RecipeRun) -> Mapping[str, Any]:
         return read_content(path)
     if "evaluate" not in made:
         return {}
-    problems = made.get("problems") or store().resolve(made["evaluate"].inputs["problems"].key or "")
-    return content(made["evaluate"].path, problems.path, run.config.get("report", {}).get("samples", 0))
+    problems = made.get("problems") or store().find(made["evaluate"].inputs["problems"].key or "")
+    shown = run.config.get("report", {}).get("samples", 0)
+    return content(made["evaluate"].path, problems.path if problems else None, shown)
 
 
 def publish(record: Tracking, run_id: str) -> Path | None:
@@ -44,6 +45,7 @@ def publish(record: Tracking, run_id: str) -> Path | None:
     A run that did its work is not spoilt by its report: what goes wrong here is a warning, and `r1 report` makes the
     page later.
     """
+    path = None
     try:
         run = record.tracked.run(run_id)
         assert run is not None, f"MLflow lost run {run_id}"
@@ -53,8 +55,7 @@ def publish(record: Tracking, run_id: str) -> Path | None:
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
         publish_to_prefect(loaded.run.tags["r1flow.recipe"], table, link)
     except Exception as error:  # the boundary to Prefect, MLflow and to artifacts of any age
-        logger.warning("no report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
-        return None
+        logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path
 
 
@@ -63,8 +64,11 @@ def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
     text = page_of(record, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     record.log_text(run.run.id, text, PAGE)
     return path
 

@@ -57,6 +57,12 @@ def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("checkpoint")
 
 
+def closing_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same as plain rows."""
+    records = closing_frame(table).reset_index().to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in records]
+
+
 def _cell(key: str, value: Any) -> str:
     percent = 1 if key in PLAIN else 100
     if isinstance(value, list):
@@ -110,7 +116,8 @@ def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown:
         if sum(p.domain == problem.domain for p in asked.values()) < shown:
             asked[problem.id] = problem
     answers = {name: _first(folder, asked) for name, folder in samples.items()}
-    found, written = [], 0
+    found: list[dict[str, Any]] = []
+    written = 0
     for problem in sorted(asked.values(), key=lambda p: p.domain != "reasoning"):
         said = [_answer(name, of[problem.id]) for name, of in answers.items() if problem.id in of]
         written += sum(len(answer["text"]) for answer in said)

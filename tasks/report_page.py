@@ -7,18 +7,17 @@ Everything that a model or a data set wrote is escaped.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tasks import curves, data_statistics, svg
+from tasks import curves, svg
 from tasks.recipe_runs import RecipeRun
 from tasks.report import paper_rows
+from tasks.report_data import funnels, judges
 from tasks.run_names import BEFORE_TAG, DIFFERS_TAG
-from tasks.store import Manifest
 from tasks.tracked import ERROR_TAG, FAILED_TAG, Tracked
 from tasks.tracking import flatten
 
@@ -120,106 +119,6 @@ def learning(run: RecipeRun, tracked: Tracked) -> list[dict[str, Any]]:
         elif pictures:
             found.append({"title": name, "reused": stage.status == "reused", "pictures": pictures})
     return ([{"title": "Losses", "reused": False, "pictures": losses}] if losses else []) + found
-
-
-def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """What went in, what was dropped and why, what was left: of problems, demonstrations and the SFT data."""
-    found = []
-    if problems := manifests.get("problems"):
-        found.append(_problem_funnel(problems.counts))
-    if cold := manifests.get("cold_start_data"):
-        counts = dict(cold.counts)
-        rows = [("kept", counts.pop("kept", 0)), *sorted(counts.items(), key=lambda item: -item[1])]
-        found.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
-    if (sft := manifests.get("sft_data")) and (sft.path / data_statistics.STATISTICS).is_file():
-        statistics = data_statistics.read(sft.path)
-        (_, _, *columns), (_, *rows) = data_statistics.funnel(statistics["lines"], "part")
-        made = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in rows])
-        made["columns"] = columns
-        for row, (_, _, *values) in zip(made["rows"], rows, strict=True):
-            row["values"] = values
-        made["tokens"] = statistics["tokens"]["parts"]
-        made["warnings"] = statistics["warnings"]
-        found.append(made)
-    return found
-
-
-def _problem_funnel(counts: Mapping[str, int]) -> dict[str, Any]:
-    sums: Counter[str] = Counter()
-    for name, count in counts.items():
-        if name.startswith("source"):
-            sums[name.partition("_")[2]] += count
-    held_out = {f"held out, {d}": counts.get(f"{d}_held_out", 0) for d in ("reasoning", "general")}
-    train = {f"to train on, {d}": counts.get(f"{d}_train", 0) for d in ("reasoning", "general")}
-    dropped = {
-        "duplicate": sums["duplicates"] + counts.get("duplicates_across_sources", 0),
-        "unverifiable": sums["unverifiable"],
-        "bad record": sums["bad_records"],
-        "shared with the held-out": counts.get("decontamination_equal", 0)
-        + counts.get("decontamination_overlapping", 0),
-    }
-    rest = sums["read"] - sum(dropped.values()) - sum(held_out.values()) - sum(train.values())
-    rows = [(k, v) for k, v in dropped.items() if v] + ([("held out beyond the maximum", rest)] if rest > 0 else [])
-    return _funnel("Problems", "read", [*rows, *held_out.items(), *train.items()])
-
-
-def _funnel(title: str, whole: str, rows: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    total = sum(count for _, count in rows)
-    return {
-        "title": title,
-        "whole": f"{total:,} {whole}",
-        "columns": [],
-        "tokens": {},
-        "warnings": [],
-        "rows": [
-            {
-                "name": name.replace("_", " "),
-                "count": count,
-                "share": 100 * count / total if total else 0.0,
-                "kept": name == data_statistics.KEPT or name.startswith("to train on"),
-                "values": [],
-            }
-            for name, count in rows
-        ],
-    }
-
-
-_JUDGED = {
-    "judge_agreement": "agrees with the rules on verified answers",
-    "judge_undecided_share": "could not decide",
-    "judge_repaired_share": "replies that had to be repaired or asked for again",
-    "judge_position_bias": "pairs whose winner changed with their order",
-    "judge_first_share": "first response wins",
-    "judge_first_wins": "first response wins",
-    "judge_orders_agree": "both orders agree",
-    "judge_longer_wins": "longer response wins",
-    "judge_length_correlation": "correlation of length and verdict",
-    "helpful_held_out_accuracy": "helpful model: held-out pairs right",
-    "helpful_held_out_calibration_error": "helpful model: calibration error",
-    "safe_held_out_accuracy": "safety model: held-out labels right",
-    "safe_held_out_calibration_error": "safety model: calibration error",
-}
-_NO_SHARES = ("correlation", "calibration_error")
-
-
-def judges(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """What is known about the judge and about the models that learned from it, by stage."""
-    found = []
-    for stage in ("sft_data", "reward_models"):
-        if stage not in manifests:
-            continue
-        metrics = manifests[stage].metrics
-        for name, title in _JUDGED.items():
-            if (value := metrics.get(name)) is not None:
-                bounds = [metrics.get(f"{name}_{side}") for side in ("low", "high")]
-                texts = [_share(name, bound) for bound in bounds if bound is not None]
-                row = {"stage": stage, "title": title, "value": _share(name, value), "interval": " to ".join(texts)}
-                found.append(row)
-    return found
-
-
-def _share(name: str, value: float) -> str:
-    return f"{value:.2f}" if name.endswith(_NO_SHARES) else f"{100 * value:.1f}%"
 
 
 def gates(run: RecipeRun) -> list[dict[str, Any]]:

@@ -72,9 +72,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def other_inputs(before: TrackedRun, inputs: Mapping[str, str]) -> list[str]:
-    """Names of the inputs that are not the parent's."""
+    """Names of the inputs that are not the parent's, as one of its differences."""
     old = json.loads(before.tags.get(INPUTS_TAG, "{}"))
-    return [f"other {name}" for name, digest in inputs.items() if name in old and old[name] != digest]
+    other = [name for name, digest in inputs.items() if name in old and old[name] != digest]
+    return [f"other {', '.join(other)}"] if other else []
 
 
 def _said(change: Change) -> str:

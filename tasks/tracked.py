@@ -7,19 +7,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from grpo.errors import InputError
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 FLOW_TAG, STAGE_TAG, PARENT_TAG = "r1flow.flow", "r1flow.stage", "mlflow.parentRunId"
 KEY_TAG, STATUS_TAG, MADE_BY_TAG, ERROR_TAG = "r1flow.key", "r1flow.status", "r1flow.made_by_run", "r1flow.error"
 DIGEST_TAG, FAILED_TAG = "r1flow.digest", "r1flow.failed"
 _MOST = 10_000
 _NEAR = 4
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -40,17 +36,21 @@ class TrackedRun:
 
 
 class Tracked:
-    """Runs of one MLflow; `or_stop` turns what fails there into an InputError."""
+    """Runs of one MLflow, by its MlflowClient; `or_stop` turns what fails there into an InputError."""
 
-    def __init__(self, client: MlflowClient, or_stop: Callable[[Callable[[], Any]], Any]):
+    def __init__(self, client: Any, or_stop: Callable[[Callable[[], Any]], Any]):
         self._client, self._or_stop = client, or_stop
 
     def newest_finished(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """The newest run of a recipe that finished and has these tags."""
         wanted = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
-        found = self._client.get_experiment_by_name(recipe)
-        runs = self._search([found.experiment_id], wanted, most=1) if found else []
-        return runs[0] if runs else None
+
+        def search() -> TrackedRun | None:
+            experiment = self._client.get_experiment_by_name(recipe)
+            return next(iter(self._search([experiment.experiment_id], wanted, most=1)), None) if experiment else None
+
+        found: TrackedRun | None = self._or_stop(search)
+        return found
 
     def recipe_runs(self) -> list[TrackedRun]:
         """Every run of a recipe flow, newest first."""

@@ -102,7 +102,8 @@ class Tracking:
         if not self.uri.startswith(("http://", "https://")):
             return None
         run = self._or_stop(lambda: self._client.get_run(run_id))
-        place = f"{self.uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
+        server = re.sub("(?<=//)[^/@]*@", "", self.uri).rstrip("/")  # a name and password stay here
+        place = f"{server}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
         return f"{place}/artifacts/{file}" if file else place
 
     # ---- runs: these fail loudly ----

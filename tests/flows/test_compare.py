@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_every_run_has_its_page_in_the_home_folder_and_in_mlflow(r1: Any, first_
     ]
 
 
+def test_the_flow_run_in_prefect_links_the_page(r1: Any, first_run: dict[str, Any]) -> None:
+    query = "select data from artifact where key = 'report-page-tiny' and flow_run_id is not null order by created"
+    (first, *_) = sqlite3.connect(r1.home / "prefect" / "prefect.db").execute(query).fetchall()
+    assert Path(first_run["report"]).as_uri() in first[0]
+
+
 def test_runs_compared(r1: Any, first_run: dict[str, Any], fewer_samples: dict[str, Any], tmp_path: Path) -> None:
     ids = [first_run["run_id"], fewer_samples["run_id"]]
     done = r1("compare", *ids, "--json", "--plot", str(tmp_path / "curves.png"))
@@ -74,6 +81,7 @@ def test_what_is_wrong_is_one_line(r1: Any, first_run: dict[str, Any], tmp_path:
         (("report", "latest", "--out", str(tmp_path)), "give --out a file in a folder that can be written"),
     ):
         done = r1(*arguments)
+        assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*"))
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tasks.recipe_runs import RecipeRun, load_run
-from tasks.report_page import duration, estimates, funnels, gates, render
+from tasks.report_data import funnels
+from tasks.report_page import duration, estimates, gates, render
 from tasks.store import Manifest, Store
 from tasks.tracking import Tracking, default_uri
 
