@@ -1,0 +1,106 @@
+"""What orchestration costs: a recipe's wall time beside its trainers run by themselves, and a run that reuses all.
+
+python benchmarks/overhead.py [--recipe tiny] [--set SECTION.FIELD=VALUE ...] [--json]
+
+The recipe runs in a fresh home, as `r1 run` does, with the start of servers, Prefect, MLflow, the store and the stages'
+own work on data. Each of its trainers is run once more directly, by `python -m grpo.train`, as soon as it has ended, so
+that both see the same minute of the machine; that time is taken out of the wall time. `overhead_share` is the part of
+the wall time that the trainers by themselves do not need. Then the same command again: `reused_seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+
+class Directly:
+    """Stands in the place of the launcher's wait for a trainer: waits, then runs the same job by itself."""
+
+    def __init__(self, wait: Any, folder: Path):
+        self.wait, self.folder = wait, folder
+        self.launched_s: list[float] = []
+        self.direct_s: list[float] = []
+
+    def __call__(
+        self, command: Sequence[str], log: Path, environment: dict[str, str], mark: str, poll: Any, lock: Any
+    ) -> int:
+        began = time.monotonic()
+        code: int = self.wait(command, log, environment, mark, poll, lock)
+        self.launched_s.append(time.monotonic() - began)
+        place = self.folder / str(len(self.direct_s))
+        place.mkdir(parents=True)
+        job = json.loads(Path(command[-1]).read_text())
+        job |= {"out": str(place / "out"), "state": str(place / "state")}
+        job |= {"metrics": str(place / "metrics.jsonl"), "result": str(place / "result.json")}
+        (place / "job.json").write_text(json.dumps(job))
+        began = time.monotonic()
+        with (place / "log").open("wb") as output:
+            own = [*command[:-1], str(place / "job.json")]
+            again = subprocess.run(own, env=environment, stdout=output, stderr=output)
+        self.direct_s.append(time.monotonic() - began)
+        if again.returncode != code:
+            raise SystemExit(f"{job['kind']}: {code} when launched, {again.returncode} by itself; see {place / 'log'}")
+        return code
+
+
+def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Directly, float]:
+    """(its trainers' times, wall seconds without those of the direct runs)."""
+    began = time.monotonic()
+    from flows.home import prepare_environment
+
+    prepare_environment()
+    from flows.r1 import train_r1
+    from flows.server import prefect_server
+    from tasks import launch
+
+    launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
+    with prefect_server():
+        train_r1(recipe=recipe, overrides=[*overrides])
+    return directly, time.monotonic() - began - sum(directly.direct_s)
+
+
+def reused(recipe: str, overrides: Sequence[str]) -> float:
+    sets = [part for value in overrides for part in ("--set", value)]
+    command = [sys.executable, "-m", "flows.cli", "run", recipe, *sets, "--json"]
+    began = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    seconds = time.monotonic() - began
+    assert {stage["status"] for stage in json.loads(done.stdout.splitlines()[-1])["stages"]} == {"reused"}
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="tiny")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["R1FLOW_HOME"] = str(Path(work) / "home")
+        directly, wall = first_run(given.recipe, given.overrides, Path(work) / "direct")
+        again = reused(given.recipe, given.overrides)
+    direct = sum(directly.direct_s)
+    print(f"On {machine()}, recipe {given.recipe!r}:\n")
+    print(f"  the recipe                       {wall:7.1f} s")
+    print(f"  its {len(directly.direct_s):2} trainers, by themselves   {direct:7.1f} s")
+    print(f"  the same while it waits for them {sum(directly.launched_s):7.1f} s")
+    print(f"  all else                         {wall - direct:7.1f} s, {(wall - direct) / wall:.1%}")
+    print(f"  again, with everything reused    {again:7.1f} s")
+    if given.json:
+        print(json.dumps({"overhead_share": (wall - direct) / wall, "reused_seconds": again}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
