@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.reasoning_rl import train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.sft_data import EXAMPLES
@@ -30,8 +29,6 @@ STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"
 
 
 @flow(name=STAGE.name)
-def alignment_rl(
-    config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def alignment_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """GRPO with rule rewards, and preference rewards in the last steps: R1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.recipe import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config import Hardware
@@ -44,6 +44,6 @@ STAGE = Stage("base", 3, (), build, files=files)
 
 
 @flow(name=STAGE.name)
-def base(config: Base, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def base(config: Base, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Take a pretrained base model into the store, or pretrain a small one."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

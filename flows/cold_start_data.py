@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
+from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
 from flows.recipe import ColdStartData
 from flows.stage import Context, Outcome, Stage, Where, run_stage
@@ -59,8 +58,6 @@ STAGE = Stage("cold_start_data", 4, ("problems", "base"), build)
 
 
 @flow(name=STAGE.name)
-def cold_start_data(
-    config: ColdStartData, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def cold_start_data(config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Write or sample a few correct, readable demonstrations of the format."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
 from flows.cold_start_data import EXAMPLES
+from flows.forms import Inputs, Seed
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config import SFT
 
@@ -22,8 +21,6 @@ STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)
 
 
 @flow(name=STAGE.name)
-def cold_start_sft(
-    config: SFT, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Fine-tune the base model on the demonstrations: Dev1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -42,14 +42,16 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int:
+    from prefect.settings import PREFECT_API_URL
+
+    url = await _server(PREFECT_API_URL.value())
+
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
-    from prefect.settings import PREFECT_API_URL
 
     from flows.registration import apply, compare
     from flows.wanted import wanted
 
-    url = await _server(PREFECT_API_URL.value())
     async with get_client() as client:
         try:
             block = await _block(client, notify) if notify else None
@@ -76,10 +78,12 @@ async def _server(url: str | None) -> str:
         raise InputError("no Prefect server is named; start one with `r1 ui`, or set PREFECT_API_URL")
     try:
         async with httpx.AsyncClient(timeout=10) as client:
-            (await client.get(f"{url}/health")).raise_for_status()
+            answer = await client.get(f"{url}/health")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{url}: no Prefect server answers ({why}); start it, or correct PREFECT_API_URL") from None
+    if answer.status_code == 404 or "html" in answer.headers.get("content-type", ""):
+        raise InputError(f"{url}: something answers, but it is not Prefect's API; PREFECT_API_URL ends in /api")
     return url
 
 

@@ -10,6 +10,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
+from flows.forms import Inputs, Seed
 from flows.problems import HELD_OUT
 from flows.recipe import Evaluate
 from flows.reward_models import HELPFUL, SAFE
@@ -151,25 +152,19 @@ def distill_stage(students: Sequence[str]) -> Stage:
 
 
 @flow(name=STAGE.name)
-def evaluate(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def evaluate(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate every checkpoint of the R1 recipe on the held-out problems."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())
 
 
 @flow(name=f"{STAGE.name}-zero")
-def evaluate_zero(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def evaluate_zero(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate the base model and R1-Zero on the held-out problems."""
     return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
 
 
 @flow(name=f"{STAGE.name}-rlhf")
-def evaluate_rlhf(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def evaluate_rlhf(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate the base model, the SFT model and what PPO made of it on the held-out problems."""
     return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
 
@@ -178,8 +173,8 @@ def evaluate_rlhf(
 def evaluate_distill(
     config: Evaluate,
     students: list[str],
-    inputs: Mapping[str, str] | None = None,
-    seed: int = 0,
+    inputs: Inputs = None,
+    seed: Seed = 0,
     where: Where | None = None,
 ) -> State:
     """Evaluate Dev2 and its students on the held-out problems."""

@@ -25,6 +25,7 @@ from prefect.states import State
 from pydantic import Field
 
 from flows import evaluate
+from flows.forms import Inputs, Seed
 from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
@@ -57,9 +58,7 @@ class Approval(RunInput):
 
 
 @flow(name="gate")
-def gate_evaluation(
-    config: Evaluate, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
     return run_stage(_step(inputs or {}).stage, config, inputs or {}, seed, where or Where())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.recipe import Problems
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data import Problem, write_rows
@@ -83,8 +83,6 @@ STAGE = Stage("problems", 4, (), build, files=files)
 
 
 @flow(name=STAGE.name, log_prints=False)
-def problems(
-    config: Problems, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Read the problem sources, split them into training and held-out problems, decontaminate."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

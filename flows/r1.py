@@ -18,6 +18,7 @@ from prefect import flow
 from flows import evaluate
 from flows import report as report_stage
 from flows.dispatch import check_deployments, dispatch
+from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
@@ -65,24 +66,21 @@ def _recipe_flow(graph: str, function: str, title: str) -> Any:
     """A flow for one graph. All have the same form in Prefect's UI, whose fields are the parameters here."""
 
     def run(
-        recipe: str = "tiny",
-        overrides: list[str] | None = None,
-        seed: int | None = None,
-        start: str | None = None,
-        only: str | None = None,
-        force: list[str] | None = None,
-        inputs: dict[str, str] | None = None,
-        approve: list[str] | None = None,
-        dispatch: bool = False,
+        recipe: RecipeName = "tiny",
+        overrides: Overrides = None,
+        seed: RecipeSeed = None,
+        start: Start = None,
+        only: Only = None,
+        force: Force = None,
+        inputs: RecipeInputs = None,
+        approve: Approve = None,
+        dispatch: Dispatched = False,
     ) -> dict[str, Any]:
         choice = Choice(start, only, force or (), inputs or {}, approve or ())
         return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [], dispatch)
 
     run.__name__ = run.__qualname__ = function  # Prefect finds a flow again by its function's name in the module
-    run.__doc__ = (
-        f"{title} `recipe` is a shipped name or a TOML path; `overrides` are section.field=value; `approve` names "
-        "gates that ask and need not; `dispatch` runs the stages on their work pools."
-    )
+    run.__doc__ = title
     name = function.replace("_", "-")
     return flow(name=name, flow_run_name=f"{name}-{{recipe}}")(run)
 

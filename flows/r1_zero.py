@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
+from flows.forms import Inputs, Seed
 from flows.reasoning_rl import train, user_code
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rl_config import RL
@@ -22,6 +21,6 @@ STAGE = Stage("r1_zero", 4, ("problems", "base"), build, extra=user_code)
 
 
 @flow(name=STAGE.name)
-def r1_zero(config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def r1_zero(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
 from prefect.states import State
 
 from flows.cold_start_data import EXAMPLES
+from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.rewards import source_digest
@@ -53,8 +53,6 @@ STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft
 
 
 @flow(name=STAGE.name)
-def reasoning_rl(
-    config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

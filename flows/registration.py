@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect.client.orchestration import PrefectClient
@@ -45,17 +46,29 @@ async def compare(client: PrefectClient, things: Iterable[Thing]) -> list[Differ
     Raises:
         InputError: where a pool has another type than is wanted, which Prefect cannot change.
     """
-    found = [Difference(thing, await _READ[thing.kind](client, thing)) for thing in things]
-    for difference in found:
-        if difference.thing.kind == "pool" and difference.old is not None:
-            is_now, shall = difference.old.fields["type"], difference.thing.fields["type"]
-            if is_now != shall:
-                name = difference.thing.name
-                raise InputError(
-                    f"work pool {name!r} exists and is of type {is_now}; give --pools {is_now}, or delete it first: "
-                    f"prefect work-pool delete {name}"
-                )
+    found = []
+    for thing in things:
+        old = await _READ[thing.kind](client, thing)
+        found.append(Difference(_with_its_defaults(thing, old) if thing.kind == "pool" and old else thing, old))
     return found
+
+
+def _with_its_defaults(pool: Thing, old: Thing) -> Thing:
+    """The pool as wanted, but each variable that the server knows with the default that it has there: image, volumes
+    and nodes are what people set in the UI for their cluster."""
+    is_now, shall = old.fields["type"], pool.fields["type"]
+    if is_now != shall:
+        raise InputError(
+            f"work pool {pool.name!r} exists and is of type {is_now}; give --pools {is_now}, or delete it first: "
+            f"prefect work-pool delete {pool.name}"
+        )
+    template = deepcopy(pool.fields["base_job_template"])
+    known = old.fields["base_job_template"].get("variables", {}).get("properties", {})
+    for name, variable in template["variables"]["properties"].items():
+        if name in known:
+            variable.pop("default", None)
+            variable |= {"default": known[name]["default"]} if "default" in known[name] else {}
+    return replace(pool, fields={**pool.fields, "base_job_template": template})
 
 
 async def apply(client: PrefectClient, differences: Iterable[Difference]) -> None:

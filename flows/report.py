@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 
 from flows.evaluate import TABLE
+from flows.forms import Inputs, Seed
 from flows.recipe import Report
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from flows.students import student_stage
@@ -85,23 +86,19 @@ def distill_stage(students: Sequence[str]) -> Stage:
 
 
 @flow(name=STAGE.name)
-def report(config: Report, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Write the report of an R1 run."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())
 
 
 @flow(name=f"{STAGE.name}-zero")
-def report_zero(
-    config: Report, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def report_zero(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Write the report of an R1-Zero run."""
     return run_stage(ZERO_STAGE, config, inputs or {}, seed, where or Where())
 
 
 @flow(name=f"{STAGE.name}-rlhf")
-def report_rlhf(
-    config: Report, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def report_rlhf(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Write the report of an RLHF run."""
     return run_stage(RLHF_STAGE, config, inputs or {}, seed, where or Where())
 
@@ -110,8 +107,8 @@ def report_rlhf(
 def report_distill(
     config: Report,
     students: list[str],
-    inputs: Mapping[str, str] | None = None,
-    seed: int = 0,
+    inputs: Inputs = None,
+    seed: Seed = 0,
     where: Where | None = None,
 ) -> State:
     """Write the report of a distillation."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from flows.recipe import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
@@ -176,8 +176,6 @@ STAGE = Stage(
 
 
 @flow(name=STAGE.name)
-def reward_models(
-    config: RewardModels, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def reward_models(config: RewardModels, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Gather preferences and train the helpful and the safety reward model."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -6,11 +6,10 @@ model with a head of zeros, not from the reward model; no pretraining loss is mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.reasoning_rl import train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
@@ -32,6 +31,6 @@ STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), bu
 
 
 @flow(name=STAGE.name)
-def rlhf_ppo(config: RL, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """PPO with a learnt value on general prompts, from Dev1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

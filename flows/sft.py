@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prefect import flow
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config import SFT
@@ -27,6 +26,6 @@ STAGE = Stage("sft", 2, ("base", "sft_data"), build)
 
 
 @flow(name=STAGE.name)
-def sft(config: SFT, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None) -> State:
+def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Fine-tune the base model on the rejection-sampled data: Dev3."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

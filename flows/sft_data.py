@@ -19,6 +19,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from flows.forms import Inputs, Seed
 from flows.home import home
 from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import SFTData
@@ -222,8 +223,6 @@ STAGE = Stage("sft_data", 3, ("problems", POLICY), build, extra=code)
 
 
 @flow(name=STAGE.name)
-def sft_data(
-    config: SFTData, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Sample Dev2, keep what is correct, readable and safe, and mix it."""
     return run_stage(STAGE, config, inputs or {}, seed, where or Where())

@@ -6,13 +6,13 @@ students are open models; a small one made from nothing is here for recipes with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from prefect import flow
 from prefect.states import State
 
 from flows import base, sft
+from flows.forms import Inputs, Seed
 from flows.recipe import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config import SFT
@@ -35,16 +35,12 @@ def student_stage(name: str) -> Stage:
 
 
 @flow(name="student_base", flow_run_name="base_{name}")
-def student_base(
-    config: Base, name: str, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def student_base(config: Base, name: str, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Take a student's base model into the store, or pretrain a small one."""
     return run_stage(base_stage(name), config, inputs or {}, seed, where or Where())
 
 
 @flow(name="student", flow_run_name="student_{name}")
-def student(
-    config: SFT, name: str, inputs: Mapping[str, str] | None = None, seed: int = 0, where: Where | None = None
-) -> State:
+def student(config: SFT, name: str, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
     """Fine-tune a student on the rejection-sampled data."""
     return run_stage(student_stage(name), config, inputs or {}, seed, where or Where())

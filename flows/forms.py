@@ -1,0 +1,60 @@
+"""The parameters of flows as Prefect's form shows them: what they mean, and what is refused before anything starts.
+
+Prefect makes a JSON schema of a flow's signature and checks the values of every run against it on the server. It takes
+constraints from `Annotated`, but sets descriptions itself, to those of the docstring or to none: `Explained` puts
+them into the schema from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from flows.recipe import shipped
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The text under a field of a form."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(core_schema), "description": self.text}
+
+
+REFERENCE = "a key or digest (or its beginning), latest:STAGE, or a path that begins with . / or ~"
+_Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=")]
+
+# Of recipes, in the order of the form.
+RecipeName = Annotated[
+    str,
+    Field(min_length=1),
+    Explained(
+        f"A recipe that is shipped ({', '.join(shipped())}), or the path of a TOML file on the worker's machine."
+    ),
+]
+Overrides = Annotated[
+    list[_Override] | None, Explained('Fields to set, each "section.field=value", as reasoning_rl.kl_coef=0.01.')
+]
+RecipeSeed = Annotated[
+    Annotated[int, Field(ge=0)] | None, Explained("Every random choice follows from it. Empty: the recipe's own.")
+]
+Start = Annotated[str | None, Explained("Begin at this stage; the artifacts of earlier ones are taken as they are.")]
+Only = Annotated[str | None, Explained("Run this stage alone; its inputs are taken as they are.")]
+Force = Annotated[list[str] | None, Explained("Stages to make again although they exist.")]
+RecipeInputs = Annotated[
+    dict[str, str] | None, Explained(f"Artifacts to take for stages: name of the stage -> {REFERENCE}.")
+]
+Approve = Annotated[list[str] | None, Explained("Gates that may pass although they would ask.")]
+Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not in the process of the recipe.")]
+
+# Of single stages.
+Inputs = Annotated[
+    Mapping[str, str] | None,
+    Explained(f"What the stage reads: name of the input -> {REFERENCE}. The newest artifact of every one left out."),
+]
+Seed = Annotated[int, Field(ge=0), Explained("Every random choice follows from it.")]

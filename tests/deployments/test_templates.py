@@ -1,0 +1,163 @@
+"""What the workers themselves make of the pools' templates, held against the types of Docker's and Kubernetes' APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import docker
+import pytest
+import yaml
+from docker.models.containers import _create_container_args
+from prefect.client.schemas.objects import FlowRun
+from prefect.workers.process import ProcessJobConfiguration
+from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+from flows.wanted import FOLDER, Kind, wanted
+from tests.deployments.kubernetes_types import faults
+
+KINDS: tuple[Kind, ...] = ("process", "docker", "kubernetes")
+CONFIGURATIONS: dict[Kind, Any] = {
+    "process": ProcessJobConfiguration,
+    "docker": DockerWorkerJobConfiguration,
+    "kubernetes": KubernetesWorkerJobConfiguration,
+}
+ELSEWHERE = "http://prefect.example:4200/api"
+
+
+@cache
+def pools(kind: Kind) -> dict[str, Any]:
+    """Pool -> its job template."""
+    return {thing.name: thing.fields["base_job_template"] for thing in wanted(kind) if thing.kind == "pool"}
+
+
+def render(kind: Kind, pool: str, **values: Any) -> Any:
+    """The configuration of a job, as the pool's worker makes it for a flow run with these job variables."""
+    values["env"] = {**values.get("env", {}), "PREFECT_API_URL": ELSEWHERE}
+    made = asyncio.run(CONFIGURATIONS[kind].from_template_and_values(deepcopy(pools(kind)[pool]), values))
+    made.prepare_for_flow_run(FlowRun(name="calm-otter", flow_id="00000000-0000-0000-0000-000000000001"))
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_variable_is_used_and_explained(kind: Kind) -> None:
+    """Prefect ignores silently what a template does not refer to; `env` it merges by itself."""
+    read = yaml.safe_load((FOLDER / "pools" / f"{kind}.yaml").read_text())["template"]
+    used = set(re.findall(r"{{ (\w+) }}", str(read["job_configuration"])))
+    variables = read["variables"]["properties"]
+    assert used | {"env"} == set(variables)
+    assert all(values["description"] and values["title"] for values in variables.values())
+
+
+def test_a_process_has_the_gpus_that_its_run_names_and_beats_every_30_seconds() -> None:
+    named = render("process", "r1-gpu", cuda_visible_devices="2,3", env={"MINE": "1"})
+    assert (named.env["CUDA_VISIBLE_DEVICES"], named.env["MINE"]) == ("2,3", "1")
+    assert named.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert named.working_dir is None
+
+
+def test_a_process_has_else_the_gpus_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert render("process", "r1-gpu").env["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def container(pool: str, **values: Any) -> dict[str, Any]:
+    """What the worker would hand to Docker's API, in its types; names that docker does not know raise."""
+    configuration = render("docker", pool, **values)
+    unconnected = docker.DockerClient(base_url="tcp://127.0.0.1:1", version="1.47")
+    settings = DockerWorker._build_container_settings(None, unconnected, configuration)  # type: ignore[arg-type]
+    return _create_container_args({**settings, "version": "1.47"})
+
+
+def test_a_docker_container_has_gpus_shared_memory_and_both_volumes() -> None:
+    made = container("r1-gpu", store="/srv/r1flow", image="here/r1flow:1")
+    host = made["host_config"]
+    assert made["image"] == "here/r1flow:1" and made["name"] == "calm-otter"
+    assert host["ShmSize"] == 16 * 1024**3 and host["Init"] is True and host["AutoRemove"] is True
+    (gpus,) = host["DeviceRequests"]
+    assert (gpus["Driver"], gpus["Count"], gpus["Capabilities"]) == ("nvidia", -1, [["gpu"]])
+    assert host["Binds"] == ["/srv/r1flow:/data/r1flow", "r1flow-cache:/data/cache"]
+
+
+def test_a_docker_container_of_a_pool_without_gpus_has_none() -> None:
+    for pool in ("r1-cpu", "r1-tasks"):
+        host = container(pool, mem_limit="4g", networks=["r1"])["host_config"]
+        assert not host.get("DeviceRequests")
+        assert (host["Memory"], host["NetworkMode"]) == (4 * 1024**3, "r1")
+
+
+def job(pool: str, **values: Any) -> dict[str, Any]:
+    """The Kubernetes job, less two fields that Prefect's worker wants in the pod, where Kubernetes has none."""
+    manifest = render("kubernetes", pool, **values).job_manifest
+    for name in ("parallelism", "completions"):
+        del manifest["spec"]["template"]["spec"][name]
+    return manifest
+
+
+EVERYTHING = {
+    "namespace": "training",
+    "image": "registry.example/r1flow:1",
+    "image_pull_secrets": [{"name": "registry"}],
+    "labels": {"team": "rl"},
+    "gpus": 8,
+    "cpu": "500m",
+    "memory": "1Ti",
+    "shm_size": "64Gi",
+    "node_selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5}],
+    "termination_grace_s": 600,
+    "secret": "keys",
+    "env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"},
+}
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize("pool", ["r1-cpu", "r1-tasks", "r1-gpu"])
+def test_a_kubernetes_job_is_one_that_the_schema_knows(pool: str, values: dict[str, Any]) -> None:
+    assert faults(job(pool, **values), "V1Job") == []
+
+
+def test_the_check_against_the_schema_finds_what_is_wrong() -> None:
+    made = job("r1-gpu")
+    made["spec"]["backoffLimit"] = "0"
+    pod = made["spec"]["template"]["spec"]
+    pod["nodeSelectors"] = {}
+    pod["containers"][0]["volumeMounts"][0].pop("mountPath")
+    found = "; ".join(faults(made, "V1Job"))
+    assert "spec.backoffLimit: '0' is no int" in found
+    assert "spec.template.spec.nodeSelectors: unknown" in found
+    assert "spec.template.spec.containers.0.volumeMounts.0: `mount_path`" in found.replace("Invalid value for ", "")
+
+
+def test_a_kubernetes_job_has_what_was_asked_for() -> None:
+    made = job("r1-gpu", **EVERYTHING)
+    pod = made["spec"]["template"]["spec"]
+    (box,) = pod["containers"]
+    assert made["metadata"]["namespace"] == "training" and made["metadata"]["generateName"] == "calm-otter-"
+    assert box["resources"]["limits"] == {"memory": "1Ti", "nvidia.com/gpu": 8}
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert pod["volumes"][2] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
+    assert [mount["mountPath"] for mount in box["volumeMounts"]] == ["/data/r1flow", "/data/cache", "/dev/shm"]
+    environment = {entry["name"]: entry["value"] for entry in box["env"]}
+    assert environment["MLFLOW_TRACKING_URI"] == "http://mlflow:5000" and environment["PREFECT_API_URL"] == ELSEWHERE
+    assert pod["terminationGracePeriodSeconds"] == 600
+
+
+def test_an_evicted_pod_is_scheduled_anew_by_prefect_alone() -> None:
+    """backoffLimit 0 is what makes Prefect's worker ask for that."""
+    made = job("r1-gpu")
+    (box,) = made["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry["value"] for entry in box["env"]}
+    assert made["spec"]["backoffLimit"] == 0
+    assert environment["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
+    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 30  # what Prefect takes
+
+
+def test_parents_and_light_stages_ask_for_no_gpu() -> None:
+    for pool in ("r1-cpu", "r1-tasks"):
+        (box,) = job(pool)["spec"]["template"]["spec"]["containers"]
+        assert box["resources"]["limits"]["nvidia.com/gpu"] == 0

@@ -1,0 +1,127 @@
+"""What the files in deployments/ ask for: a deployment for every flow, forms, pools that cannot wait for each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from prefect.client.schemas.schedules import CronSchedule
+
+from flows.gates import gate_evaluation
+from flows.graphs import GRAPHS
+from flows.r1 import FLOWS
+from flows.recipe import load_recipe
+from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
+from grpo.errors import InputError
+
+NAME = "r1flow"
+
+
+@pytest.fixture(scope="module")
+def things() -> list[Thing]:
+    return wanted("process")
+
+
+def deployments(things: list[Thing]) -> dict[str, dict[str, Any]]:
+    return {thing.name: thing.fields for thing in things if thing.kind == "deployment"}
+
+
+def stage_flows() -> set[str]:
+    """Entrypoints of all stages of all graphs, and of the evaluation that gates make."""
+    flows = [step.flow for graph in GRAPHS.values() for step in graph(load_recipe("tiny"))]
+    return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in [*flows, gate_evaluation]}
+
+
+def test_every_flow_has_exactly_one_deployment_of_the_projects_name(things: list[Thing]) -> None:
+    listed = [fields["entrypoint"] for name, fields in deployments(things).items() if name.endswith(f"/{NAME}")]
+    assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(made) for made in FLOWS.values()})
+
+
+def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(things: list[Thing]) -> None:
+    for name, fields in deployments(things).items():
+        assert name.split("/")[0] == load(fields["entrypoint"]).name
+        assert fields["pull_steps"] == [] and ":" not in fields["entrypoint"]
+        assert NAME in fields["tags"] and fields["description"]
+    assert _read(FOLDER / "prefect.yaml")["pull"] == []  # left out, the command of Prefect pins a folder
+
+
+def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(things: list[Thing]) -> None:
+    recipes = {entrypoint_of(made) for made in FLOWS.values()}
+    waiting = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] in recipes}
+    working = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] not in recipes}
+    assert waiting == {"r1-cpu"} and working == {"r1-tasks", "r1-gpu"}
+
+
+def test_pools_and_queues_of_all_deployments_exist(things: list[Thing]) -> None:
+    names = {thing.name for thing in things if thing.kind in ("pool", "queue")}
+    for fields in deployments(things).values():
+        assert {fields["work_pool_name"], f"{fields['work_pool_name']}/{fields['work_queue_name']}"} <= names
+
+
+def test_people_go_before_schedules(things: list[Thing]) -> None:
+    queues = {thing.name: thing.fields["priority"] for thing in things if thing.kind == "queue"}
+    for pool in ("r1-cpu", "r1-tasks", "r1-gpu"):
+        assert queues[f"{pool}/interactive"] < queues[f"{pool}/scheduled"]
+    for fields in deployments(things).values():
+        assert fields["work_queue_name"] == ("scheduled" if fields["schedules"] else "interactive")
+
+
+def test_schedules_are_inactive_and_run_the_paper_recipe(things: list[Thing]) -> None:
+    scheduled = {thing.name: thing for thing in things if thing.fields.get("schedules")}
+    assert set(scheduled) == {"train-r1/weekly", "train-r1/nightly-evaluation"}
+    for thing in scheduled.values():
+        assert not any(thing.switches["active"].values())
+        load_recipe(thing.fields["parameters"]["recipe"])
+    (weekly,) = scheduled["train-r1/weekly"].fields["schedules"].values()
+    dates = CronSchedule(cron=weekly["cron"], timezone=weekly["timezone"])
+    assert (dates.cron, dates.timezone) == ("0 3 * * 6", "UTC")
+
+
+def test_a_recipes_form_is_ordered_explained_and_bounded(things: list[Thing]) -> None:
+    fields = deployments(things)["train-r1/r1flow"]["parameter_openapi_schema"]["properties"]
+    by_position = sorted(fields, key=lambda name: fields[name]["position"])
+    assert by_position[:4] == ["recipe", "overrides", "seed", "start"]
+    assert all(field["description"] for field in fields.values())
+    assert fields["recipe"]["default"] == "tiny" and "r1-paper" in fields["recipe"]["description"]
+    assert fields["seed"]["anyOf"][0] == {"minimum": 0, "type": "integer"}
+
+
+def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(things: list[Thing]) -> None:
+    sft = deployments(things)["sft/r1flow"]
+    schema = sft["parameter_openapi_schema"]
+    assert schema["required"] == ["config"]
+    assert schema["properties"]["inputs"]["description"].startswith("What the stage reads")
+    described = schema["definitions"]["SFT"]["properties"]["epochs"]
+    assert described["description"].startswith("Passes over the data") and described["minimum"] == 1
+    assert sft["parameters"]["config"] == load_recipe("tiny").sft.model_dump(mode="json")
+    student = deployments(things)["student/r1flow"]["parameters"]
+    first = load_recipe("tiny").distill.students[0]  # type: ignore[union-attr]
+    assert (student["name"], student["config"]) == (first.name, first.sft.model_dump(mode="json"))
+
+
+def test_forms_of_a_recipe_without_students_are_left_empty() -> None:
+    assert "flows.students.student" not in form_values(load_recipe("r1-paper"))
+    assert (
+        form_values(load_recipe("r1-paper"))["flows.sft.sft"]["config"]["epochs"] == load_recipe("r1-paper").sft.epochs
+    )
+
+
+def test_silence_ends_with_every_state_that_a_stage_ends_in(things: list[Thing]) -> None:
+    lost = next(t for t in things if t.name == "r1flow heartbeat lost").fields["trigger"]
+    assert (lost["posture"], lost["within"], lost["for_each"]) == ("Proactive", 90.0, ["prefect.resource.id"])
+    for state in ("Completed", "Reused", "Failed", "Crashed", "Cancelled", "Suspended"):
+        assert f"prefect.flow-run.{state}" in lost["expect"]
+
+
+def test_notifications_need_a_block() -> None:
+    block = "00000000-0000-0000-0000-000000000007"
+    without, with_one = ([t for t in wanted("process", notify=b) if t.kind == "automation"] for b in (None, block))
+    assert len(with_one) == len(without) + 1
+    told = next(t for t in with_one if t.name == "r1flow crashed or failed")
+    assert told.fields["actions"][0]["block_document_id"] == block
+
+
+def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"flows.r1.train_r2: no such flow"):
+        load("flows.r1.train_r2")
