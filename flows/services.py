@@ -56,8 +56,8 @@ def prefect_server(port: int, databases: Databases) -> Part:
 
 def mlflow_server(home: Path, port: int, databases: Databases) -> Part:
     """Artifacts lie in the home folder, where clients with and without the server find them."""
-    command = (*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1")
-    command += ("--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri())
+    command = [*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    command += ["--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri()]
     # Not on the command line, where others could read a password.
     settings = {"MLFLOW_BACKEND_STORE_URI": databases.mlflow, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     return Part("mlflow", command, settings)

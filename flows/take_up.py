@@ -8,7 +8,6 @@ its recipe starts it again; a recipe without one is scheduled again and finds wh
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -172,7 +172,7 @@ def workers(number: int, settings: dict[str, str]) -> list[Part]:
     """A worker for each pool, and `number` for stages that train or sample, each with a GPU of its own if there are."""
     devices = gpus()
     start = [*PYTHON, "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
-    places = [("r1-cpu", "r1-cpu", {}), ("r1-tasks", "r1-tasks", {})]
+    places: list[tuple[str, str, dict[str, str]]] = [("r1-cpu", "r1-cpu", {}), ("r1-tasks", "r1-tasks", {})]
     for index in range(number):
         visible = {"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} if devices else {}
         places.append((f"r1-gpu-{index}", "r1-gpu", visible))

@@ -78,6 +78,7 @@ class Tracking:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for results
 
     @functools.cached_property
     def _client(self) -> MlflowClient:
@@ -218,11 +219,14 @@ class Tracking:
                 "start it and give the same command: the stage continues where it is, and logs it again"
             )
 
+    def _probe(self) -> None:
+        self._client.search_experiments(max_results=1)
+
     def _settled(self, run_id: str) -> bool:
         """Whether a server has everything, waiting for one that is away. A database without one is not waited for."""
         deadline = time.monotonic() + AWAY_S
         while not self._sqlite and (self._unsent.get(run_id) or self._waiting):
-            if self._now("the server", lambda: self._client.search_experiments(max_results=1)):
+            if self._now("the server", self._probe):
                 self.log_metrics(run_id, [])
                 self._retry()
             if time.monotonic() > deadline:
