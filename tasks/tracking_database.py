@@ -39,7 +39,7 @@ def _make(path: Path) -> None:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     store = SqlAlchemyStore(f"sqlite:///{path}", (path.parent / "mlartifacts").as_uri())
-    store.engine.dispose()  # type: ignore[no-untyped-call]
+    store.engine.dispose()
 
 
 if __name__ == "__main__":
