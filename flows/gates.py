@@ -21,6 +21,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.exceptions import FlowPauseTimeout
 from prefect.input import RunInput
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import State
 from pydantic import Field
 
@@ -39,6 +40,8 @@ from tasks.store import Manifest
 from tasks.tracking import Tracking
 
 POLL_S = 5
+RETRIES = 10
+"""Of a waiting run that cannot reach its server. Pauses between them double: a server may be away for half an hour."""
 
 
 class GateStopped(Exception):
@@ -231,7 +234,8 @@ def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Approval:
     try:
         if context.flow_run.deployment_id is not None and context.flow_run.parent_task_run_id is None:
             return suspend_flow_run(wait_for_input=form, timeout=seconds, key=pause_key)
-        return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: RETRIES}):
+            return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
     except FlowPauseTimeout:
         raise GateStopped(f"{_failed(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
 

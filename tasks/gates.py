@@ -153,10 +153,10 @@ class Verdict:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
 
     def markdown(self) -> str:
-        """The lines as a table."""
-        rows = [f"| {'passed' if f.passed else '**failed**'} | {f.evidence} |" for f in self.findings]
+        """The lines as a list, which Prefect's narrow form wraps."""
+        rows = [f"- {'passed' if f.passed else '**failed**'}: {f.evidence}" for f in self.findings]
         title = f"## Gate {self.gate} after {self.after}: {'passed' if self.passed else 'failed'}"
-        return "\n".join([title, "", "| condition | evidence |", "|---|---|", *rows, ""])
+        return "\n".join([title, "", *rows, ""])
 
 
 def read_gate(gate: Gate, values: Values, names: Mapping[str, str]) -> Verdict:

@@ -8,77 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from flows.server import free_port, is_open
 from tests.flows.conftest import R1
-
-GATE = (
-    'gates=[{name = "enough", after = "problems", on_failure = "ask", '
-    'conditions = [{metric = "reasoning_train", above = 1000000}]}]'
-)
-SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems.sources.2.count=60", GATE]
-DEADLINE_S = 600.0
-
-
-class Server:
-    """A Prefect server over a folder of its own: what it knows outlives its process."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.port = folder, free_port()
-        self.url = f"http://127.0.0.1:{self.port}/api"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())]
-        place = {
-            "PREFECT_HOME": str(self.folder),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_UI_API_URL": self.url,
-            "PREFECT_UI_STATIC_DIRECTORY": str(self.folder / "pages"),
-            "PREFECT_API_DATABASE_TIMEOUT": "60",  # s; on a busy machine its parts wait for each other
-        }
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, **place}, stdout=log, stderr=log, start_new_session=True
-            )
-        wait(self._answers, "the server")
-
-    def _answers(self) -> bool:
-        return is_open(self.port) and httpx.get(f"{self.url}/health", timeout=30).status_code == 200
-
-    def stop(self) -> None:
-        assert self.process is not None
-        self.process.terminate()
-        self.process.wait(timeout=DEADLINE_S)
-
-    def ask(self, method: str, path: str, **body: Any) -> Any:
-        answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
-
-    def run_in(self, *states: str) -> dict[str, Any] | None:
-        """The newest run of train-r1, if it is in one of these states."""
-        runs = self.ask("POST", "/flow_runs/filter", sort="START_TIME_DESC", flows={"name": {"any_": ["train-r1"]}})
-        return runs[0] if runs and runs[0]["state"]["name"] in states else None
-
-    def answer(self, run: dict[str, Any], **form: Any) -> None:
-        done = self.ask("POST", f"/flow_runs/{run['id']}/resume", run_input=form)
-        assert done["status"] == "ACCEPT", done
-
-
-def wait(found: Any, what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.3)
-    return value
+from tests.flows.prefect_server import DEADLINE_S, SMALL, Server, decision, start_run, wait
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +30,9 @@ def small(tmp_path: Path) -> R1:
     return R1(tmp_path / "home")
 
 
-def start(r1: R1, server: Server) -> subprocess.Popen[str]:
-    sets = [part for value in SMALL for part in ("--set", value)]
-    command = r1.command("run", "tiny", *sets, "--only", "problems", "--json")
-    environment = {**r1.environment(), "PREFECT_API_URL": server.url}
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 @pytest.mark.slow
 def test_a_run_waits_and_goes_on_after_the_server_was_restarted(server: Server, small: R1) -> None:
-    process = start(small, server)
+    process = start_run(small, server)
     run = wait(lambda: server.run_in("Paused"), "the pause")
     keys = run["state"]["state_details"]["run_input_keyset"]
     schema = server.ask("GET", f"/flow_runs/{run['id']}/input/{keys['schema']}")
@@ -113,7 +40,7 @@ def test_a_run_waits_and_goes_on_after_the_server_was_restarted(server: Server, 
         set(schema["properties"]) == {"approve", "note", "who"} and schema["properties"]["approve"]["default"] is False
     )
     shown = server.ask("GET", f"/flow_runs/{run['id']}/input/{keys['description']}")
-    assert "**failed** | reasoning_train of problems is " in shown
+    assert "- **failed**: reasoning_train of problems is " in shown
     artifact = server.ask("GET", "/artifacts/gate-tiny-enough/latest")
     assert artifact["data"] == shown and artifact["flow_run_id"] == run["id"]
     server.stop()
@@ -123,18 +50,17 @@ def test_a_run_waits_and_goes_on_after_the_server_was_restarted(server: Server, 
     assert process.returncode == 0, errors[-2000:]
     result = json.loads(output.splitlines()[-1])
     assert result["gates"][0]["status"] == "approved"
-    (line,) = [line for path in small.home.glob("gates/*.jsonl") for line in path.read_text().splitlines()]
-    decision = json.loads(line)
-    assert (decision["approved"], decision["who"], decision["note"]) == (True, "Ada", "on purpose")
+    decided = decision(small)
+    assert (decided["approved"], decided["who"], decided["note"]) == (True, "Ada", "on purpose")
     # It survives: the same run again asks nobody.
-    process = start(small, server)
+    process = start_run(small, server)
     output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0 and json.loads(output.splitlines()[-1])["gates"][0]["status"] == "approved"
 
 
 @pytest.mark.slow
 def test_a_refusal_ends_the_run_in_one_line(server: Server, small: R1) -> None:
-    process = start(small, server)
+    process = start_run(small, server)
     run = wait(lambda: server.run_in("Paused"), "the pause")
     server.answer(run, approve=False, note="too few")
     output, errors = process.communicate(timeout=DEADLINE_S)
@@ -171,8 +97,7 @@ def test_a_deployed_run_is_suspended_and_its_worker_goes_home(server: Server, sm
         "Running", "Suspended", "Resuming", "Running"
     ]  # fmt: skip
     assert len(list(small.home.glob("artifacts/problems/*/*"))) == 1  # made once, reused after the resumption
-    (line,) = [line for path in small.home.glob("gates/*.jsonl") for line in path.read_text().splitlines()]
-    assert json.loads(line)["who"] == "Ada"
+    assert decision(small)["who"] == "Ada"
 
 
 @contextlib.contextmanager

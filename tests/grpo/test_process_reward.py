@@ -23,6 +23,7 @@ from grpo.rewards import Response
 from grpo.rl_config import RL, Scoring
 from grpo.scoring import Scorer, score_rows
 from grpo.step_labels import chains_of, label_row, prefix_to
+from grpo.steps import split_steps
 from grpo.template import parse
 from grpo.train import RUNNERS, read_job
 from tests.grpo.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job
@@ -114,19 +115,19 @@ def test_a_folder_that_is_no_process_reward_model_is_refused(model_folder):
     assert RL.model_validate({**RL_SETTINGS, "supervision": "process", "step_reward": "./prm"}).step_reward == "./prm"
 
 
-# Counting: three steps from a digit on, each the number before plus one. The policy learns from chains that slip now
-# and then and are never put right, so that no right answer follows from a slip.
-DIGITS, LENGTH = 10, 3
+# A chain has three steps. One of them may be a guess, which is never made good: the answer is then "no", else "yes".
+LENGTH, SOUND, GUESS = 3, ("add", "carry", "check"), "guess"
 
 
-def count(start: int, slip: int | None, rng: random.Random) -> str:
-    """Three steps from a number, modulo ten; from step `slip` on the count goes on from a wrong number."""
-    steps, number = [], start
-    for place in range(LENGTH):
-        number = rng.choice([n for n in range(DIGITS) if n != (number + 1) % DIGITS]) if place == slip else number + 1
-        number %= DIGITS
-        steps.append(f"{number}")
-    return "<think>\n" + "\n".join(steps) + f"\n</think>\n<answer>{number}</answer>"
+def chain(guess: int | None, rng: random.Random) -> str:
+    """Sound steps, but for a guess at the place `guess`, if it is one."""
+    steps = [GUESS if place == guess else rng.choice(SOUND) for place in range(LENGTH)]
+    answer = "yes" if guess is None else "no"
+    return "<think>\n" + "\n".join(steps) + f"\n</think>\n<answer>{answer}</answer>"
+
+
+def any_chain(rng: random.Random) -> str:
+    return chain(rng.choice([None, 0, 1, 2]), rng)
 
 
 def run_job(folder: Path, kind: str, **fields) -> Path:
@@ -139,65 +140,68 @@ def run_job(folder: Path, kind: str, **fields) -> Path:
     return folder / "out"
 
 
-def counting(start: int, i: int) -> Problem:
-    text = f"Note {i}: count from {start}"
-    return Problem(f"p{i}", user(text), str((start + LENGTH) % DIGITS), "number", "reasoning", "en", "test")
+def note(i: int) -> Problem:
+    return Problem(f"p{i}", user(f"Solve note {i}."), "yes", "exact", "reasoning", "en", "test")
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory) -> dict[str, Path]:
-    """A policy that counts, and chains with and without slips, labelled by what the policy makes of them."""
-    folder, rng = tmp_path_factory.mktemp("counting"), random.Random(0)
-    problems = [counting(rng.randrange(DIGITS), i) for i in range(300)]
-
-    def chain(problem: Problem) -> str:
-        return count((int(problem.answer) - LENGTH) % DIGITS, rng.choice([None, None, None, 0, 1, 2]), rng)
-
-    shown = [{"messages": p.messages, "completion": chain(p)} for p in problems for _ in range(4)]
+def guessing(tmp_path_factory) -> dict:
+    """A policy that writes such chains more or less, and chains labelled by what it makes of them."""
+    folder, rng = tmp_path_factory.mktemp("guessing"), random.Random(0)
+    problems = [note(i) for i in range(200)]
+    shown = [{"messages": p.messages, "completion": any_chain(rng)} for p in problems]
     lines = [f"{row['messages'][0]['content']} {row['completion']}" for row in shown]
     (folder / "corpus.txt").write_text("\n\n".join(lines))
     base = run_job(folder / "base", "pretrain", settings=PRETRAIN, corpus=folder / "corpus.txt")
     pq.write_table(pa.Table.from_pylist(shown), folder / "sft.parquet")
-    settings = {**SFT, "epochs": 6, "micro_batch_tokens": 1024}
+    settings = {**SFT, "epochs": 2, "micro_batch_tokens": 1024}
     policy = run_job(folder / "sft", "sft", settings=settings, model=base, data=folder / "sft.parquet")
     write_rows(folder / "problems.parquet", problems, Problem)
-    write_rows(folder / "samples.parquet", [written(chain(p), p) for p in problems for _ in (0, 1)], Sample)
-    labels = run_job(
-        folder / "labels",
-        "step_labels",
-        model=policy,
-        problems=[folder / "problems.parquet"],
-        samples=folder / "samples.parquet",
-        rollouts=4,
-        sampling={"max_new_tokens": 24, "batch_size": 128},
-        held_out_share=0.25,
-        scoring={"workers": 1},
-        hardware=CPU,
-    )
-    return {"folder": folder, "policy": policy, "labels": labels, "problems": folder / "problems.parquet"}
+    write_rows(folder / "samples.parquet", [written(any_chain(rng), p) for p in problems for _ in (0, 1)], Sample)
+    job = {
+        "model": policy,
+        "problems": [folder / "problems.parquet"],
+        "samples": folder / "samples.parquet",
+        "rollouts": 4,
+        "sampling": {"max_new_tokens": 24, "batch_size": 128},
+        "shard_chains": 200,
+        "scoring": {"workers": 1},
+        "hardware": CPU,
+    }
+    labels = run_job(folder / "labels", "step_labels", **job)
+    return {"folder": folder, "policy": policy, "labels": labels, "job": job, "problems": folder / "problems.parquet"}
 
 
 @pytest.fixture(scope="module")
-def trained(counted) -> Path:
-    """A process reward model by hard labels."""
+def trained(guessing) -> Path:
+    """A process reward model of given rollouts: all right before a guess, none from it on."""
+    rng, rows = random.Random(2), []
+    for i in range(400):
+        problem, text = note(i), any_chain(rng)
+        (made,) = chains_of([problem], [written(text, problem)])
+        rows.append(label_row(made, [4 * (GUESS not in text[:end]) for end in made.ends], 4, 0.25))
+    pq.write_table(pa.Table.from_pylist(rows), guessing["folder"] / "given.parquet")
     optimizer = {"learning_rate": 0.005, "final_learning_rate_share": 0.1, "warmup_steps": 5}
     settings = {**SFT, "micro_batch_tokens": 1024, "optimizer": optimizer}
-    job = {"settings": settings, "model": counted["policy"], "data": counted["labels"]}
-    return run_job(counted["folder"] / "prm", "process_reward_model", **job)
+    job = {"settings": settings, "model": guessing["policy"], "data": guessing["folder"] / "given.parquet"}
+    return run_job(guessing["folder"] / "prm", "process_reward_model", **job)
 
 
 @pytest.mark.slow
-def test_labels_say_where_a_chain_slipped(counted):
-    rows = pq.read_table(counted["labels"]).to_pylist()
-    share = {True: [], False: []}
-    for row in rows:
-        start = int(row["messages"][0]["content"].split()[-1])
-        written_so_far = [int(line) for line in row["response"].split("\n")[1 : LENGTH + 1]]
-        for place, number in enumerate(written_so_far):
-            share[number == (start + place + 1) % DIGITS].append(soft(row["right"][place], row["rollouts"]))
-    mean = {good: sum(of) / len(of) for good, of in share.items()}
-    assert mean[True] > mean[False] + 0.5
-    assert {len(row["right"]) for row in rows} == {LENGTH} and {row["rollouts"] for row in rows} == {4}
+def test_every_step_of_every_chain_is_labelled_and_a_lost_shard_is_made_again_the_same(guessing):
+    shards = sorted(guessing["labels"].glob("labels-*.parquet"))
+    rows = [row for shard in shards for row in pq.read_table(shard).to_pylist()]
+    assert len(shards) == 2 and 200 < len(rows) <= 400  # chains that are written twice are labelled once
+    assert all(len(row["right"]) == len(row["ends"]) == LENGTH and row["rollouts"] == 4 for row in rows)
+    rights = [right for row in rows for right in row["right"]]
+    assert 0 < sum(rights) / len(rights) < 4 and max(rights) <= 4
+    found = result(guessing["labels"].parent)
+    assert found["counts"] == {"chains": len(rows), "steps": LENGTH * len(rows)}
+    assert found["metrics"]["soft"] == pytest.approx(sum(rights) / len(rights) / 4)
+    again = shards[1].read_bytes()
+    shards[1].unlink()
+    run_job(guessing["labels"].parent, "step_labels", **guessing["job"])
+    assert shards[1].read_bytes() == again
 
 
 @pytest.mark.slow
@@ -211,8 +215,8 @@ def test_a_trained_model_tells_good_steps_on_problems_that_it_has_not_seen(train
 
 @pytest.mark.slow
 def test_its_scores_are_the_rewards_of_steps(trained):
-    problem, rng = counting(3, 1000), random.Random(1)
-    texts = [count(3, None, rng), count(3, 1, rng), "<answer>6</answer>"]
+    problem, rng = note(1000), random.Random(1)
+    texts = [chain(None, rng), chain(1, rng), "<answer>yes</answer>"]
     scorer = Scorer({"accuracy": {}}, Scoring(workers=1), step_reward=str(trained))
     try:
         scorer.load_models(None, None, Hardware(device="cpu"))
@@ -220,21 +224,21 @@ def test_its_scores_are_the_rewards_of_steps(trained):
         scored = scorer.start(problem, responses).finish()
     finally:
         scorer.close()
-    good, slipped, without = scored.steps
+    sound, lost, without = scored.steps
     assert [breakdown["accuracy"] for breakdown in scored.breakdowns] == [1, 0, 1] and without == []
-    assert [end for end, _ in good] == [9, 11, 13]  # "<think>\n" and a digit, then a line break and a digit each
-    assert min(score for _, score in good) > 0.5 > max(score for _, score in slipped[1:])
+    assert [end for end, _ in sound] == [end for _, end in split_steps(texts[0])]
+    assert min(score for _, score in sound) > 0.5 > max(score for _, score in lost[1:])
     alone = StepScorer(str(trained), Hardware(device="cpu"))(problem.messages, texts[1:2])
-    assert [score for _, score in alone[0]] == pytest.approx([score for _, score in slipped], abs=1e-5)
+    assert [score for _, score in alone[0]] == pytest.approx([score for _, score in lost], abs=1e-5)
 
 
 @pytest.mark.slow
-def test_grpo_learns_from_its_scores(counted, trained):
+def test_grpo_learns_from_its_scores(guessing, trained):
     settings = {**RL_SETTINGS, "steps": 4, "supervision": "process", "step_reward": str(trained)}
     settings["sampling"] = {"max_new_tokens": 24, "batch_size": 16}
-    job = {"settings": settings, "model": counted["policy"], "problems": [counted["problems"]]}
-    out = run_job(counted["folder"] / "rl", "rl", **job)
+    job = {"settings": settings, "model": guessing["policy"], "problems": [guessing["problems"]]}
+    out = run_job(guessing["folder"] / "rl", "rl", **job)
     records = metrics(out.parent)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert max(record["grad_norm"] for record in records) > 0
-    assert not same(weights(out.parent), weights(counted["policy"].parent))
+    assert not same(weights(out.parent), weights(guessing["policy"].parent))

@@ -82,7 +82,7 @@ def test_one_failing_condition_fails_the_gate() -> None:
     verdict = read_gate(gate({"metric": "a", "above": 0}, {"metric": "b", "above": 2}), values, {})
     assert not verdict.passed and verdict.failures == ["b of reasoning_rl is 1; must be above 2"]
     assert verdict.lines()[0] == "passed: a of reasoning_rl is 1; must be above 0"
-    assert "| **failed** | b of reasoning_rl is 1; must be above 2 |" in verdict.markdown()
+    assert "- **failed**: b of reasoning_rl is 1; must be above 2" in verdict.markdown()
 
 
 @pytest.mark.parametrize(
