@@ -1,4 +1,4 @@
-"""Pictures of MLflow's and Prefect's pages after a run of `tiny`, in a real browser, checked while they are taken.
+"""Pictures of MLflow's and Prefect's pages and of the report after a run of `tiny`, in a real browser and checked.
 
     pip install playwright; python docs/take_screenshots.py [--chromium /usr/bin/chromium] [--output docs/images]
 
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from playwright.sync_api import Page, TimeoutError, sync_playwright
+
+from flows.report_page import default_path
 
 STAGES = ("problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data", "sft", "reward_models")
 STAGES += ("alignment_rl", "evaluate", "report")
@@ -96,6 +98,7 @@ def main() -> int:
         )
         take(page, f"{home}/runs/{rl}", given.output / "mlflow-lineage.png", "problems", "dev1", "dev2")
         take(page, f"{home}/models", given.output / "mlflow-models.png", "dev1", "dev2", "dev3", "r1")
+        take(page, default_path(parent).as_uri(), given.output / "report.png", "Checkpoints", "Pipeline")
         take(page, f"{prefect}/runs", given.output / "prefect-runs.png", "train-r1")
         browser.close()
     return 0

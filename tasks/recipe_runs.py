@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.store import Manifest, Store
-from tasks.tracked import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG, Tracked, TrackedRun
+from tasks.tracked import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG, Tracked, TrackedRun
 from tasks.tracking import RECIPE_FILE
 
 
@@ -29,6 +29,11 @@ class StageRun:
     @property
     def error(self) -> str:
         return self.run.tags.get(ERROR_TAG, "")
+
+    @property
+    def stale(self) -> str:
+        """Why what it made is out of date, "" if it is not: an input has been made again since."""
+        return self.maker.tags.get(STALE_TAG, "")
 
     @property
     def seconds(self) -> float | None:

@@ -94,6 +94,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
                 "steps": stage.manifest.steps_completed if stage.manifest else None,
                 "key": stage.run.tags.get("r1flow.key", "")[:12],
                 "error": stage.error,
+                "stale": stage.stale,
             }
         )
     return lines

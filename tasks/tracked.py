@@ -13,7 +13,7 @@ from grpo.errors import InputError
 
 FLOW_TAG, STAGE_TAG, PARENT_TAG = "r1flow.flow", "r1flow.stage", "mlflow.parentRunId"
 KEY_TAG, STATUS_TAG, MADE_BY_TAG, ERROR_TAG = "r1flow.key", "r1flow.status", "r1flow.made_by_run", "r1flow.error"
-DIGEST_TAG, FAILED_TAG = "r1flow.digest", "r1flow.failed"
+DIGEST_TAG, FAILED_TAG, STALE_TAG = "r1flow.digest", "r1flow.failed", "r1flow.stale"
 _MOST = 10_000
 _NEAR = 4
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.compare import aligned
+from flows import cli
+from flows.compare import aligned, show
+from grpo.errors import InputError
+
+Command = Callable[..., int]
 
 
 def test_tables_have_words_left_and_numbers_right() -> None:
@@ -19,6 +24,18 @@ def test_tables_have_words_left_and_numbers_right() -> None:
         "sft        7s",
         "evaluate  12s",
     ]
+
+
+@pytest.fixture
+def command(r1: Any, first_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """A command of r1 in this process, in the session's home: MLflow is loaded once."""
+    monkeypatch.setenv("R1FLOW_HOME", str(r1.home))
+
+    def run(*arguments: str) -> int:
+        given = cli.parser().parse_args(arguments)
+        return cli.COMMANDS[given.command](given)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -48,45 +65,49 @@ def test_the_flow_run_in_prefect_links_the_page(r1: Any, first_run: dict[str, An
     assert Path(first_run["report"]).as_uri() in first[0]
 
 
-def test_runs_compared(r1: Any, first_run: dict[str, Any], fewer_samples: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_compared(
+    command: Command, first_run: dict[str, Any], fewer_samples: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
     ids = [first_run["run_id"], fewer_samples["run_id"]]
-    done = r1("compare", *ids, "--json", "--plot", str(tmp_path / "curves.png"))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    assert command("compare", *ids, "--json", "--plot", str(tmp_path / "curves.png")) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [run["id"] for run in found["runs"]] == ids
     assert found["config"] == [{"field": "evaluate.samples_per_problem", "values": [4, 2]}]
     shared = {stage["stage"]: stage["shared"] for stage in found["stages"]}
     assert [name for name, same in shared.items() if not same] == ["evaluate", "report"]
     assert found["stages"][-2]["why"] == [[], ["samples_per_problem: 4 -> 2"]]
-    assert found["plot"] is None  # nothing was trained anew
     rows = {(row["checkpoint"], row["metric"]): row for row in found["metrics"]}
     dev1, (of,) = rows["dev1", "pass@1"]["values"], rows["dev1", "pass@1"]["differences"]
     assert dev1 == [result["checkpoints"]["dev1"]["pass@1"] for result in (first_run, fewer_samples)]
     assert of["paired"] and of["problems"] == [24, 24] and of["low"] <= of["value"] <= of["high"]
     assert of["value"] == pytest.approx(dev1[1] - dev1[0])
-
-
-def test_a_comparison_for_people(r1: Any, first_run: dict[str, Any], fewer_samples: dict[str, Any]) -> None:
-    said = r1("compare", first_run["run_id"][:12], fewer_samples["run_id"][:12]).stdout
+    show(found)
+    said = capsys.readouterr().out
     assert "evaluate.samples_per_problem  4  2" in said
     assert "differs: samples_per_problem: 4 -> 2" in said and "The problems are the same" in said
 
 
-def test_what_is_wrong_is_one_line(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (("compare", "latest"), "give two runs or more"),
         (("compare", "latest", "latest"), "name one run twice"),
         (("compare", "latest", "zzzz"), "no recipe run has an id that begins so; the newest are "),
         (("report", "latest~99"), "recipe runs; the oldest is latest~"),
-        (("report", "latest", "--out", str(tmp_path)), "give --out a file in a folder that can be written"),
-    ):
-        done = r1(*arguments)
-        assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*"))
-        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+        (("report", "latest", "--out", "FOLDER"), "give --out a file in a folder that can be written"),
+    ],
+)
+def test_what_is_wrong_is_one_line(command: Command, arguments: Any, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(InputError) as error:
+        command(*(str(folder) if part == "FOLDER" else part for part in arguments))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == [folder]  # nothing half-written beside it
 
 
-def test_the_page_can_be_made_again_elsewhere(r1: Any, first_run: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_can_be_made_again_elsewhere(command: Command, first_run: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "new" / "page.html"
-    done = r1("report", first_run["run_id"], "--out", str(out))
-    assert done.returncode == 0 and done.stdout.strip() == str(out)
-    assert out.read_text() == Path(first_run["report"]).read_text()
+    assert command("report", first_run["run_id"], "--out", str(out)) == 0
+    headings = [re.findall("<h[123].*", text) for text in (out.read_text(), Path(first_run["report"]).read_text())]
+    assert headings[0] == headings[1] and len(headings[0]) > 15

@@ -38,7 +38,8 @@ def failed(record: Tracking, tmp_path_factory: pytest.TempPathFactory) -> Recipe
         "r1flow.gate.good.decision": json.dumps(decision),
     }
     run_id = record.recipe_run("r", "train_r1 seed 0", config, tags)
-    base = record.stage_run(run_id, "r", "base", {}, {"r1flow.stage": "base", "r1flow.status": "ran"})
+    old = {"r1flow.stage": "base", "r1flow.status": "ran", "r1flow.stale": "problems is new"}
+    base = record.stage_run(run_id, "r", "base", {}, old)
     record.log_metrics(base, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "peak_memory_gb": 0.25}])
     estimate = {"device": {"name": "H200"}, "stages": {"base": {"seconds": 7200.0, "peak_memory_gb": 0.5}, "sft": {}}}
     record.log_text(run_id, json.dumps(estimate), "estimate.json")
@@ -89,6 +90,7 @@ def test_a_failed_run_says_what_ran_and_what_failed(page: str) -> None:
     assert "<strong>reasoning_rl failed.</strong> no space left" in page
     assert re.search(r'<th scope="row">base</th><td class="ran">', page)
     assert re.search(r'<th scope="row">reasoning_rl</th><td class="failed">', page)
+    assert page.count("stale: problems is new") == 1
     assert "Reward and its parts" in page and "reasoning_rl: Reward and its parts" in page
 
 
