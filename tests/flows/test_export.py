@@ -140,8 +140,8 @@ def test_vllm_serves_it_as_it_is(exported: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(exported), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--served-model-name", "dev3", "--dtype", "float32", "--enforce-eager"]
+    command = [str(PYTHON.with_name("vllm")), "serve", str(exported), "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--served-model-name", "dev3", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", "256", "--kv-cache-memory-bytes", "256M"]
     settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     with (tmp_path / "log").open("w") as log:
@@ -149,7 +149,7 @@ def test_vllm_serves_it_as_it_is(exported: Path, tmp_path: Path) -> None:
             command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True, cwd=tmp_path
         )
     try:
-        deadline = time.monotonic() + 480
+        deadline = time.monotonic() + 900
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
