@@ -365,7 +365,5 @@ class _Dispatch:
                         f"the Prefect server at {self.client.api_url} has been away for {AWAY_S / 60:.0f} minutes; "
                         "start it and give the same command: it finds what is done, and who still works"
                     ) from error
-                self._say(
-                    f"{self.job.stage}: the Prefect server at {self.client.api_url} does not answer; waiting for it"
-                )
+                self._say(f"{self.job.stage}: the Prefect server at {self.client.api_url} does not answer; waiting")
                 time.sleep(POLL_S)
