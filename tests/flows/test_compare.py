@@ -14,6 +14,7 @@ import pytest
 from flows import cli
 from flows.compare import aligned, show
 from grpo.errors import InputError
+from tasks.tracking import default_uri
 
 Command = Callable[..., int]
 
@@ -30,6 +31,7 @@ def test_tables_have_words_left_and_numbers_right() -> None:
 def command(r1: Any, first_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Command:
     """A command of r1 in this process, in the session's home: MLflow is loaded once."""
     monkeypatch.setenv("R1FLOW_HOME", str(r1.home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(r1.home))  # MLflow leaves there what was last in use
 
     def run(*arguments: str) -> int:
         given = cli.parser().parse_args(arguments)
