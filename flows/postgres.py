@@ -55,18 +55,18 @@ class Cluster:
         self.folder.chmod(0o700)
         if os.geteuid() == 0:
             shutil.chown(self.folder, SYSTEM_USER)
-        password = secrets.token_hex(16)
-        # Through stdin: a file would have to be readable for the other user.
-        command = [*_as_user(), _program("initdb"), "-D", str(self.data), "-U", USER, "--pwfile=/dev/stdin"]
+        password = self.folder / "password.partial"  # the other user reads it, too
+        password.touch(0o600)
+        password.write_text(f"{secrets.token_hex(16)}\n")
+        if os.geteuid() == 0:
+            shutil.chown(password, SYSTEM_USER)
+        command = [*_as_user(), _program("initdb"), "-D", str(self.data), "-U", USER, f"--pwfile={password}"]
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
-        done = subprocess.run(command, input=f"{password}\n", capture_output=True, text=True, cwd="/")
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/")
         if done.returncode != 0:
             said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise InputError(f"initdb failed: {said}; the folder must be reachable for user {_user()}: {self.folder}")
-        partial = self.folder / "password.partial"
-        partial.touch(0o600)
-        partial.write_text(f"{password}\n")
-        partial.replace(self.folder / "password")
+        password.replace(self.folder / "password")
 
     def make_databases(self) -> None:
         """Both databases, in a cluster that runs."""

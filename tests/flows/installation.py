@@ -54,6 +54,14 @@ class Installation(R1):
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
+    def answers(self) -> bool:
+        """Whether Prefect's server has its database."""
+        try:
+            self.ask("GET", "/deployments/name/train-r1/r1flow")
+        except httpx.HTTPStatusError:
+            return False
+        return True
+
     def start(self, deployment: str = "train-r1/r1flow", *sets: str, **parameters: Any) -> str:
         """Trigger a deployment as the form does; the id of its flow run."""
         found = self.ask("GET", f"/deployments/name/{deployment}")

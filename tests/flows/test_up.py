@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.tracking_database import make_database
 from tests.flows.conftest import R1
 from tests.flows.installation import Installation
 
@@ -63,11 +64,9 @@ def test_an_old_database_is_one_line(tmp_path: Path) -> None:
     import sqlite3
 
     r1flow = Installation(tmp_path)
-    r1flow("stages")
+    make_database(tmp_path / "mlflow.db")
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        database.execute("create table alembic_version (version_num varchar(32))")
-        database.execute("insert into alembic_version values ('451aebb31d03')")  # of MLflow 1.0
-        database.execute("create table experiments (experiment_id integer primary key, name varchar(256))")
+        database.execute("update alembic_version set version_num = '451aebb31d03'")  # of MLflow 1.0
     done = r1flow("up", "--prefect-port", str(r1flow.prefect_port), "--mlflow-port", str(r1flow.mlflow_port))
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
@@ -87,7 +86,9 @@ def test_postgres_keeps_both_records(tmp_path: Path) -> None:
     r1flow.up()
     assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "prefect" / "prefect.db").exists()
     r1flow.wait_for(r1flow.start(only="problems"), "Completed")
-    os.kill(r1flow.pid("postgres"), signal.SIGKILL)
+    killed = r1flow.pid("postgres")
+    os.kill(killed, signal.SIGKILL)
+    r1flow.wait(lambda: r1flow.pid("postgres") != killed and r1flow.answers(), "Postgres")
     r1flow.wait_for(r1flow.start("train-r1/r1flow", "problems.held_out_max=20", only="problems"), "Completed")
     r1flow.down()
     assert (tmp_path / "postgres" / "password").stat().st_mode & 0o777 == 0o600
