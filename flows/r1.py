@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from prefect import flow
 
@@ -88,6 +88,8 @@ def _recipe_flow(graph: str, function: str, title: str) -> Any:
         return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [], dispatch)
 
     run.__name__ = run.__qualname__ = function  # Prefect finds a flow again by its function's name in the module
+    # Types, not their names: where Prefect loads this file by its path, nobody could look the names up.
+    run.__annotations__ = get_type_hints(run, include_extras=True)
     run.__doc__ = title
     name = function.replace("_", "-")
     return flow(name=name, flow_run_name=f"{name}-{{recipe}}")(run)
