@@ -10,7 +10,8 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.store import Manifest, Store
-from tasks.tracking import Tracking, alias_name, registered_name
+from tasks.tracking import Tracking
+from tasks.tracking_names import alias_name, registered_name
 
 CHAMPION = "champion"
 

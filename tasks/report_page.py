@@ -19,7 +19,7 @@ from tasks.report import paper_rows
 from tasks.report_data import funnels, judges
 from tasks.run_names import BEFORE_TAG, DIFFERS_TAG
 from tasks.tracked import ERROR_TAG, FAILED_TAG, Tracked
-from tasks.tracking import flatten
+from tasks.tracking_names import flatten
 
 ESTIMATE, MEMORY_METRIC = "estimate.json", "peak_memory_gb"
 SIGNS = {"ran": "✓", "reused": "↺", "failed": "✗", "killed": "✗", "running": "…"}

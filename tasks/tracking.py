@@ -17,7 +17,6 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -26,6 +25,8 @@ from grpo.processes import process_name
 from tasks.store import Manifest
 from tasks.tracked import PARENT_TAG, Tracked
 from tasks.tracking_database import make_database
+from tasks.tracking_delivery import Delivery, refused
+from tasks.tracking_names import alias_name, flatten, metric_name, registered_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,23 +37,12 @@ RECIPE_TAG, HOST_TAG, PROCESS_TAG = "r1flow.recipe", "r1flow.host", "r1flow.proc
 RECIPE_FILE, CONFIG_FILE = "recipe.json", "config.json"
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
-_PARAM_LENGTH = 6000
 _DATASET_DIGEST_LENGTH = 36
-_TRIES = 3
 AWAY_S = 300.0
 """How long a server that was there is waited for, before a stage begins and before what it made is published."""
 _AWAY_POLL_S = 2.0
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
-
-
-@dataclass
-class _Waiting:
-    """Something that MLflow failed to record, and how often it failed while other things succeeded."""
-
-    what: str
-    call: Callable[[], object]
-    tries: int = 0
 
 
 def default_uri(home: Path) -> str:
@@ -70,8 +60,7 @@ class Tracking:
         self.uri = uri
         self._sqlite = Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
         self._unsent: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-        self._waiting: list[_Waiting] = []
-        self._warned = False
+        self._delivery = Delivery(uri)
         self._last_steps: dict[str, dict[str, int]] = {}
         # A dead server is noticed in seconds: its metrics wait here, and a trainer is being watched meanwhile.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -199,8 +188,8 @@ class Tracking:
             except InputError:
                 raise
             except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
-                if not self._refused(error) and not self._sqlite and time.monotonic() < deadline:
-                    self._warn("the beginning of a run", error)
+                if not refused(error) and not self._sqlite and time.monotonic() < deadline:
+                    self._delivery.warn("the beginning of a run", error)
                     time.sleep(_AWAY_POLL_S)
                     continue
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -225,10 +214,10 @@ class Tracking:
     def _settled(self, run_id: str) -> bool:
         """Whether a server has everything, waiting for one that is away. A database without one is not waited for."""
         deadline = time.monotonic() + AWAY_S
-        while not self._sqlite and (self._unsent.get(run_id) or self._waiting):
-            if self._now("the server", self._probe):
+        while not self._sqlite and (self._unsent.get(run_id) or self._delivery.waiting):
+            if self._delivery.now("the server", self._probe):
                 self.log_metrics(run_id, [])
-                self._retry()
+                self._delivery.retry()
             if time.monotonic() > deadline:
                 return False
             time.sleep(_AWAY_POLL_S)
@@ -265,9 +254,9 @@ class Tracking:
                 self._client.log_batch(run_id, metrics=batch)
                 last.update((metric.key, metric.step) for metric in batch)
 
-        if unsent and self._now("metrics", log):
+        if unsent and self._delivery.now("metrics", log):
             unsent.clear()
-            self._retry()
+            self._delivery.retry()
 
     def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
         """Link an artifact of data to the run by its digest; MLflow never opens it."""
@@ -286,7 +275,7 @@ class Tracking:
             entry = DatasetInput(dataset, [InputTag(key, value) for key, value in tags.items()])
             self._client.log_inputs(run_id, datasets=[entry])
 
-        self._later(f"data set {name}", log)
+        self._delivery.later(f"data set {name}", log)
 
     def log_model(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
         """Record a checkpoint as a model whose weights stay in the store; returns its id, None if it has to wait.
@@ -312,7 +301,7 @@ class Tracking:
             self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
             self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, tags)
 
-        self._later(f"model {name}", log)
+        self._delivery.later(f"model {name}", log)
         return ids[0] if ids else None
 
     def _register(self, recipe: str, run_id: str | None, model_id: str, tags: dict[str, str]) -> str:
@@ -331,7 +320,7 @@ class Tracking:
 
     def set_alias(self, recipe: str, alias: str, manifest: Manifest) -> None:
         """Let `alias` of the recipe's registered model lead to this checkpoint."""
-        self._later(f"alias {alias}", lambda: self._set_alias(recipe, alias, manifest))
+        self._delivery.later(f"alias {alias}", lambda: self._set_alias(recipe, alias, manifest))
 
     def set_alias_now(self, recipe: str, alias: str, manifest: Manifest) -> str:
         """The same for somebody who waits for it; returns the version, or raises InputError."""
@@ -360,7 +349,7 @@ class Tracking:
 
             self._client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
 
-        self._later("input model", log)
+        self._delivery.later("input model", log)
 
     def find_model(self, digest: str) -> str | None:
         """The newest model that was logged with this artifact's digest, in any experiment."""
@@ -371,7 +360,7 @@ class Tracking:
             models = self._client.search_logged_models(self._experiments(), filter_string=wanted, max_results=1)
             ids.extend(model.model_id for model in models)
 
-        self._now("search for a model", find)
+        self._delivery.now("search for a model", find)
         return ids[0] if ids else None
 
     def log_table(self, run_id: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -379,19 +368,19 @@ class Tracking:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         table = {column: [_cell(row.get(column)) for row in rows] for column in columns}
         if rows:
-            self._later(f"table {name}", lambda: self._client.log_table(run_id, table, f"{name}.json"))
+            self._delivery.later(f"table {name}", lambda: self._client.log_table(run_id, table, f"{name}.json"))
 
     def log_file(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        self._later(f"file {path}", lambda: self._client.log_artifact(run_id, str(path), folder))
+        self._delivery.later(f"file {path}", lambda: self._client.log_artifact(run_id, str(path), folder))
 
     def log_text(self, run_id: str, text: str, file: str) -> None:
-        self._later(f"file {file}", lambda: self._client.log_text(run_id, text, file))
+        self._delivery.later(f"file {file}", lambda: self._client.log_text(run_id, text, file))
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        self._later("tags", lambda: self._set_tags(run_id, tags))
+        self._delivery.later("tags", lambda: self._set_tags(run_id, tags))
 
     def delete_tag(self, run_id: str, tag: str) -> None:
-        self._later("a tag's removal", lambda: self._client.delete_tag(run_id, tag))
+        self._delivery.later("a tag's removal", lambda: self._client.delete_tag(run_id, tag))
 
     def tagged(self, tag: str) -> dict[str, str]:
         """Run id -> value of this tag, of the runs of all experiments that have it; none if MLflow failed."""
@@ -401,15 +390,15 @@ class Tracking:
             runs = self._client.search_runs(self._experiments(), f"tags.`{tag}` LIKE '%'", max_results=10_000)
             found.update((run.info.run_id, run.data.tags[tag]) for run in runs)
 
-        self._now("search for a tag", search)
+        self._delivery.now("search for a tag", search)
         return found
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])
-        self._later(f"the end of run {run_id}", lambda: self._client.set_terminated(run_id, status))
+        self._delivery.later(f"the end of run {run_id}", lambda: self._client.set_terminated(run_id, status))
         if status == "FINISHED":
             self._settled(run_id)
-        missing = {waiting.what for waiting in self._waiting} | (
+        missing = {waiting.what for waiting in self._delivery.waiting} | (
             {"metrics"} if self._unsent.pop(run_id, None) else set()
         )
         if missing:
@@ -425,82 +414,6 @@ class Tracking:
             metrics = self._client.get_run(run_id).to_proto().data.metrics  # the newest value of each
             self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
         return self._last_steps[run_id]
-
-    def _later(self, what: str, call: Callable[[], object]) -> None:
-        """Do it, now or with a later call that succeeds."""
-        if self._now(what, call):
-            self._retry()
-        else:
-            self._waiting.append(_Waiting(what, call))
-
-    def _retry(self) -> None:
-        """Do what failed before; the caller has just seen MLflow work."""
-        waiting, self._waiting = self._waiting, []
-        for entry in waiting:
-            if self._now(entry.what, entry.call):
-                continue
-            entry.tries += 1
-            if entry.tries < _TRIES:
-                self._waiting.append(entry)
-            else:
-                logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
-
-    def _now(self, what: str, call: Callable[[], object]) -> bool:
-        """Do it; False if MLflow could not be reached, so that it may be worth another try."""
-        try:
-            call()
-        except Exception as error:  # the boundary to MLflow, see above
-            if self._refused(error):
-                logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
-                return True
-            if isinstance(error, (FileNotFoundError, InputError)):
-                logger.warning("MLflow cannot log %s: %s", what, error)
-                return True
-            self._warn(what, error)
-            return False
-        if self._warned:
-            logger.info("MLflow at %s works again", self.uri)
-            self._warned = False
-        return True
-
-    def _warn(self, what: str, error: Exception) -> None:
-        if not self._warned:
-            logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
-            self._warned = True
-
-    @staticmethod
-    def _refused(error: Exception) -> bool:
-        """MLflow was reached and will not have it: another try is of no use."""
-        from mlflow.exceptions import MlflowException
-
-        return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409)
-
-
-def registered_name(recipe: str) -> str:
-    """The registered model of a recipe."""
-    return re.sub(r"[/:]", "-", recipe)
-
-
-def alias_name(name: str) -> str:
-    """`name` as MLflow takes it for an alias: a student "qwen2.5" becomes "qwen2-5"."""
-    return re.sub(r"[^\w-]", "-", name)
-
-
-def metric_name(name: str) -> str:
-    """`name` as MLflow takes it: "pass@1" becomes "pass_at_1", any other character that it refuses "_"."""
-    safe = re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
-    return "/".join(part for part in safe.split("/") if part.strip(".")) or "_"
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Scalars under dotted names; lists as JSON. What is too long for a parameter is only in the artifact."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-            continue
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if len(text) <= _PARAM_LENGTH:
-            yield metric_name(prefix + name), text
 
 
 def _cell(value: Any) -> Any:

@@ -92,3 +92,14 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[R1]:
 def first_run(r1: R1) -> dict[str, Any]:
     """What `r1 run --json` printed for the first run in the session's home."""
     return {**r1.tiny("run"), "sets": SMALLER}
+
+
+@pytest.fixture(scope="module")
+def r1flow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An installation that `r1 up` started; see tests/flows/installation.py."""
+    from tests.flows.installation import Installation
+
+    installation = Installation(tmp_path_factory.mktemp("up"))
+    installation.up()
+    yield installation
+    installation.down()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.slow
 STAGES = ["problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data", "sft", "reward_models"]
 STAGES += ["alignment_rl", "evaluate", "report"]
 NO_GPU = {"problems", "report"}
-
-
-@pytest.fixture(scope="module")
-def r1flow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    installation = Installation(tmp_path_factory.mktemp("up"))
-    installation.up()
-    yield installation
-    installation.down()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +17,6 @@ pytestmark = pytest.mark.slow
 
 STEPS = 300
 SETS = [f"base.pretrain.steps={STEPS}", "base.pretrain.save_every=25"]
-
-
-@pytest.fixture(scope="module")
-def r1flow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    installation = Installation(tmp_path_factory.mktemp("up"))
-    installation.up()
-    yield installation
-    installation.down()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ import pytest
 
 from grpo.errors import InputError
 from tasks.store import Manifest
-from tasks.tracking import Tracking, default_uri, metric_name
+from tasks.tracking import Tracking, default_uri
+from tasks.tracking_names import metric_name
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"model": "tiny", "rl": {"lr": 1e-6, "steps": 3, "domains": ["math", "code"]}, "seed": None, "ema": True}
@@ -178,7 +179,7 @@ def test_what_mlflow_refuses_is_not_tried_for_ever(tracking, client, run, caplog
 
 
 def mine(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "tasks.tracking"]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.tracking")]
 
 
 def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, client, run, caplog):
@@ -195,7 +196,9 @@ def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, 
     database.close()
     failed, works = mine(caplog)
     assert "fails (metrics: " in failed and "no such table" in failed and "works again" in works
-    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["tasks.tracking"]
+    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "tasks.tracking_delivery"
+    ]
     assert history(client, run, "loss") == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.0)]
     assert client.get_run(run).data.tags["a"] == "b"
 
