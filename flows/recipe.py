@@ -6,6 +6,7 @@ Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arX
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable
@@ -339,7 +340,8 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
     if seed is not None:
         values["seed"] = seed
     try:
-        return Recipe.model_validate(values)
+        # Strict as JSON is: lists and tables become what they stand for, but true is no number and "3" neither.
+        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {_explain(error)}") from None
 

@@ -51,6 +51,10 @@ def test_the_papers_numbers() -> None:
         ("reasonin_rl.steps=8", "did you mean 'reasoning_rl'?"),
         ("reasoning_rl.sampling.temperature=0", "reasoning_rl.sampling.temperature"),
         ("reasoning_rl.steps=many", "reasoning_rl.steps"),
+        ("reasoning_rl.kl_coef=true", "reasoning_rl.kl_coef: Input should be a valid number (got True)"),
+        ("reasoning_rl.steps=true", "reasoning_rl.steps: Input should be a valid integer (got True)"),
+        ("reasoning_rl.rewards={accuracy={weight=true}}", "accuracy.weight: Input should be a valid number"),
+        ("evaluate.sampling.top_p='0.9'", "evaluate.sampling.top_p: Input should be a valid number"),
         ("reasoning_rl.steps", "write section.field=value"),
         ("name.x=1", "no field"),
         ("problems.sources.9.count=1", "must be a number below 3"),
@@ -70,6 +74,11 @@ def test_wrong_overrides_are_one_line(override: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         load_recipe("tiny", [override])
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_whole_number_serves_where_a_fraction_is_asked() -> None:
+    recipe = load_recipe("tiny", ["reasoning_rl.kl_coef=1", "reasoning_rl.rewards={accuracy=2}"])
+    assert (recipe.reasoning_rl.kl_coef, recipe.reasoning_rl.rewards["accuracy"].weight) == (1.0, 2.0)
 
 
 def test_overrides_take_toml_values() -> None:
