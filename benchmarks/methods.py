@@ -18,7 +18,7 @@ from typing import Any
 
 from machine import machine
 
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from grpo.data import read_samples
 from tasks.evaluation import reasoning_metrics
 from tasks.store import Store

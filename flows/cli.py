@@ -104,7 +104,7 @@ def run(given: argparse.Namespace) -> int:
     from flows.graphs import GRAPHS
     from flows.plan import plan as make_plan
     from flows.r1 import FLOWS, RecipeFailed
-    from flows.recipe import load_recipe
+    from flows.recipe_file import load_recipe
     from flows.server import keeps_runs, prefect_server
     from tasks.meeting import Meeting
 
@@ -187,7 +187,7 @@ def plan(given: argparse.Namespace) -> int:
     from flows.graphs import GRAPHS
     from flows.plan import plan as make_plan
     from flows.progress import duration
-    from flows.recipe import load_recipe
+    from flows.recipe_file import load_recipe
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     graph = GRAPHS[given.flow](recipe)

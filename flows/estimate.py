@@ -16,7 +16,8 @@ from flows.evaluate import checkpoints
 from flows.graphs import Step
 from flows.home import home
 from flows.progress import duration
-from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData, load_recipe
+from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
+from flows.recipe_file import load_recipe
 from flows.students import PREFIX
 from grpo.architecture import Architecture
 from grpo.config import SFT, Hardware

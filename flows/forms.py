@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from flows.recipe import shipped
+from flows.recipe_file import shipped
 
 
 @dataclass(frozen=True)

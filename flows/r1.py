@@ -25,7 +25,8 @@ from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
 from flows.progress import Progress
-from flows.recipe import Recipe, load_recipe
+from flows.recipe import Recipe
+from flows.recipe_file import load_recipe
 from flows.references import resolve
 from flows.registry import move_aliases
 from flows.stage import Where, find_inputs, key_of

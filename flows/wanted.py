@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.gates import gate_evaluation
 from flows.graphs import GRAPHS
-from flows.recipe import Recipe, load_recipe
+from flows.recipe import Recipe
+from flows.recipe_file import load_recipe
 from grpo.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "deployments"

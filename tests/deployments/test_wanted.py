@@ -11,7 +11,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from flows.gates import gate_evaluation
 from flows.graphs import GRAPHS
 from flows.r1 import FLOWS
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
 from grpo.errors import InputError
 

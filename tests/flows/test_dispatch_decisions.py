@@ -14,7 +14,7 @@ import pytest
 
 from flows.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of
 from flows.graphs import GRAPHS
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from flows.stage import Where, external, hashed_config, run_stage
 from grpo.errors import InputError
 from tasks.store import Store

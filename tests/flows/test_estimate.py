@@ -12,7 +12,7 @@ import pytest
 
 from flows.estimate import assumptions, for_record, make
 from flows.graphs import GRAPHS
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from grpo.errors import InputError
 
 # Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.

@@ -14,7 +14,7 @@ import pytest
 
 from flows.gates import check_gates
 from flows.graphs import GRAPHS
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER
 

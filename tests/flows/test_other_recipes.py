@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.graphs import GRAPHS
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from grpo.data import read_samples
 from grpo.errors import InputError
 

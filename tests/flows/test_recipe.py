@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipe import Recipe, load_recipe, shipped
+from flows.recipe import Recipe
+from flows.recipe_file import load_recipe, shipped
 from grpo.errors import InputError
 
 

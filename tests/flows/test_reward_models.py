@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flows.recipe import RewardModels, load_recipe
+from flows.recipe import RewardModels
+from flows.recipe_file import load_recipe
 from flows.reward_models import STAGE
 from flows.stage import find_inputs, key_of
 from grpo.config import Hardware, Optimizer, Pretrain

@@ -7,7 +7,7 @@ import pytest
 
 from flows.gates import check_gates
 from flows.graphs import GRAPHS, R1, Step
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from flows.stage import hashed_config
 from grpo.errors import InputError
 

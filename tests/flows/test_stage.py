@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from flows.home import store
-from flows.recipe import load_recipe
+from flows.recipe_file import load_recipe
 from flows.references import external, resolve
 from flows.stage import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
 from flows.why import changed

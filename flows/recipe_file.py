@@ -1,0 +1,117 @@
+"""Reading a recipe that is shipped, or a TOML file, with overrides; in one line, what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from flows.recipe import Recipe
+from grpo.errors import InputError
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the project."""
+    files = resources.files("flows") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in files.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Recipe:
+    """A shipped recipe by name, or a TOML file by path, with ``section.field=value`` overrides (TOML values)."""
+    text, where = _read(name)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not valid TOML: {error}") from None
+    for override in overrides:
+        _override(values, override)
+    if seed is not None:
+        values["seed"] = seed
+    try:
+        # Strict as JSON is: lists and tables become what they stand for, but true is no number and "3" neither.
+        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise InputError(f"{where}: {_explain(error)}") from None
+
+
+def _read(name: str) -> tuple[str, str]:
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise InputError(f"{name}: no such recipe file")
+        try:
+            return path.read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}: not UTF-8 text (byte {error.start})") from None
+    known = shipped()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(f"unknown recipe {name!r}; {hint}recipes: {', '.join(known)}, or a path that ends in .toml")
+    return (resources.files("flows") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name!r}"
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    path, equals, raw = override.partition("=")
+    if not equals or not path:
+        raise InputError(f"--set {override}: write section.field=value")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw  # a bare word is a string
+    *parents, last = path.strip().split(".")
+    place: Any = values
+    for parent in parents:
+        place = _descend(place, parent, override, path)
+    if isinstance(place, list):
+        place[_index(place, last, override)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise InputError(f"--set {override}: {path} is no field of the recipe")
+
+
+def _descend(place: Any, key: str, override: str, path: str) -> Any:
+    if isinstance(place, list):
+        return place[_index(place, key, override)]
+    if not isinstance(place, dict):
+        raise InputError(f"--set {override}: {path} is no field of the recipe")
+    return place.setdefault(key, {})
+
+
+def _index(place: list[Any], key: str, override: str) -> int:
+    if not key.isdecimal() or int(key) >= len(place):
+        raise InputError(f"--set {override}: {key!r} must be a number below {len(place)} here")
+    return int(key)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: field, what is wrong, what it was, what is near."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(first["loc"][-1]), _fields_beside(first["loc"]), n=1)
+        return f"{field}: unknown field" + (f"; did you mean {close[0]!r}?" if close else "; remove it")
+    message = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    shown = f" (got {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    more = len(error.errors()) - 1
+    return (f"{field}: " if field else "") + message + shown + (f"; and {more} more" if more else "")
+
+
+def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that an unknown key was given to."""
+    model: Any = Recipe
+    for part in location[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return list(getattr(model, "model_fields", {}))
