@@ -1,9 +1,10 @@
 """Chat completions of an OpenAI-compatible endpoint that may fail in any way, or be away for a while.
 
 A request that fails is repeated, later each time. Once it has failed too often, the question is whose fault that is: if
-the endpoint answers others meanwhile, or else a probe, it is the request's, and there is no reply; if not, the endpoint
-is away, and the request goes on until nothing has been answered for too long, which raises. So neither does a prompt
-that an endpoint cannot digest stop a stage, nor does an endpoint that is away turn all its prompts into "undecided".
+the endpoint has answered others, or else a probe, and the request fails after that once more, it is the request's, and
+there is no reply; if not, the endpoint is away, and the request goes on until nothing has been answered for too long,
+which raises. So neither does a prompt that an endpoint cannot digest stop a stage, nor do prompts become "undecided"
+because an endpoint is away or just coming back.
 """
 
 from __future__ import annotations
@@ -87,16 +88,22 @@ class _Asking:
         self._http.abandon()
 
     def reply(self, body: dict[str, Any]) -> Reply:
-        began, failures = time.monotonic(), 0
+        began, failures, failed_at = time.monotonic(), 0, math.inf
         for attempt in itertools.count():
+            answered_before = self._endpoint.answered_at
             got = self._attempt(body)
             if isinstance(got, Reply):
                 return got
-            refused = got.kind == "refused"
-            failures += not refused and got.kind not in _BUSY
-            too_often = failures > self._settings.retries or _since(began) > self._settings.away_max_s
-            if (refused or too_often) and self._others_are_answered(began, got):
-                return Reply("", missing="refused" if refused else "no_reply")
+            failed_at = min(failed_at, time.monotonic())
+            if got.kind == "refused":
+                if got.status in _MISTAKES:
+                    raise self._refusal(got)
+                if self._endpoint.answered_at > began or self._answers_a_probe(got):
+                    return Reply("", missing="refused")
+            elif self._too_often(failures := failures + (got.kind not in _BUSY), began):
+                if answered_before > failed_at:
+                    return Reply("", missing="no_reply")
+                self._answers_a_probe(got)  # then the next attempt will tell
             if (away_s := _since(max(self._endpoint.answered_at, self._began))) > self._settings.away_max_s:
                 raise ConnectionError(
                     f"judge: {self._url} has answered nothing for {away_s:.0f} s, at last with: {got.message}; nothing "
@@ -107,14 +114,14 @@ class _Asking:
             self._stop.wait(longer if got.wait_s is None else got.wait_s)
         raise AssertionError  # itertools.count has no end
 
-    def _others_are_answered(self, began: float, fault: Fault) -> bool:
-        """Whether the endpoint answers, so that the fault is this request's. Raises InputError where it never will."""
-        if fault.status in _MISTAKES:
-            raise self._refusal(fault)
-        if self._endpoint.answered_at > began:
-            return True
+    def _too_often(self, failures: int, began: float) -> bool:
+        return failures > self._settings.retries or _since(began) > self._settings.away_max_s
+
+    def _answers_a_probe(self, fault: Fault) -> bool:
+        """Also no, while another request asks: this one goes on until that is known. Raises InputError where the
+        endpoint never will."""
         if not self._endpoint.probing.acquire(blocking=False):
-            return False  # whoever probes already will know; until then this request goes on
+            return False
         try:
             self._counts.add("probes")
             got = self._attempt(self._probe())
