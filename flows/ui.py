@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from typing import Any
 
 from flows.home import home
 from flows.services import (
@@ -19,6 +21,16 @@ from flows.services import (
 )
 from flows.supervisor import Supervisor
 from grpo.processes import process_name
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
+    command.add_argument("--prefect-port", type=int, default=4200)
+    command.add_argument("--mlflow-port", type=int, default=5000)
+
+
+def run(given: argparse.Namespace) -> int:
+    return serve(given.prefect_port, given.mlflow_port)
 
 
 def serve(prefect_port: int, mlflow_port: int) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flows.estimate import assumptions, for_record, make
+from flows.estimate import for_record
+from flows.estimate_command import assumptions, make
 from flows.graphs import GRAPHS
 from flows.recipe_file import load_recipe
 from grpo.errors import InputError

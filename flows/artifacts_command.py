@@ -1,0 +1,54 @@
+"""The commands `r1 stages` and `r1 show`: what exists, and where it came from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from flows.home import home, store
+
+
+def add(commands: Any) -> None:
+    commands.add_parser("stages", help="what exists")
+    command = commands.add_parser("show", help="one artifact: what it is and where it came from")
+    command.add_argument("key", help="the beginning of a key or digest, latest:STAGE, or RUN:STAGE")
+
+
+def stages(given: argparse.Namespace) -> int:
+    from tasks.stale import stale
+
+    known, reasons = store().list(), stale(store())
+    if not known:
+        print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
+        return 0
+    for m in known:
+        size = sum(entry["size"] for entry in m.files.values()) / 1e6
+        seed = m.config.get("seed", "-")
+        line = f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {seed:<4} {size:8.1f} MB {m.seconds:7.0f} s"
+        print(f"{line}  stale: {reasons[m.key]}" if m.key in reasons else line)
+    return 0
+
+
+def show(given: argparse.Namespace) -> int:
+    from flows.references import artifact
+    from tasks.stale import stale
+
+    manifest = artifact(given.key)
+    known = {m.digest: m for m in store().list()}
+    print(json.dumps({**manifest.to_dict(), "path": str(manifest.path)}, indent=2))
+    print("\nMade from:")
+
+    def lineage(m: Any, depth: int, seen: set[str]) -> None:
+        for name, ref in m.inputs.items():
+            again = " (above)" if ref.digest in seen else ""
+            print(f"{'  ' * depth}{name}: {ref.path or (ref.key or '')[:12]}{again}")
+            if ref.digest in known and not again:
+                seen.add(ref.digest)
+                lineage(known[ref.digest], depth + 1, seen)
+
+    lineage(manifest, 1, set())
+    if why_stale := stale(store()).get(manifest.key):
+        print(f"\nStale: {why_stale}")
+    return 0

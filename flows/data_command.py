@@ -1,0 +1,32 @@
+"""The command `r1 data`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from flows.home import store
+from grpo.errors import InputError
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("data", help="a data set: what was kept, what was dropped and why, samples")
+    command.add_argument("reference", metavar="DIGEST", help="the beginning of a key or digest; sft_data: the newest")
+    command.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
+    command.add_argument("--samples", type=int, default=1, metavar="N", help="samples of each outcome (default: 1)")
+    command.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+
+
+def run(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tasks import data_view
+
+    if given.samples < 0:
+        raise InputError(f"--samples {given.samples}: give 0 or more")
+    view = data_view.look(data_view.find(store(), given.reference), given.reason, given.samples)
+    if given.json:
+        print(data_view.to_json(view))
+    else:
+        data_view.show(view, Console(), whole=given.reason is not None)
+    return 0

@@ -1,0 +1,82 @@
+"""`r1 plan --estimate`: from the command line's assumptions to a table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from flows.estimate import FILE, Assumptions, estimate, to_json
+from flows.estimate_fit import check, refuse
+from flows.graphs import Step
+from flows.home import home
+from flows.progress import duration
+from flows.recipe import Recipe
+from flows.recipe_file import load_recipe
+from grpo.devices import DEVICES, Device
+from grpo.errors import InputError
+from tasks.estimate import Assumed, Estimate
+from tasks.local_device import calibrate, local_device, processor
+
+
+def assumptions(given: argparse.Namespace) -> Assumptions:
+    """From the command line."""
+    if given.device is not None and given.device not in DEVICES:
+        raise InputError(f"--device {given.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
+    device = calibrate(home()) if given.calibrate else _device(given.device)
+    assumed = Assumed()
+    for pair in given.assume:
+        name, _, value = pair.partition("=")
+        try:
+            change: dict[str, Any] = {name: float(value)}
+        except ValueError:
+            raise InputError(f"--assume {pair}: write NAME=NUMBER") from None
+        if change[name] <= 0:
+            raise InputError(f"--assume {pair}: give a number above 0")
+        if name in {of.name for of in fields(Assumed)}:
+            assumed = replace(assumed, **change)
+        elif name in {of.name for of in fields(Device)} - {"name", "kind"}:
+            device = replace(device, **change)
+        else:
+            known = [of.name for of in (*fields(Assumed), *fields(Device)) if of.name not in ("name", "kind")]
+            raise InputError(f"--assume {pair}: unknown; there are {', '.join(known)}")
+    return Assumptions(device, assumed, given.config)
+
+
+def _device(name: str | None) -> Device:
+    if name is None:
+        return local_device(home())
+    return processor(home()) if name == "cpu" else DEVICES[name]
+
+
+def make(given: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dict[str, Any]:
+    """The estimate of `r1 plan` as plain values.
+
+    Raises:
+        InputError: in one line, if a stage does not fit the device.
+    """
+    with_device = assumptions(given)
+    found = estimate(graph, recipe, with_device)
+    if (stage := check(found, with_device.device)) is not None:
+
+        def again(overrides: list[str]) -> Estimate:
+            changed = load_recipe(given.recipe, [*given.overrides, *overrides], given.seed)
+            return estimate([step for step in graph if step.name == stage], changed, with_device)[stage]
+
+        raise InputError(refuse(stage, found, with_device.device, again))
+    return to_json(found, with_device)
+
+
+def show(made: Mapping[str, Any], running: Sequence[str]) -> None:
+    """A table for people; `running` are the stages that would run, which the sum is of."""
+    device = made["device"]
+    print(f"\nestimate for {device['name']}, from settings and assumptions ({FILE} of a run has all of them):")
+    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {'disk GB':>8} {'net GB':>8}")
+    for name, of in made["stages"].items():
+        peak = f"{of['peak_memory_gb']:8.2f} {of['peak_phase']:<10}" if "peak_memory_gb" in of else f"{'':8} {'':<10}"
+        rest = f"{of['disk_gb']:8.2f} {of['network_gb']:8.1f}"
+        print(f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}")
+    hours = sum(made["stages"][name]["device_hours"] for name in running)
+    seconds = sum(made["stages"][name]["seconds"] for name in running)
+    print(f"  {'to run':<16} {'':>7} {hours:9.2f} {duration(seconds):>9}")

@@ -1,0 +1,45 @@
+"""The command `r1 plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from flows import estimate_options
+from flows.choice import add_choice, choice_of
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("plan", help="what a run would do, and why")
+    add_choice(command)
+    command.add_argument("--force", action="append", default=[], metavar="STAGE")
+    command.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    estimate_options.add(command)
+
+
+def run(given: argparse.Namespace) -> int:
+    from flows.graphs import GRAPHS
+    from flows.plan import plan
+    from flows.progress import duration
+    from flows.recipe_file import load_recipe
+
+    recipe = load_recipe(given.recipe, given.overrides, given.seed)
+    graph = GRAPHS[given.flow](recipe)
+    planned = plan(graph, recipe, choice_of(given))
+    estimated: dict[str, Any] | None = None
+    if given.estimate or given.calibrate:
+        from flows import estimate_command
+
+        estimated = estimate_command.make(given, graph, recipe)
+    if given.json:
+        result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
+        print(json.dumps(result | ({"estimate": estimated} if estimated else {})))
+        return 0
+    print(f"{recipe.name}: {recipe.description}")
+    for p in planned:
+        took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
+        print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+    if estimated:
+        estimate_command.show(estimated, [p.name for p in planned if p.status == "run"])
+    return 0

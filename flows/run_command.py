@@ -1,0 +1,100 @@
+"""The command `r1 run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from flows.choice import add_choice, choice_of
+from flows.home import home
+from grpo.errors import InputError
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("run", help="run a recipe; what exists is reused")
+    add_choice(command)
+    command.add_argument("--force", action="append", default=[], metavar="STAGE", help="make it again (repeatable)")
+    command.add_argument("--json", action="store_true", help="print the result as JSON, the last line of stdout")
+    command.add_argument(
+        "--approve", action="append", default=[], metavar="GATE", help="let this gate pass if it would ask (repeatable)"
+    )
+    command.add_argument(
+        "--dispatch", action="store_true", help="run the stages on their work pools; see docs/operations.md"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    from flows.gates import GateStopped
+    from flows.graphs import GRAPHS
+    from flows.plan import plan as make_plan
+    from flows.r1 import FLOWS, RecipeFailed
+    from flows.recipe_file import load_recipe
+    from flows.server import keeps_runs, prefect_server
+    from tasks.meeting import Meeting
+
+    meeting = Meeting.of_environment(home())
+    if meeting is not None and meeting.rank > 0:
+        from tasks.join import join
+
+        return join(meeting)
+    # Before a server is started for it: a wrong recipe or a missing file should cost no time.
+    recipe = load_recipe(given.recipe, given.overrides, given.seed)
+    choice = choice_of(given)
+    make_plan(GRAPHS[given.flow](recipe), recipe, choice)
+    if given.dispatch and not keeps_runs():
+        raise InputError(
+            "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
+        )
+    try:
+        with meeting.lead() if meeting else nullcontext(), prefect_server():
+            result: dict[str, Any] = FLOWS[given.flow](
+                recipe=given.recipe,
+                overrides=given.overrides,
+                seed=given.seed,
+                start=given.start,
+                only=given.only,
+                force=given.force,
+                inputs=dict(choice.inputs),
+                approve=given.approve,
+                dispatch=given.dispatch,
+            )
+    except RecipeFailed as failed:
+        if given.json:
+            print(json.dumps(failed.result))
+        if isinstance(failed.cause, GateStopped):
+            return _stopped(failed.cause, given.arguments)
+        kind = "error" if isinstance(failed.cause, InputError) else "failed"
+        print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
+        return 2 if isinstance(failed.cause, InputError) else 1
+    _print_table(result)
+    print(f"report: {result['report']}", file=sys.stderr)
+    print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
+    if given.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _stopped(gate: Any, arguments: Sequence[str]) -> int:
+    if gate.can_be_approved:
+        print(f"to go on: {shlex.join(['r1', *arguments, '--approve', gate.gate])}", file=sys.stderr)
+    print(f"stopped: {_one_line(gate)}", file=sys.stderr)
+    return 1
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    if not result["checkpoints"]:
+        return
+    from tasks.report import closing_frame
+
+    print(file=sys.stderr)
+    print(closing_frame(result["checkpoints"]).fillna("").to_string(), file=sys.stderr)
+    print(file=sys.stderr)
