@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import compare, deploy, estimate_options, export, registry, report_command, up, why
-from flows.home import home, prepare_environment, store
+from flows.home import home, prepare_environment, store, tracking
 from grpo.errors import InputError
 
 
@@ -122,7 +122,8 @@ def run(given: argparse.Namespace) -> int:
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
     try:
-        with meeting.lead() if meeting else nullcontext(), prefect_server():
+        # MLflow takes as long to load as the server to start.
+        with meeting.lead() if meeting else nullcontext(), prefect_server(meanwhile=tracking().open):
             result: dict[str, Any] = FLOWS[given.flow](
                 recipe=given.recipe,
                 overrides=given.overrides,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from pydantic import BaseModel
 from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
+from flows.server import without_heartbeat
 from flows.stage import Input, Where, find_inputs, key_of, summary
 from grpo.errors import InputError
 from tasks.launch import StageFailed
@@ -128,11 +130,20 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     found = find_inputs(step.stage, config, inputs)
     key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
     if not where.force and store().find(key) is not None:
-        done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
-        return done
+        return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         return _Dispatch(client, _job(client, step, config, found, inputs, seed, where, key)).run()
+
+
+def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
+    """Run a stage in this process; what its flow returns."""
+    found = find_inputs(step.stage, config, inputs)
+    key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
+    reused = not where.force and store().find(key) is not None
+    with without_heartbeat() if reused else nullcontext():
+        done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    return done
 
 
 def deployment_of(step: Step) -> str:

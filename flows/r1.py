@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from prefect import flow
 
 from flows import evaluate, report_page
-from flows.dispatch import check_deployments, dispatch
+from flows.dispatch import check_deployments, dispatch, run_here
 from flows.estimate import FILE as ESTIMATE
 from flows.estimate import for_record
 from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
@@ -166,13 +166,7 @@ def run_recipe(
     return result
 
 
-def _run_here(step: Step, config: Any, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
-    """Run a stage in this process; what its flow returns."""
-    done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
-    return done
-
-
-RUNNERS: dict[bool, RunStep] = {False: _run_here, True: dispatch}
+RUNNERS: dict[bool, RunStep] = {False: run_here, True: dispatch}
 
 
 def _reference(stage: str, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str]) -> str:

@@ -82,6 +82,10 @@ class Tracking:
             make_database(self._sqlite)
         return mlflow.MlflowClient(self.uri, self.uri)
 
+    def open(self) -> None:
+        """Load MLflow and its database now, for whoever has time; raises InputError if it cannot be reached."""
+        self._or_stop(self._probe)
+
     @functools.cached_property
     def tracked(self) -> Tracked:
         """What is there already, to read."""
