@@ -59,7 +59,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class Job:
     """A stage to be run elsewhere. `by` is the recipe's flow run and `life` counts its starts. `above`: a forced stage
-    is done by an attempt with a higher number than this, None where any artifact of the key will do."""
+    is done by an attempt with a higher number than this, None where any artifact of the key will do. `queue` of the
+    stage's pool, None for its deployment's own."""
 
     stage: str
     deployment: str
@@ -68,6 +69,7 @@ class Job:
     by: str
     life: int
     above: int | None = None
+    queue: str | None = None
 
     @property
     def tags(self) -> list[str]:
@@ -191,7 +193,9 @@ def _job(
         "where": where.model_copy(update={"key": key}).model_dump(mode="json"),
     }
     above = _above(client, key, by) if where.force else None
-    return Job(step.name, deployment_of(step), key, parameters, by, life, above)
+    # A recipe that gives way to others does so in every stage. None: it runs in a terminal.
+    queue = context.flow_run.work_queue_name
+    return Job(step.name, deployment_of(step), key, parameters, by, life, above, queue)
 
 
 def _from_anywhere(value: Any, step: Step, config: BaseModel, found: Mapping[str, Input]) -> Any:
@@ -273,6 +277,7 @@ class _Dispatch:
             flow_run_name=job.stage,
             tags=job.tags,
             idempotency_key=f"{job.by}-{job.life}-{job.key}-{number}",  # asked again when an answer was lost
+            work_queue_name=job.queue,
         )
         self._since = time.monotonic()
         return run
