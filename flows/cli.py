@@ -100,12 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.gates import GateStopped
-    from flows.graphs import GRAPHS
-    from flows.plan import plan as make_plan
-    from flows.r1 import FLOWS, RecipeFailed
-    from flows.recipe import load_recipe
-    from flows.server import keeps_runs, prefect_server
+    from flows.server import prefect_server
     from tasks.meeting import Meeting
 
     meeting = Meeting.of_environment(home())
@@ -113,28 +108,46 @@ def run(given: argparse.Namespace) -> int:
         from tasks.join import join
 
         return join(meeting)
-    # Before a server is started for it: a wrong recipe or a missing file should cost no time.
+    # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
+    with prefect_server(lambda: _checked(given)) as recipe, meeting.lead() if meeting else nullcontext():
+        return _run(given, recipe)
+
+
+def _checked(given: argparse.Namespace) -> Any:
+    """The recipe, after all that can be wrong with it was looked at; and what a run needs is loaded."""
+    from flows import r1  # noqa: F401
+    from flows.graphs import GRAPHS
+    from flows.plan import plan as make_plan
+    from flows.recipe import load_recipe
+    from flows.server import keeps_runs
+
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    choice = _choice(given)
-    make_plan(GRAPHS[given.flow](recipe), recipe, choice)
+    make_plan(GRAPHS[given.flow](recipe), recipe, _choice(given))
     if given.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
+    tracking().open()
+    return recipe
+
+
+def _run(given: argparse.Namespace, recipe: Any) -> int:
+    from flows.gates import GateStopped
+    from flows.r1 import FLOWS, RecipeFailed
+
+    choice = _choice(given)
     try:
-        # MLflow takes as long to load as the server to start.
-        with meeting.lead() if meeting else nullcontext(), prefect_server(meanwhile=tracking().open):
-            result: dict[str, Any] = FLOWS[given.flow](
-                recipe=given.recipe,
-                overrides=given.overrides,
-                seed=given.seed,
-                start=given.start,
-                only=given.only,
-                force=given.force,
-                inputs=dict(choice.inputs),
-                approve=given.approve,
-                dispatch=given.dispatch,
-            )
+        result: dict[str, Any] = FLOWS[given.flow](
+            recipe=given.recipe,
+            overrides=given.overrides,
+            seed=given.seed,
+            start=given.start,
+            only=given.only,
+            force=given.force,
+            inputs=dict(choice.inputs),
+            approve=given.approve,
+            dispatch=given.dispatch,
+        )
     except RecipeFailed as failed:
         if given.json:
             print(json.dumps(failed.result))

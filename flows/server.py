@@ -42,15 +42,14 @@ def without_heartbeat() -> Any:
 
 
 @contextlib.contextmanager
-def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
     """Flows in the block report to a server: the one that the user's settings name, or one of their own. `meanwhile` is
-    done while that one starts."""
+    done while that one starts; the block gets its result."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     global _short_lived
     if PREFECT_API_URL.value():
-        meanwhile()
-        yield
+        yield meanwhile()
         return
     port = free_port()
     log = home() / "logs" / "prefect-run.log"
@@ -66,14 +65,14 @@ def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[N
         )
     try:
         deadline = time.monotonic() + START_S
-        meanwhile()
+        found = meanwhile()
         while not is_open(port):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise InputError(f"the local Prefect server did not start; see {log}")
             time.sleep(0.1)
         with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}), without_heartbeat():
             _short_lived = True
-            yield
+            yield found
     finally:
         _short_lived = False
         server.terminate()
