@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from pydantic import BaseModel
 from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
+from flows.server import without_heartbeat
 from flows.stage import Input, Where, find_inputs, key_of, summary
 from grpo.errors import InputError
 from tasks.launch import StageFailed
@@ -57,7 +59,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class Job:
     """A stage to be run elsewhere. `by` is the recipe's flow run and `life` counts its starts. `above`: a forced stage
-    is done by an attempt with a higher number than this, None where any artifact of the key will do."""
+    is done by an attempt with a higher number than this, None where any artifact of the key will do. `queue` of the
+    stage's pool, None for its deployment's own."""
 
     stage: str
     deployment: str
@@ -66,6 +69,7 @@ class Job:
     by: str
     life: int
     above: int | None = None
+    queue: str | None = None
 
     @property
     def tags(self) -> list[str]:
@@ -128,11 +132,20 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     found = find_inputs(step.stage, config, inputs)
     key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
     if not where.force and store().find(key) is not None:
-        done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
-        return done
+        return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         return _Dispatch(client, _job(client, step, config, found, inputs, seed, where, key)).run()
+
+
+def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
+    """Run a stage in this process; what its flow returns."""
+    found = find_inputs(step.stage, config, inputs)
+    key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
+    reused = not where.force and store().find(key) is not None
+    with without_heartbeat() if reused else nullcontext():
+        done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    return done
 
 
 def deployment_of(step: Step) -> str:
@@ -180,7 +193,9 @@ def _job(
         "where": where.model_copy(update={"key": key}).model_dump(mode="json"),
     }
     above = _above(client, key, by) if where.force else None
-    return Job(step.name, deployment_of(step), key, parameters, by, life, above)
+    # A recipe that gives way to others does so in every stage. None: it runs in a terminal.
+    queue = context.flow_run.work_queue_name
+    return Job(step.name, deployment_of(step), key, parameters, by, life, above, queue)
 
 
 def _from_anywhere(value: Any, step: Step, config: BaseModel, found: Mapping[str, Input]) -> Any:
@@ -262,6 +277,7 @@ class _Dispatch:
             flow_run_name=job.stage,
             tags=job.tags,
             idempotency_key=f"{job.by}-{job.life}-{job.key}-{number}",  # asked again when an answer was lost
+            work_queue_name=job.queue,
         )
         self._since = time.monotonic()
         return run

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from prefect import flow
+from prefect.context import FlowRunContext
 
 from flows import evaluate, report_page
-from flows.dispatch import check_deployments, dispatch
+from flows.dispatch import check_deployments, dispatch, run_here
 from flows.estimate import FILE as ESTIMATE
 from flows.estimate import for_record
 from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
@@ -34,7 +35,7 @@ from grpo.errors import InputError
 from tasks.report import closing_rows
 from tasks.run_names import name_run
 from tasks.store import Manifest
-from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_TAG
+from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG
 from tasks.tracking import RECIPE_FILE, Tracking
 
 
@@ -122,14 +123,7 @@ def run_recipe(
         check_deployments([*(step for step in graph if choice.runs(graph, step.name)), *evaluated])
     record = tracking()
     record.reconcile()
-    flow_name = FLOWS[graph_name].fn.__name__
-    config = recipe.model_dump(mode="json")
-    identity = {FLOW_TAG: flow_name}
-    called = name_run(
-        record.tracked, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
-    )
-    tags = {**identity, **called.tags, "r1flow.overrides": " ".join(overrides)}
-    run_id = record.recipe_run(recipe.name, called.name, config, tags)
+    run_id = _begin(record, recipe, FLOWS[graph_name].fn.__name__, overrides)
     if (estimated := for_record(graph, recipe)) is not None:
         record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
@@ -167,13 +161,26 @@ def run_recipe(
     return result
 
 
-def _run_here(step: Step, config: Any, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
-    """Run a stage in this process; what its flow returns."""
-    done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
-    return done
+def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence[str]) -> str:
+    """The recipe's run in MLflow: the one that this flow run began before it crashed or was suspended, or a new one."""
+    config = recipe.model_dump(mode="json")
+    context = FlowRunContext.get()
+    flow_run = {FLOW_RUN_TAG: str(context.flow_run.id)} if context and context.flow_run else {}
+    begun = record.tracked.newest(recipe.name, flow_run) if flow_run else None
+    if begun is not None and record.tracked.read_json(begun.id, RECIPE_FILE) == config:
+        record.reopen(begun.id)
+        for tag in {FAILED_TAG, ERROR_TAG} & begun.tags.keys():
+            record.delete_tag(begun.id, tag)
+        return begun.id
+    identity = {FLOW_TAG: flow_name}
+    called = name_run(
+        record.tracked, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
+    )
+    tags = {**identity, **flow_run, **called.tags, "r1flow.overrides": " ".join(overrides)}
+    return record.recipe_run(recipe.name, called.name, config, tags)
 
 
-RUNNERS: dict[bool, RunStep] = {False: _run_here, True: dispatch}
+RUNNERS: dict[bool, RunStep] = {False: run_here, True: dispatch}
 
 
 def _reference(stage: str, graph: Sequence[Step], recipe: Recipe, choice: Choice, references: Mapping[str, str]) -> str:

@@ -8,11 +8,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.choice import add_choice, choice_of
-from flows.home import home
+from flows.home import home, tracking
 from grpo.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.recipe import Recipe
 
 
 def add(commands: Any) -> None:
@@ -29,12 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.gates import GateStopped
-    from flows.graphs import GRAPHS
-    from flows.plan import plan as make_plan
-    from flows.r1 import FLOWS, RecipeFailed
-    from flows.recipe_file import load_recipe
-    from flows.server import keeps_runs, prefect_server
+    from flows.server import prefect_server
     from tasks.meeting import Meeting
 
     meeting = Meeting.of_environment(home())
@@ -42,27 +40,46 @@ def run(given: argparse.Namespace) -> int:
         from tasks.join import join
 
         return join(meeting)
-    # Before a server is started for it: a wrong recipe or a missing file should cost no time.
+    # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
+    with prefect_server(lambda: _checked(given)) as recipe, meeting.lead() if meeting else nullcontext():
+        return _run(given, recipe)
+
+
+def _checked(given: argparse.Namespace) -> Recipe:
+    """The recipe, after all that can be wrong with it was looked at; and what a run needs is loaded."""
+    from flows import r1  # noqa: F401
+    from flows.graphs import GRAPHS
+    from flows.plan import plan as make_plan
+    from flows.recipe_file import load_recipe
+    from flows.server import keeps_runs
+
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    choice = choice_of(given)
-    make_plan(GRAPHS[given.flow](recipe), recipe, choice)
+    make_plan(GRAPHS[given.flow](recipe), recipe, choice_of(given))
     if given.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
+    tracking().open()
+    return recipe
+
+
+def _run(given: argparse.Namespace, recipe: Recipe) -> int:
+    from flows.gates import GateStopped
+    from flows.r1 import FLOWS, RecipeFailed
+
+    choice = choice_of(given)
     try:
-        with meeting.lead() if meeting else nullcontext(), prefect_server():
-            result: dict[str, Any] = FLOWS[given.flow](
-                recipe=given.recipe,
-                overrides=given.overrides,
-                seed=given.seed,
-                start=given.start,
-                only=given.only,
-                force=given.force,
-                inputs=dict(choice.inputs),
-                approve=given.approve,
-                dispatch=given.dispatch,
-            )
+        result: dict[str, Any] = FLOWS[given.flow](
+            recipe=given.recipe,
+            overrides=given.overrides,
+            seed=given.seed,
+            start=given.start,
+            only=given.only,
+            force=given.force,
+            inputs=dict(choice.inputs),
+            approve=given.approve,
+            dispatch=given.dispatch,
+        )
     except RecipeFailed as failed:
         if given.json:
             print(json.dumps(failed.result))

@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from flows.home import home
 from grpo.errors import InputError
@@ -32,14 +33,23 @@ def keeps_runs() -> bool:
     return bool(PREFECT_API_URL.value()) and not _short_lived
 
 
+def without_heartbeat() -> Any:
+    """Flows in the block do not tell the server that they live: they end at once, or nobody would miss them. Prefect
+    waits up to a second for each flow's heart to stop."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+
+
 @contextlib.contextmanager
-def prefect_server() -> Iterator[None]:
-    """Flows in the block report to a server: the one that the user's settings name, or one of their own."""
+def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
+    """Flows in the block report to a server: the one that the user's settings name, or one of their own. `meanwhile` is
+    done while that one starts; the block gets its result."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     global _short_lived
     if PREFECT_API_URL.value():
-        yield
+        yield meanwhile()
         return
     port = free_port()
     log = home() / "logs" / "prefect-run.log"
@@ -55,13 +65,14 @@ def prefect_server() -> Iterator[None]:
         )
     try:
         deadline = time.monotonic() + START_S
+        found = meanwhile()
         while not is_open(port):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise InputError(f"the local Prefect server did not start; see {log}")
             time.sleep(0.1)
-        with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}):
+        with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}), without_heartbeat():
             _short_lived = True
-            yield
+            yield found
     finally:
         _short_lived = False
         server.terminate()

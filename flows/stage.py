@@ -333,8 +333,9 @@ def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: O
 
 
 def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: Where) -> None:
-    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work."""
-    if where.parent_run_id is None:
+    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work. A recipe
+    that is taken up again has one already."""
+    if where.parent_run_id is None or record.has_stage_run(where.parent_run_id, stage.name, manifest.digest):
         return
     digests = {name: ref.digest for name, ref in manifest.inputs.items()}
     identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]

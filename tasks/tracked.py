@@ -12,6 +12,8 @@ from typing import Any
 from grpo.errors import InputError
 
 FLOW_TAG, STAGE_TAG, PARENT_TAG = "r1flow.flow", "r1flow.stage", "mlflow.parentRunId"
+FLOW_RUN_TAG = "r1flow.flow_run"
+"""The id of the flow run in Prefect that a recipe run is of."""
 KEY_TAG, STATUS_TAG, MADE_BY_TAG, ERROR_TAG = "r1flow.key", "r1flow.status", "r1flow.made_by_run", "r1flow.error"
 DIGEST_TAG, FAILED_TAG, STALE_TAG = "r1flow.digest", "r1flow.failed", "r1flow.stale"
 _MOST = 10_000
@@ -43,7 +45,14 @@ class Tracked:
 
     def newest_finished(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """The newest run of a recipe that finished and has these tags."""
-        wanted = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+        return self._newest(recipe, ["attributes.status = 'FINISHED'", *_have(tags)])
+
+    def newest(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
+        """The newest run of a recipe that has these tags, whatever became of it."""
+        return self._newest(recipe, _have(tags))
+
+    def _newest(self, recipe: str, conditions: Sequence[str]) -> TrackedRun | None:
+        wanted = " and ".join(conditions)
 
         def search() -> TrackedRun | None:
             experiment = self._client.get_experiment_by_name(recipe)
@@ -120,7 +129,8 @@ class Tracked:
                 name=run.info.run_name,
                 status=run.info.status,
                 began=run.info.start_time / 1000,
-                ended=run.info.end_time / 1000 if run.info.end_time else None,
+                # MLflow keeps the end of a run that was opened again.
+                ended=run.info.end_time / 1000 if run.info.end_time and run.info.status != "RUNNING" else None,
                 tags=run.data.tags,
                 metrics=run.data.metrics,
             )
@@ -129,3 +139,7 @@ class Tracked:
 
     def _experiments(self) -> list[str]:
         return [experiment.experiment_id for experiment in self._client.search_experiments()]
+
+
+def _have(tags: Mapping[str, str]) -> list[str]:
+    return [f"tags.`{name}` = '{value}'" for name, value in tags.items()]

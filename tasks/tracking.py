@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from grpo.errors import InputError
 from grpo.processes import process_name
 from tasks.store import Manifest
-from tasks.tracked import PARENT_TAG, Tracked
+from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked
 from tasks.tracking_database import make_database
 from tasks.tracking_delivery import Delivery, refused
 from tasks.tracking_names import alias_name, flatten, metric_name, registered_name
@@ -82,6 +82,10 @@ class Tracking:
             make_database(self._sqlite)
         return mlflow.MlflowClient(self.uri, self.uri)
 
+    def open(self) -> None:
+        """Load MLflow and its database now, for whoever has time; raises InputError if it cannot be reached."""
+        self._or_stop(self._probe)
+
     @functools.cached_property
     def tracked(self) -> Tracked:
         """What is there already, to read."""
@@ -118,6 +122,12 @@ class Tracking:
             self._set_tags(run_id, _owner())
 
         self._or_stop(reopen)
+
+    def has_stage_run(self, parent_run_id: str, stage: str, digest: str) -> bool:
+        """Whether a recipe run has a run of this stage already that ended with this artifact."""
+        tags = {PARENT_TAG: parent_run_id, STAGE_TAG: stage, DIGEST_TAG: digest}
+        wanted = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+        return bool(self._or_stop(lambda: self._client.search_runs(self._experiments(), wanted, max_results=1), AWAY_S))
 
     def reconcile(self) -> list[str]:
         """Mark as KILLED the runs that dead processes of this host left RUNNING; returns their ids."""

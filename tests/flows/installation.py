@@ -83,6 +83,14 @@ class Installation(R1):
         found = [run for run in self.runs() if run["name"] == name and run["deployment_id"]]
         return sorted(found, key=lambda run: run["created"])
 
+    def tracked_runs(self, tag: str, value: str, experiment: str = "tiny") -> list[dict[str, Any]]:
+        """What MLflow's server knows of the runs of an experiment that have this tag."""
+        url = f"http://127.0.0.1:{self.mlflow_port}/api/2.0/mlflow"
+        found = httpx.get(f"{url}/experiments/get-by-name", params={"experiment_name": experiment}, timeout=120)
+        asked = {"experiment_ids": [found.json()["experiment"]["experiment_id"]], "filter": f"tags.`{tag}` = '{value}'"}
+        runs = httpx.post(f"{url}/runs/search", json=asked, timeout=120).json().get("runs", [])
+        return [run["info"] for run in runs]
+
     def wait_for(self, id: str, *states: str) -> dict[str, Any]:
         def there() -> Any:
             try:

@@ -63,6 +63,13 @@ def test_a_forced_stage_is_made_once_more(r1flow: Installation, recipe: dict[str
     assert sorted(path.name for path in attempts) == ["1", "2"]
 
 
+def test_stages_wait_in_the_queue_of_their_recipe(r1flow: Installation, recipe: dict[str, Any]) -> None:
+    assert {run["work_queue_name"] for stage in STAGES for run in r1flow.stage(stage)} == {"interactive"}
+    id = r1flow.start("train-r1/weekly", "problems.held_out_max=21", only="problems")
+    assert r1flow.wait_for(id, "Completed")["work_queue_name"] == "scheduled"
+    assert r1flow.stage("problems")[-1]["work_queue_name"] == "scheduled"
+
+
 def test_a_stages_own_error_is_the_recipes(r1flow: Installation, recipe: dict[str, Any], tmp_path: Path) -> None:
     """One line, exit code 2, no second try."""
     rows = tmp_path / "problems.jsonl"

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
-from flows.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of
-from flows.graphs import GRAPHS
+from flows.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of, run_here
+from flows.graphs import GRAPHS, Step
+from flows.recipe import Report
 from flows.recipe_file import load_recipe
-from flows.stage import Where, external, hashed_config, run_stage
+from flows.stage import Outcome, Stage, Where, external, hashed_config, key_of, run_stage
 from grpo.errors import InputError
 from tasks.store import Store
 
@@ -71,6 +73,27 @@ def test_a_forced_stage_is_done_by_a_newer_attempt_only(tmp_path: Path, monkeypa
     made(tmp_path, key, 2)
     assert forced.made() is not None
     assert forced.tags == [f"r1flow.key:{key}", "r1flow.by:run", "r1flow.life:1", "r1flow.above:1"]
+
+
+def test_a_stage_that_is_reused_has_no_heartbeat_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect waits for each flow's heart to stop; one that works needs it, since its machine may die."""
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    seen: list[int | None] = []
+
+    def flow(config: Any, **given: Any) -> dict[str, Any]:
+        seen.append(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value())
+        return {"name": "sft"}
+
+    step = Step(Stage("sft", 1, (), build=lambda context: Outcome()), flow)
+    key = key_of(step.stage, Report(), 0, {})
+    assert run_here(step, Report(), {}, 0, Where()) == {"name": "sft"}
+    with Store(tmp_path).attempt("sft", key) as work:
+        (work.out / "weights").write_text("1")
+        work.publish(stage_version=1, config=hashed_config(step.stage, Report(), 0))
+    for force in (False, True):
+        run_here(step, Report(), {}, 0, Where(force=force))
+    beats = PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value()
+    assert beats is not None and seen == [beats, None, beats]
 
 
 HELD = """

@@ -92,5 +92,8 @@ def test_killed_the_recipe_ends_with_the_same_artifact(
     key = tags.removeprefix("r1flow.key:")
     made = {name: digest for name, digest in artifacts(r1flow.home).items() if key in name}
     assert made == {f"base/{key}/1": undisturbed(seed)}
+    (parent,) = r1flow.tracked_runs("r1flow.flow_run", recipe)
+    (ended,) = [run for run in r1flow.tracked_runs("mlflow.parentRunId", parent["run_id"]) if run["status"] != "KILLED"]
+    assert (parent["status"], ended["status"]) == ("FINISHED", "FINISHED")
     assert not list(r1flow.home.glob("work/*"))
     r1flow.assert_nothing_runs_without_a_process()

@@ -118,6 +118,16 @@ def test_metrics_are_logged_once_also_by_a_resumed_run(tracking, client, home, r
     assert "note" not in client.get_run(run).data.metrics
 
 
+def test_a_stage_run_is_known_by_its_parent_and_what_it_made(tracking, run):
+    tags = {"r1flow.stage": "sft", "r1flow.digest": "ab" * 32}
+    below = tracking.stage_run(run, "tiny", "sft seed 0", {}, tags)
+    assert not tracking.has_stage_run(run, "sft", "ab" * 32)  # it has not ended
+    tracking.finish(below, "FINISHED")
+    assert tracking.has_stage_run(run, "sft", "ab" * 32)
+    assert not tracking.has_stage_run(run, "sft", "cd" * 32)
+    assert not tracking.has_stage_run(below, "sft", "ab" * 32)
+
+
 def test_more_than_one_batch_and_what_is_not_finite(tracking, client, run):
     tracking.log_metrics(run, [{"step": i, "a": i, "b": -i} for i in range(1100)])
     assert len(history(client, run, "a")) == len(history(client, run, "b")) == 1100
