@@ -28,6 +28,7 @@ from flows.progress import Progress
 from flows.recipe import Recipe, load_recipe
 from flows.references import resolve
 from flows.registry import move_aliases
+from flows.run_page import RunPage
 from flows.stage import Where, find_inputs, key_of
 from grpo.errors import InputError
 from tasks.report import closing_rows
@@ -129,6 +130,8 @@ def run_recipe(
     )
     tags = {**identity, **called.tags, "r1flow.overrides": " ".join(overrides)}
     run_id = record.recipe_run(recipe.name, called.name, config, tags)
+    page = RunPage(recipe.name)
+    page.link(record, run_id)
     if (estimated := for_record(graph, recipe)) is not None:
         record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
@@ -141,9 +144,9 @@ def run_recipe(
         return found
 
     gates = Gatekeeper(chosen, recipe, record, run_id, choice.approve, made, result["gates"].append, run_stage_of)
-    for step in graph:
-        if not choice.runs(graph, step.name):
-            continue
+    steps = [step for step in graph if choice.runs(graph, step.name)]
+    for number, step in enumerate(steps):
+        page.stage(number, len(steps), step.name)
         try:
             where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
             inputs = {n: _reference(maker, graph, recipe, choice, references) for n, maker in step.inputs.items()}
@@ -163,6 +166,7 @@ def run_recipe(
             raise
     move_aliases(record, recipe.name, references, [step.name for step in graph], result["gates"])
     _close(record, run_id, recipe, result, references)
+    page.stage(len(steps), len(steps), "the report is made")
     return result
 
 
