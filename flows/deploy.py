@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flows.server import check_server
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
 async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int:
     from prefect.settings import PREFECT_API_URL
 
-    url = await _server(PREFECT_API_URL.value())
+    url = check_server(PREFECT_API_URL.value())
 
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
@@ -68,23 +69,6 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
             raise InputError(f"{url}: {_detail(error)}") from None
     print("done")
     return 0
-
-
-async def _server(url: str | None) -> str:
-    """The server's address, after it was asked once: Prefect's client would try for a minute."""
-    import httpx
-
-    if not url:
-        raise InputError("no Prefect server is named; start one with `r1 ui`, or set PREFECT_API_URL")
-    try:
-        async with httpx.AsyncClient(timeout=10) as client:
-            answer = await client.get(f"{url}/health")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{url}: no Prefect server answers ({why}); start it, or correct PREFECT_API_URL") from None
-    if answer.status_code == 404 or "html" in answer.headers.get("content-type", ""):
-        raise InputError(f"{url}: something answers, but it is not Prefect's API; PREFECT_API_URL ends in /api")
-    return url
 
 
 async def _block(client: Any, name: str) -> str:

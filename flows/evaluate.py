@@ -22,6 +22,7 @@ from grpo.errors import InputError
 from tasks.behaviour import instruction_metrics, refusal_metrics
 from tasks.evaluation import alignment_metrics, reasoning_metrics
 from tasks.judge import EVALUATION_DIGESTS, Judge, make_judge
+from tasks.report import closing_frame, markdown
 from tasks.store import Manifest
 from tasks.win_rate import compare, length_controlled, win_rate
 
@@ -97,6 +98,11 @@ def stage_of(checkpoint: str) -> str:
     return next((stage for stage, name in CHECKPOINTS.items() if name == checkpoint), checkpoint)
 
 
+def shown(evaluation: Manifest) -> str:
+    """The closing table as Markdown."""
+    return markdown(closing_frame(read_table(evaluation)))
+
+
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
     """The closing table of an evaluation in the store."""
     return json.loads((evaluation.path / TABLE).read_text())
@@ -154,7 +160,7 @@ def stage_for(stages: Sequence[str]) -> Stage:
         known = ", ".join([*CHECKPOINTS, f"{PREFIX}NAME"])
         raise InputError(f"evaluate: stage {sorted(wrong)[0]!r} makes no checkpoint; these do: {known}")
     mixed = any(name.startswith(PREFIX) for name in stages)  # students need not speak in their teacher's tokens
-    return Stage("evaluate", VERSION, ("problems", *stages), build, extra=code, mixed=mixed)
+    return Stage("evaluate", VERSION, ("problems", *stages), build, extra=code, mixed=mixed, shown=shown)
 
 
 @flow(name="evaluate")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from prefect.utilities.callables import parameter_schema
 from pydantic import Field
 
 from flows.recipe_file import shipped
@@ -62,3 +63,30 @@ EvaluatedStages = Annotated[
     Sequence[str],
     Explained("Stages whose checkpoints are evaluated; with reward_models among them, their scores, too."),
 ]
+
+
+def schema(flow: Any) -> dict[str, Any]:
+    """What the form of a flow's deployment is drawn from.
+
+    A field that may be left out is drawn as what it is, without a switch between its type and "None": in the values of
+    a run Prefect takes null for a field that is not required and has no default, unless it is a model or a choice. In
+    the values of a deployment it does not. Short fields come first, so that nobody has to scroll past a whole
+    configuration to the inputs.
+    """
+    found: dict[str, Any] = parameter_schema(flow).model_dump_for_openapi()
+    for model in (found, *found.get("definitions", {}).values()):
+        for values in model.get("properties", {}).values():
+            if values.get("default", "none") is None and (alone := _or_null(values)) is not None:
+                del values["anyOf"], values["default"]
+                values.update(alone)
+    ordered = sorted(found["properties"].values(), key=lambda values: ("type" not in values, values["position"]))
+    for position, values in enumerate(ordered):
+        values["position"] = position
+    return found
+
+
+def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The one type that a field has beside null."""
+    kinds = [kind for kind in values.get("anyOf", ()) if kind != {"type": "null"}]
+    alone = len(kinds) == 1 and len(values["anyOf"]) == 2 and "type" in kinds[0]
+    return kinds[0] if alone and not kinds[0].keys() & {"enum", "const"} else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
 from flows.recipe import Evaluate, Recipe
+from flows.run_page import artifact_key
 from flows.server import keeps_runs
 from flows.stage import Stage, Where, run_stage
 from grpo.errors import InputError
@@ -67,7 +67,7 @@ def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, whe
 
 
 def _step(inputs: Iterable[str]) -> Step:
-    stage = Stage("gate", evaluate.VERSION, tuple(inputs), evaluate.build, extra=evaluate.code)
+    stage = Stage("gate", evaluate.VERSION, tuple(inputs), evaluate.build, extra=evaluate.code, shown=evaluate.shown)
     return Step(stage, gate_evaluation)
 
 
@@ -265,5 +265,5 @@ def _failed(verdict: Verdict) -> str:
 
 def _publish(recipe: Recipe, verdict: Verdict) -> None:
     """The evidence as an artifact in Prefect."""
-    key = re.sub("[^a-z0-9]+", "-", f"gate-{recipe.name}-{verdict.gate}".lower()).strip("-")
+    key = artifact_key(f"gate {recipe.name} {verdict.gate}")
     create_markdown_artifact(markdown=verdict.markdown(), key=key, description=f"Gate after {verdict.after}.")

@@ -39,20 +39,22 @@ class Progress:
         self._job = None
         self._show(f"{stage}: starting")
 
-    def update(self, stage: str, job: str, record: dict[str, Any]) -> None:
-        """Show one record of a job's metrics: step, the number that matters, speed, time left."""
+    def update(self, stage: str, job: str, record: dict[str, Any]) -> str:
+        """Show one record of a job's metrics, and return it: step, the number that matters, speed, time left."""
         now = time.monotonic()
         step, of = int(record["step"]), int(record.get("of", 0))
         if self._job != (stage, job):
             self._job, self._first = (stage, job), (now, step)
         since, from_step = self._first
-        parts = [f"{stage}{'/' + job if job else ''}: step {step}/{of}"]
+        parts = [f"step {step}/{of}"]
         parts += [f"{name} {record[name]:.3f}" for name in _SHOWN if name in record][:1]
         if record.get("tokens_per_s"):
             parts.append(f"{record['tokens_per_s']:,.0f} tokens/s")
         if step > from_step and of:
             parts.append(f"{duration((now - since) / (step - from_step) * (of - step))} left")
-        self._show(" · ".join(parts))
+        line = " · ".join(parts)
+        self._show(f"{stage}{'/' + job if job else ''}: {line}")
+        return line
 
     def finished(self, stage: str, status: str, seconds: float, metrics: dict[str, float | None]) -> None:
         self._clear()

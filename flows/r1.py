@@ -30,6 +30,7 @@ from flows.recipe import Recipe
 from flows.recipe_file import load_recipe
 from flows.references import resolve
 from flows.registry import move_aliases
+from flows.run_page import RunPage
 from flows.stage import Where, find_inputs, key_of
 from grpo.errors import InputError
 from tasks.report import closing_rows
@@ -124,6 +125,8 @@ def run_recipe(
     record = tracking()
     record.reconcile()
     run_id = _begin(record, recipe, FLOWS[graph_name].fn.__name__, overrides)
+    page = RunPage(recipe.name)
+    page.link(record, run_id)
     if (estimated := for_record(graph, recipe)) is not None:
         record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
@@ -136,9 +139,9 @@ def run_recipe(
         return found
 
     gates = Gatekeeper(chosen, recipe, record, run_id, choice.approve, made, result["gates"].append, run_stage_of)
-    for step in graph:
-        if not choice.runs(graph, step.name):
-            continue
+    steps = [step for step in graph if choice.runs(graph, step.name)]
+    for number, step in enumerate(steps):
+        page.stage(number, len(steps), step.name)
         try:
             where = Where(recipe=recipe.name, parent_run_id=run_id, force=step.name in choice.force)
             inputs = {n: _reference(maker, graph, recipe, choice, references) for n, maker in step.inputs.items()}
@@ -158,6 +161,7 @@ def run_recipe(
             raise
     move_aliases(record, recipe.name, references, [step.name for step in graph], result["gates"])
     _close(record, run_id, recipe, result, references)
+    page.stage(len(steps), len(steps), "the report is made")
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from flows.evaluate import TABLE
 from flows.forms import Inputs, Seed
 from flows.problems import HELD_OUT
 from flows.recipe import Report
+from flows.run_page import artifact_key
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data import Problem, read_rows
 from tasks.report import closing_frame, completions, markdown
+from tasks.store import Manifest
 
 CONTENT = "report.json"
 
@@ -41,7 +42,7 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
     """Show the closing table in Prefect and link the report's page, also when every stage was reused."""
-    key = re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
+    key = artifact_key(recipe)
     if table:
         text = markdown(closing_frame(table))
         create_markdown_artifact(markdown=text, key=f"report-{key}", description="Every checkpoint of a run.")
@@ -51,7 +52,11 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
         )
 
 
-STAGE = Stage("report", 4, ("problems", "evaluate"), build)
+def shown(made: Manifest) -> str:
+    return markdown(closing_frame(json.loads((made.path / CONTENT).read_text())["table"]))
+
+
+STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)
 
 
 @flow(name=STAGE.name)

@@ -22,6 +22,8 @@ from grpo.errors import InputError
 
 HOST = "127.0.0.1"
 START_S = 120.0
+ANSWER_S = 60.0
+"""For the first answer of a server that may be busy."""
 
 _short_lived = False
 
@@ -49,6 +51,7 @@ def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]
 
     global _short_lived
     if PREFECT_API_URL.value():
+        check_server(PREFECT_API_URL.value())
         yield meanwhile()
         return
     port = free_port()
@@ -81,6 +84,26 @@ def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def check_server(url: str | None) -> str:
+    """The server's address, after it was asked once: Prefect's client would try for a minute, and end in a traceback.
+
+    Raises:
+        InputError: none is named, or what answers there is not Prefect's API.
+    """
+    import httpx
+
+    if not url:
+        raise InputError("no Prefect server is named; start one with `r1 up`, or set PREFECT_API_URL")
+    try:
+        answer = httpx.get(f"{url}/health", timeout=httpx.Timeout(ANSWER_S, connect=10))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{url}: no Prefect server answers ({why}); start it, or correct PREFECT_API_URL") from None
+    if answer.status_code == 404 or "html" in answer.headers.get("content-type", ""):
+        raise InputError(f"{url}: something answers, but it is not Prefect's API; PREFECT_API_URL ends in /api")
+    return url
 
 
 def free_port() -> int:

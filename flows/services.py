@@ -64,8 +64,12 @@ def mlflow_server(home: Path, port: int, databases: Databases) -> Part:
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Raises InputError if one of them, option -> port, is in use."""
+    """Raises InputError if one of them, option -> port, is none, given twice, or in use."""
     for option, port in ports.items():
+        if not 1 <= port <= 65535:
+            raise InputError(f"{option} {port}: give a port from 1 to 65535")
+        if same := [other for other, its in ports.items() if other != option and its == port]:
+            raise InputError(f"{option} and {same[0]} are both {port}; give two ports")
         if is_open(port):
             raise InputError(f"port {port} is in use on {HOST}; choose another with {option}")
 

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.home import home, store, tracking
 from flows.progress import Progress
 from flows.references import Input, external, resolve
+from flows.run_page import RunPage
 from grpo.errors import InputError
 from grpo.memory_used import FILE as MEMORY_USED
 from tasks.launch import launch
@@ -78,7 +79,8 @@ class Outcome:
 class Stage:
     """A stage of the recipe. `needs` are the stages whose artifacts it reads; `version` changes with its code's output;
     `files` names local files and folders that the configuration points to; `extra` is hashed beside the config;
-    `mixed` allows models with different tokenizers or chat templates among the inputs."""
+    `mixed` allows models with different tokenizers or chat templates among the inputs; `shown` is Markdown about an
+    artifact for Prefect's pages, empty: its numbers."""
 
     name: str
     version: int
@@ -87,6 +89,7 @@ class Stage:
     files: Callable[[Any], dict[str, str | Path]] = lambda config: {}
     extra: Callable[[Any], dict[str, Any]] = lambda config: {}
     mixed: bool = False
+    shown: Callable[[Manifest], str] = lambda manifest: ""
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Context:
     tracking: Tracking
     run_id: str
     progress: Progress
+    page: RunPage
 
     @property
     def out(self) -> Path:
@@ -157,8 +161,10 @@ class Context:
         return result
 
     def _on_metrics(self, prefix: str, records: list[dict[str, Any]]) -> None:
-        for record in records:
-            self.progress.update(self.stage.name, prefix.rstrip("/"), record)
+        lines = [self.progress.update(self.stage.name, prefix.rstrip("/"), record) for record in records]
+        if records:
+            last = records[-1]
+            self.page.progress(prefix.rstrip("/"), int(last["step"]), int(last.get("of", 0)), lines[-1])
         named = [{(k if k == "step" else prefix + k): v for k, v in r.items() if k != "of"} for r in records]
         self.tracking.log_metrics(self.run_id, named)
 
@@ -238,10 +244,13 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
                 manifest = _build(stage, config, seed, found, attempt, where, record, progress)
                 _make_current(record, manifest, found, seed, where)
                 progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
+                RunPage(stage.name).result(manifest, "ran", stage.shown)
                 return Completed(name="Completed", data=summary(manifest, "ran"))
     _record_reuse(record, stage, existing, where)
     _make_current(record, existing, found, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
+    if where.parent_run_id is None:  # a person asked for this stage, and looks at its page
+        RunPage(stage.name).reused(record, existing, stage.shown)
     return Completed(name="Reused", data=summary(existing, "reused"))
 
 
@@ -285,11 +294,13 @@ def _build(
     called = name_run(record.tracked, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
     tags = {**identity, **called.tags, "r1flow.key": attempt.key, "r1flow.status": "running"}
     run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
+    page = RunPage(stage.name)
+    page.link(record, run_id)
     try:
         for name, item in inputs.items():
             if item.manifest is not None:
                 _record_input(record, run_id, name, item.manifest)
-        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress)
+        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
         outcome = stage.build(context)
         record.settle(run_id)  # what the metrics were read from is removed when the artifact is published
         manifest = attempt.publish(

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
-from prefect.utilities.callables import parameter_schema
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flows.forms import schema
 from flows.gates import gate_evaluation
 from flows.graphs import GRAPHS
 from flows.recipe import Recipe
@@ -140,7 +140,7 @@ def _deployments(listed: list[dict[str, Any]], recipe: Recipe) -> Iterator[Thing
             "job_variables": asked.work_pool.job_variables,
             "parameters": filled.get(asked.entrypoint, {}) | asked.parameters,
             "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in asked.schedules},
-            "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+            "parameter_openapi_schema": schema(flow),
             "enforce_parameter_schema": asked.enforce_parameter_schema,
             "pull_steps": [],
         }
@@ -170,12 +170,17 @@ def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
                 made, extra = (
                     (step.flow.func, step.flow.keywords) if isinstance(step.flow, partial) else (step.flow, {})
                 )
-                values = {"config": step.config(recipe).model_dump(mode="json"), **extra, "seed": recipe.seed}
+                values = {"config": _form_value(step.config(recipe)), **extra, "seed": recipe.seed}
                 found.setdefault(entrypoint_of(made), values)
         except InputError:
             continue  # a recipe without a section for this graph
-    found[entrypoint_of(gate_evaluation)] = {"config": recipe.evaluate.model_dump(mode="json"), "seed": recipe.seed}
+    found[entrypoint_of(gate_evaluation)] = {"config": _form_value(recipe.evaluate), "seed": recipe.seed}
     return found
+
+
+def _form_value(section: BaseModel) -> dict[str, Any]:
+    """What the recipe sets: the form shows the defaults of the rest, and a field that nobody set stays one."""
+    return section.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
 def entrypoint_of(made: Any) -> str:

@@ -71,7 +71,7 @@ class VLLM(Settings):
     def _fields_fit_the_kind(self) -> VLLM:
         foreign = _OF_LOCAL if self.kind == "server" else _OF_SERVER
         for name in foreign:
-            if name in self.model_fields_set:
+            if getattr(self, name) != type(self).model_fields[name].default:  # a form sends defaults, too
                 where = (
                     "the server's own; give it to the command that starts it"
                     if self.kind == "server"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class JudgeSettings(BaseModel):
-    """Which judge, and its settings; those of another kind may not be set."""
+    """Which judge, and its settings; those of another kind keep their defaults."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -117,7 +117,9 @@ class JudgeSettings(BaseModel):
         for name in _NEEDED[self.kind]:
             if getattr(self, name) is None:
                 raise ValueError(f"judge {self.kind!r} needs {name}")
-        if foreign := sorted(self.model_fields_set - _USED[self.kind] - {"kind"}):
+        # A form sends the defaults of fields, too.
+        said = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
+        if foreign := sorted(said - _USED[self.kind] - {"kind"}):
             raise ValueError(f"{foreign[0]} is no setting of judge {self.kind!r}; remove it, or change kind")
         return self
 

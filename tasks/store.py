@@ -136,7 +136,8 @@ class Store:
             if not of_stage:
                 stages = ", ".join(sorted({manifest.stage for manifest in known})) or "none"
                 raise InputError(
-                    f"{ref}: no artifact of stage {stage!r} in {self.root}; stages that have one: {stages}"
+                    f"{ref}: no artifact of stage {stage!r} in {self.root}; run it first, or take another; stages that "
+                    f"have one: {stages}"
                 )
             return of_stage[-1]
         if not re.fullmatch("[0-9a-f]{6,64}", ref):

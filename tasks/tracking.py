@@ -76,6 +76,7 @@ class Tracking:
         # They tell each step of making a database, and print the traceback of each error that is reported here anyway.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # of retries
         # Registering a model version looks its model up at the global address, whatever the client's is.
         mlflow.set_tracking_uri(self.uri)
         if self._sqlite:
@@ -203,6 +204,8 @@ class Tracking:
                     time.sleep(_AWAY_POLL_S)
                     continue
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", reason):  # below six layers of "failed with"
+                    reason = system[1]
                 message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
                 raise InputError(message) from error
 

@@ -1,25 +1,28 @@
-"""What `r1 deploy` says where no Prefect server is."""
+"""What is said where no Prefect server is."""
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import threading
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.deploy import _server
-from flows.server import free_port
+from flows.server import check_server, free_port, prefect_server
 from grpo.errors import InputError
 
 
 def test_a_server_that_is_not_named_or_does_not_answer_is_one_line() -> None:
-    with pytest.raises(InputError, match="no Prefect server is named; start one with `r1 ui`, or set PREFECT_API_URL"):
-        asyncio.run(_server(None))
+    with pytest.raises(InputError, match="no Prefect server is named; start one with `r1 up`, or set PREFECT_API_URL"):
+        check_server(None)
     url = f"http://127.0.0.1:{free_port()}/api"
     with pytest.raises(InputError, match=rf"{url}: no Prefect server answers \(.+\); start it") as refused:
-        asyncio.run(_server(url))
+        check_server(url)
     assert "\n" not in str(refused.value)
+    # `r1 run` asks it as well.
+    asked = pytest.raises(InputError, match="no Prefect server answers")
+    with temporary_settings({PREFECT_API_URL: url}), asked, prefect_server():
+        raise AssertionError("it was not asked")
 
 
 def test_another_server_is_not_taken_for_prefect() -> None:
@@ -27,7 +30,7 @@ def test_another_server_is_not_taken_for_prefect() -> None:
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
         with pytest.raises(InputError, match="it is not Prefect's API; PREFECT_API_URL ends in /api"):
-            asyncio.run(_server(f"http://127.0.0.1:{other.server_address[1]}"))
+            check_server(f"http://127.0.0.1:{other.server_address[1]}")
     finally:
         other.shutdown()
         other.server_close()

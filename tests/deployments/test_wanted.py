@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.utilities.schema_tools import validate
 
 from flows.gates import gate_evaluation
 from flows.graphs import GRAPHS
 from flows.r1 import FLOWS
 from flows.recipe_file import load_recipe
 from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
+from grpo.config import SFT
 from grpo.errors import InputError
 
 NAME = "r1flow"
@@ -85,7 +87,9 @@ def test_a_recipes_form_is_ordered_explained_and_bounded(things: list[Thing]) ->
     assert by_position[:4] == ["recipe", "overrides", "seed", "start"]
     assert all(field["description"] for field in fields.values())
     assert fields["recipe"]["default"] == "tiny" and "r1-paper" in fields["recipe"]["description"]
-    assert fields["seed"]["anyOf"][0] == {"minimum": 0, "type": "integer"}
+    seed = fields["seed"]  # empty is no number, and no switch between a number and nothing
+    assert (seed["type"], seed["minimum"]) == ("integer", 0) and not seed.keys() & {"anyOf", "default"}
+    assert fields["overrides"]["type"] == "array"
 
 
 def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(things: list[Thing]) -> None:
@@ -95,10 +99,33 @@ def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(things
     assert schema["properties"]["inputs"]["description"].startswith("What the stage reads")
     described = schema["definitions"]["SFT"]["properties"]["epochs"]
     assert described["description"].startswith("Passes over the data") and described["minimum"] == 1
-    assert sft["parameters"]["config"] == load_recipe("tiny").sft.model_dump(mode="json")
+    assert [schema["properties"][name]["position"] for name in ("inputs", "seed", "config", "where")] == [0, 1, 2, 3]
+    assert SFT.model_validate(sft["parameters"]["config"]) == load_recipe("tiny").sft
     student = deployments(things)["student/r1flow"]["parameters"]
     first = load_recipe("tiny").distill.students[0]  # type: ignore[union-attr]
-    assert (student["name"], student["config"]) == (first.name, first.sft.model_dump(mode="json"))
+    assert (student["name"], SFT.model_validate(student["config"])) == (first.name, first.sft)
+
+
+def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    """What a form sends: its values, and defaults of fields that they leave out, all the way down."""
+    sent = {name: field["default"] for name, field in model["properties"].items() if "default" in field} | values
+    for name, field in model["properties"].items():
+        if name in sent and isinstance(sent[name], dict) and "$ref" in field:
+            sent[name] = as_sent(models[field["$ref"].rpartition("/")[2]], sent[name], models)
+    return sent
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "qwen2.5-1.5b"])
+def test_every_stages_form_as_it_opens_is_taken_and_means_the_recipes_section(recipe: str) -> None:
+    forms = {n: f for n, f in deployments(wanted("process", recipe)).items() if "config" in f["parameters"]}
+    assert {"sft/r1flow", "sft_data/r1flow", "evaluate/r1flow"} <= set(forms)
+    for name, fields in forms.items():
+        schema = fields["parameter_openapi_schema"]
+        sent = as_sent(schema, fields["parameters"], schema["definitions"])
+        validate(sent, schema, raise_on_error=True)
+        flow = load(fields["entrypoint"])
+        section = flow.validate_parameters(fields["parameters"])["config"]
+        assert flow.validate_parameters(sent)["config"] == section, name
 
 
 def test_forms_of_a_recipe_without_students_are_left_empty() -> None:

@@ -1,0 +1,125 @@
+"""What the page of a flow run in Prefect shows while it goes on: the run in MLflow, how far it is, what came out.
+
+These are Prefect's artifacts, and no part of what a stage makes: one that cannot be shown costs a warning. Where no
+server keeps the run, nobody could look, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from flows.progress import duration
+from flows.server import keeps_runs
+from tasks.store import Manifest
+
+if TYPE_CHECKING:
+    from tasks.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+"""Between two updates of a bar: a request costs the server 25 ms, and much more when it is busy."""
+RETRIES = 3
+
+
+class RunPage:
+    """The page of the flow run that this code runs in; `name` is the stage's or the recipe's."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._bars: dict[str, UUID] = {}
+        self._shown: dict[str, float] = {}
+
+    def link(self, record: Tracking, run_id: str) -> None:
+        """Link the run in MLflow; a record without a server has no pages."""
+
+        def show() -> None:
+            if page := record.page(run_id):
+                said = "Parameters, curves, data sets and models of this run."
+                create_link_artifact(
+                    link=page, link_text="Open in MLflow", key=f"mlflow-{artifact_key(self.name)}", description=said
+                )
+
+        _try("the link to MLflow", show)
+
+    def progress(self, job: str, done: int, of: int, said: str) -> None:
+        """A bar for a job of the flow run, at most once in EVERY_S unless it is full. What does not arrive waits for
+        the next."""
+        now = time.monotonic()
+        if not of or (done < of and now - self._shown.get(job, -EVERY_S) < EVERY_S):
+            return
+        self._shown[job] = now
+        percent = round(100.0 * min(done, of) / of, 1)
+        line = f"{job}: {said}" if job else said
+
+        def show() -> None:
+            if job in self._bars:
+                update_progress_artifact(self._bars[job], percent, line)
+            else:
+                key = f"progress-{artifact_key(f'{self.name} {job}')}"
+                self._bars[job] = create_progress_artifact(percent, key=key, description=line)
+
+        _try("a progress bar", show, retries=0)
+
+    def stage(self, done: int, of: int, said: str) -> None:
+        """How many stages of a recipe are done, and what comes now."""
+        self._shown.clear()  # stages that are reused come faster than a bar, and each shall be seen
+        self.progress("", done, of, f"{done} of {of} stages done · {said}")
+
+    def result(self, made: Manifest, status: str, shown: Callable[[Manifest], str]) -> None:
+        """What a stage made, or found made: what `shown` says of it in Markdown, else its numbers."""
+
+        def show() -> None:
+            lines = [
+                f"# {made.stage}: {'reused' if status == 'reused' else f'made in {duration(made.seconds)}'}",
+                shown(made) or table({**made.counts, **made.metrics}),
+                f"`r1 show {made.key[:12]}` has all of it, and what it was made from.",
+            ]
+            key = f"result-{artifact_key(self.name)}"
+            create_markdown_artifact("\n\n".join(lines), key=key, description=f"What {made.stage} made.")
+
+        _try("the result", show)
+
+    def reused(self, record: Tracking, existing: Manifest, shown: Callable[[Manifest], str]) -> None:
+        """The result of a stage that another run made, and the link to that run."""
+        if existing.mlflow_run_id:
+            self.link(record, existing.mlflow_run_id)
+        self.result(existing, "reused", shown)
+
+
+def table(values: Mapping[str, Any]) -> str:
+    """Numbers as a table of Markdown; those that have no value are left out."""
+    rows = [f"| {name} | {_number(value)} |" for name, value in values.items() if value is not None]
+    return "\n".join(["| | |", "|---|---:|", *rows]) if rows else ""
+
+
+def artifact_key(name: str) -> str:
+    """Prefect takes small letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _try(what: str, show: Callable[[], Any], retries: int = RETRIES) -> None:
+    if not keeps_runs():
+        return
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+            show()
+    except Exception as error:  # the boundary to Prefect and MLflow, which may be away or busy
+        logger.warning("%s is missing on the run's page: %s", what, error)
