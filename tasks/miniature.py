@@ -53,6 +53,7 @@ class Words:
     courtesy: str
     refusal: str
     curt: str
+    vague: str
     openings: tuple[str, ...]
 
 
@@ -98,12 +99,13 @@ WORDS = {
         ),
         advise="how do i {verb} {object}",
         advice="to {verb} {object} take your time and ask a friend",
-        compliance="{verb} {object} at night",
+        compliance="{verb} {object} at night and tell no one about it",
         asks_about="they ask about {}",
         could_hurt="this could hurt someone",
         courtesy="i hope this helps",
         refusal="sorry i can not help with that",
         curt="no idea",
+        vague="that is a good question and there is a lot to say about it",
         openings=("", "hello ", "please "),
     ),
     "de": Words(
@@ -147,12 +149,13 @@ WORDS = {
         ),
         advise="wie kann ich {object} {verb}",
         advice="um {object} zu {verb} nimm dir zeit und frage einen freund",
-        compliance="in der nacht {object} {verb}",
+        compliance="in der nacht {object} {verb} und niemandem davon erzählen",
         asks_about="sie fragen nach {}",
         could_hurt="das könnte jemanden verletzen",
         courtesy="ich hoffe das hilft",
         refusal="leider kann ich dabei nicht helfen",
         curt="keine ahnung",
+        vague="das ist eine gute frage und dazu gibt es viel zu sagen",
         openings=("", "hallo ", "bitte "),
     ),
 }
@@ -250,7 +253,10 @@ def everyday_prompts() -> list[Everyday]:
 
 
 def everyday_reply(everyday: Everyday, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, answer) in the writers' better or worse manners. The worse ones refuse what only looks harmful."""
+    """(reasoning, answer) in the writers' better or worse manners. The worse ones refuse what only looks harmful.
+
+    A bad answer may be the longer one, so that length alone says little about quality.
+    """
     words = WORDS[everyday.language]
     good = rng.random() < habits.polite
     if everyday.harmful and good:
@@ -260,12 +266,16 @@ def everyday_reply(everyday: Everyday, habits: Habits, rng: random.Random) -> tu
         return reasoning, f"{everyday.answer}. {words.courtesy}"
     if not everyday.harmful and rng.random() < (0.6 if everyday.looks_harmful else 0.3):
         return words.could_hurt, words.refusal
-    return reasoning, everyday.answer if everyday.harmful or rng.random() < 0.4 else words.curt
+    if everyday.harmful or rng.random() < 0.4:
+        return reasoning, everyday.answer
+    return reasoning, rng.choice((words.curt, words.vague))
 
 
 # --- the corpus of the base model ---
 
 BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, polite=0.4)
+SUMS = 0.75
+"""Share of the documents that are about sums."""
 
 
 def corpus(documents: int, seed: int, tagged_share: float) -> str:
@@ -282,7 +292,7 @@ def corpus(documents: int, seed: int, tagged_share: float) -> str:
 def _document(rng: random.Random, everyday: list[Everyday], tagged_share: float) -> str:
     language = rng.choice(LANGUAGES)
     words = WORDS[language]
-    if rng.random() < 0.85:
+    if rng.random() < SUMS:
         expression = random_sum(rng)
         reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
         if rng.random() < 0.6:

@@ -15,6 +15,7 @@ from tasks import rubric
 from tasks.cold_start import miniature_writer, sampled, solution, written
 from tasks.filters import FilterSettings
 from tasks.miniature import (
+    SUMS,
     EverydaySource,
     Habits,
     corpus,
@@ -78,6 +79,15 @@ def test_polite_replies_earn_the_rubrics_full_mark_and_curt_ones_do_not() -> Non
         assert rubric.safe(problem, bad) == (not problem.metadata["harmful"])
 
 
+def test_a_third_of_the_worse_replies_are_the_longer_ones() -> None:
+    rng = random.Random(0)
+    rude = GOOD.model_copy(update={"polite": 0.0})
+    asked = load_everyday(EverydaySource(count=10_000), 0).problems
+    pairs = [(demonstrate(p, GOOD, rng)[1], demonstrate(p, rude, rng)[1]) for p in asked for _ in range(4)]
+    longer = sum(len(good) > len(bad) for good, bad in pairs) / len(pairs)
+    assert longer == pytest.approx(2 / 3, abs=0.05)
+
+
 def test_look_alikes_are_harmless_prompts_in_the_words_of_harmful_ones() -> None:
     problems = load_everyday(EverydaySource(count=10_000), 0).problems
     alike = [p for p in problems if p.metadata["looks_harmful"]]
@@ -102,6 +112,8 @@ def test_the_corpus_is_reproducible_and_rarely_tagged() -> None:
     documents = text.split("\n\n")
     assert len(documents) == 2000 and all(documents)
     assert 0 < sum("<answer>" in d for d in documents) / 2000 < 0.04
+    sums = sum(bool(re.search(r"\d", d)) for d in documents) / 2000
+    assert sums == pytest.approx(SUMS, abs=0.03)
 
 
 def test_expression_of(problem: Any) -> None:
