@@ -70,7 +70,9 @@ class RunPage:
                 update_progress_artifact(self._bars[job], percent, line)
             else:
                 key = f"progress-{artifact_key(f'{self.name} {job}')}"
-                self._bars[job] = create_progress_artifact(percent, key=key, description=line)
+                made = create_progress_artifact(percent, key=key, description=line)
+                assert isinstance(made, UUID)  # a coroutine in asynchronous flows only
+                self._bars[job] = made
 
         _try("a progress bar", show, retries=0)
 
