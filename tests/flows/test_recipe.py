@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flows import choice
+from flows.graphs import GRAPHS
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe, shipped
 from grpo.errors import InputError
@@ -102,3 +104,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     path.write_bytes(b'name = "\xff"')
     with pytest.raises(InputError, match="not UTF-8"):
         load_recipe(str(path))
+
+
+def test_the_command_offers_the_graphs_that_there_are() -> None:
+    assert [*GRAPHS] == choice.FLOWS
