@@ -28,7 +28,7 @@ MODULES = [run_command, plan_command, artifacts_command, why, data_command, comp
 MODULES += [registry, export, ui, deploy, up]
 """In the order of `r1 --help`; each adds what it can do."""
 
-RUNS = {
+COMMANDS = {
     "run": run_command.run,
     "plan": plan_command.run,
     "stages": artifacts_command.stages,
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     try:
         prepare_environment()
-        return RUNS[given.command](given)
+        return COMMANDS[given.command](given)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
