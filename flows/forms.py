@@ -27,7 +27,7 @@ class Explained:
         return {**handler(core_schema), "description": self.text}
 
 
-REFERENCE = "a key or digest (or its beginning), latest:STAGE, or a path that begins with . / or ~"
+REFERENCE = "latest, a key or digest (or its beginning), RUN:STAGE of a run in MLflow, or a path that begins with . / ~"
 _Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=")]
 
 # Of recipes, in the order of the form.
@@ -44,11 +44,13 @@ Overrides = Annotated[
 RecipeSeed = Annotated[
     Annotated[int, Field(ge=0)] | None, Explained("Every random choice follows from it. Empty: the recipe's own.")
 ]
-Start = Annotated[str | None, Explained("Begin at this stage; the artifacts of earlier ones are taken as they are.")]
-Only = Annotated[str | None, Explained("Run this stage alone; its inputs are taken as they are.")]
+Start = Annotated[
+    str | None, Explained("Begin at this stage, such as sft; the artifacts of earlier ones are taken as they are.")
+]
+Only = Annotated[str | None, Explained("Run this stage alone, such as evaluate; its inputs are taken as they are.")]
 Force = Annotated[list[str] | None, Explained("Stages to make again although they exist.")]
 RecipeInputs = Annotated[
-    dict[str, str] | None, Explained(f"Artifacts to take for stages: name of the stage -> {REFERENCE}.")
+    dict[str, str] | None, Explained(f'Artifacts to take for stages, as {{"sft": "latest"}}: {REFERENCE}.')
 ]
 Approve = Annotated[list[str] | None, Explained("Gates that may pass although they would ask.")]
 Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not in the process of the recipe.")]
@@ -56,7 +58,7 @@ Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not 
 # Of single stages.
 Inputs = Annotated[
     Mapping[str, str] | None,
-    Explained(f"What the stage reads: name of the input -> {REFERENCE}. The newest artifact of every one left out."),
+    Explained(f'What the stage reads, as {{"base": "latest"}}: {REFERENCE}. Of those left out the newest artifact.'),
 ]
 Seed = Annotated[int, Field(ge=0), Explained("Every random choice follows from it.")]
 EvaluatedStages = Annotated[

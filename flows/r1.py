@@ -36,7 +36,7 @@ from grpo.errors import InputError
 from tasks.report import closing_rows
 from tasks.run_names import name_run
 from tasks.store import Manifest
-from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG
+from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG
 from tasks.tracking import RECIPE_FILE, Tracking
 
 
@@ -180,7 +180,8 @@ def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence
     called = name_run(
         record.tracked, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
     )
-    tags = {**identity, **flow_run, **called.tags, "r1flow.overrides": " ".join(overrides)}
+    said = {"r1flow.overrides": " ".join(overrides), NOTE_TAG: recipe.description}
+    tags = {**identity, **flow_run, **called.tags, **said}
     return record.recipe_run(recipe.name, called.name, config, tags)
 
 

@@ -105,7 +105,7 @@ class RunPage:
 def table(values: Mapping[str, Any]) -> str:
     """Numbers as a table of Markdown; those that have no value are left out."""
     rows = [f"| {name} | {_number(value)} |" for name, value in values.items() if value is not None]
-    return "\n".join(["| | |", "|---|---:|", *rows]) if rows else ""
+    return "\n".join(["| Number | Value |", "|---|---:|", *rows]) if rows else ""
 
 
 def artifact_key(name: str) -> str:

@@ -16,6 +16,8 @@ FLOW_RUN_TAG = "r1flow.flow_run"
 """The id of the flow run in Prefect that a recipe run is of."""
 KEY_TAG, STATUS_TAG, MADE_BY_TAG, ERROR_TAG = "r1flow.key", "r1flow.status", "r1flow.made_by_run", "r1flow.error"
 DIGEST_TAG, FAILED_TAG, STALE_TAG = "r1flow.digest", "r1flow.failed", "r1flow.stale"
+NOTE_TAG = "mlflow.note.content"
+"""What MLflow shows as a run's description."""
 _MOST = 10_000
 _NEAR = 4
 

@@ -65,7 +65,7 @@ class R1:
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, env=self.environment(), input=stdin, timeout=900
+            self.command(*arguments), capture_output=True, text=True, env=self.environment(), input=stdin, timeout=3600
         )
 
     def command(self, *arguments: str) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from flows.server import free_port
 from flows.take_up import living
@@ -18,6 +22,9 @@ from tests.flows.conftest import R1, SMALLER
 
 DEADLINE_S = 3600.0
 """For one step of a test; processors are shared, and what hangs is seen by its state, not by the clock."""
+
+
+needs_postgres = pytest.mark.skipif(find_spec("psycopg") is None, reason="needs the extra postgres")
 
 
 class Installation(R1):
@@ -47,7 +54,7 @@ class Installation(R1):
     def ask(self, method: str, path: str, **body: Any) -> Any:
         url = f"http://127.0.0.1:{self.prefect_port}/api{path}"
         for _ in range(20):
-            answer = httpx.request(method, url, json=body or None, timeout=120)
+            answer = httpx.request(method, url, json=body or None, timeout=600)
             if answer.status_code != 503:  # its SQLite was locked by another writer for too long
                 break
             time.sleep(3)
@@ -71,6 +78,16 @@ class Installation(R1):
             "POST", f"/deployments/{found['id']}/create_flow_run", parameters={**found["parameters"], **given}
         )
         return made["id"]
+
+    def start_stage(self, stage: str, **config: Any) -> str:
+        """Trigger the deployment of a stage with its form's values and these settings; the id of its flow run."""
+        found = self.ask("GET", f"/deployments/name/{stage}/r1flow")
+        given = {**found["parameters"], "config": {**found["parameters"]["config"], **config}}
+        return self.ask("POST", f"/deployments/{found['id']}/create_flow_run", parameters=given)["id"]
+
+    def cancel(self, id: str) -> None:
+        """As the button does."""
+        self.ask("POST", f"/flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
 
     def runs(self, **wanted: Any) -> list[dict[str, Any]]:
         return self.ask("POST", "/flow_runs/filter", flow_runs=wanted or None, sort="START_TIME_ASC")
@@ -131,6 +148,17 @@ class Installation(R1):
         """Lines of metrics that the stage under way has written."""
         return sum(len(p.read_text().splitlines()) for p in self.home.glob(f"work/{stage}-*/trainer/metrics.jsonl"))
 
+    def trainers(self) -> list[int]:
+        """Processes of grpo/ that it runs."""
+        found = []
+        for pid in self.running():
+            try:
+                if b"grpo.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+            except OSError:
+                continue
+        return found
+
     def running(self) -> set[int]:
         """Processes that the installation started, however far down."""
         mark = f"R1FLOW_INSTALLATION={self.home}".encode()
@@ -161,3 +189,12 @@ def artifacts(home: Path) -> dict[str, str]:
     for path in home.glob("artifacts/*/*/*/manifest.json"):
         found["/".join(path.parts[-4:-1])] = json.loads(path.read_text())["digest"]
     return found
+
+
+@contextlib.contextmanager
+def postgres_installation() -> Iterator[Installation]:
+    """One that is to keep its records in Postgres. As root, Postgres runs as another user, who must reach the home:
+    pytest's folders will not do, since every session of pytest that starts closes them to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Installation(Path(folder), "--postgres", "--postgres-port", str(free_port()))

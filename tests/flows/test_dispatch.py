@@ -1,22 +1,33 @@
-"""A recipe triggered through the API as the UI does: every stage runs on its pool. A real server, workers, MLflow."""
+"""A recipe triggered through the API as the UI does: every stage runs on its pool. A real server, workers, MLflow, with
+their records in SQLite and in Postgres."""
 
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.flows.installation import Installation
+from tests.flows.installation import Installation, needs_postgres, postgres_installation
 
 pytestmark = pytest.mark.slow
 
 STAGES = ["problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data", "sft", "reward_models"]
 STAGES += ["alignment_rl", "evaluate", "report"]
 NO_GPU = {"problems", "report"}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=needs_postgres)])
+def r1flow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    sqlite = nullcontext(Installation(tmp_path_factory.mktemp("up")))
+    with postgres_installation() if request.param == "postgres" else sqlite as installation:
+        installation.up()
+        yield installation
+        installation.down()
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +105,7 @@ def test_a_pool_without_workers_is_named_and_waited_for(r1flow: Installation, re
     assert r1flow.run(run["id"])["state"]["name"] == "Completed"
 
 
-def test_a_cancelled_recipe_takes_its_stage_and_trainer_along(r1flow: Installation, recipe: dict[str, Any]) -> None:
-    id = r1flow.start("train-r1/r1flow", "base.pretrain.steps=100000", only="base")
-    (stage,) = r1flow.wait(lambda: [r for r in r1flow.stage("base") if r["state"]["type"] == "RUNNING"], "base")
-    r1flow.wait(lambda: r1flow.steps("base") >= 2, "its first steps")
-    r1flow.ask("POST", f"/flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    r1flow.wait_for(id, "Cancelled")
-    r1flow.wait_for(stage["id"], "Cancelled")
-    steps = r1flow.wait(lambda: not _trainers(r1flow) and r1flow.steps("base"), "the end of the trainer")
-    time.sleep(5)
-    assert r1flow.steps("base") == steps and not _trainers(r1flow)
-
-
 def _said(r1flow: Installation, line: str) -> str | None:
     """A line of the recipe's process, which its worker logs."""
     text = (r1flow.home / "logs" / "worker-r1-cpu.log").read_text()
     return next((said for said in text.splitlines() if line in said), None)
-
-
-def _trainers(r1flow: Installation) -> list[int]:
-    found = []
-    for pid in r1flow.running():
-        try:
-            if b"grpo.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found

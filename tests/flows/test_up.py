@@ -6,14 +6,13 @@ import os
 import shutil
 import signal
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tasks.tracking_database import make_database
 from tests.flows.conftest import R1
-from tests.flows.installation import Installation
+from tests.flows.installation import Installation, needs_postgres, postgres_installation
 
 
 def test_down_without_an_installation_says_so(tmp_path: Path) -> None:
@@ -75,20 +74,15 @@ def test_an_old_database_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("psycopg") is None, reason="needs the extra postgres")
-def test_postgres_keeps_both_records(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)  # as root, Postgres runs as another user
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    r1flow = Installation(tmp_path, "--postgres", "--postgres-port", port)
-    r1flow.up()
-    assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "prefect" / "prefect.db").exists()
-    r1flow.wait_for(r1flow.start(only="problems"), "Completed")
-    killed = r1flow.pid("postgres")
-    os.kill(killed, signal.SIGKILL)
-    r1flow.wait(lambda: r1flow.pid("postgres") != killed and r1flow.answers(), "Postgres")
-    r1flow.wait_for(r1flow.start("train-r1/r1flow", "problems.held_out_max=20", only="problems"), "Completed")
-    r1flow.down()
-    assert (tmp_path / "postgres" / "password").stat().st_mode & 0o777 == 0o600
+@needs_postgres
+def test_postgres_keeps_both_records() -> None:
+    with postgres_installation() as r1flow:
+        r1flow.up()
+        assert not (r1flow.home / "mlflow.db").exists() and not (r1flow.home / "prefect" / "prefect.db").exists()
+        r1flow.wait_for(r1flow.start(only="problems"), "Completed")
+        killed = r1flow.pid("postgres")
+        os.kill(killed, signal.SIGKILL)
+        r1flow.wait(lambda: r1flow.pid("postgres") != killed and r1flow.answers(), "Postgres")
+        r1flow.wait_for(r1flow.start("train-r1/r1flow", "problems.held_out_max=20", only="problems"), "Completed")
+        r1flow.down()
+        assert (r1flow.home / "postgres" / "password").stat().st_mode & 0o777 == 0o600
