@@ -167,8 +167,8 @@ def test_the_plan_the_report_and_the_chat_know_the_rounds(r1: Any, rounds: dict[
 
     assert planned(0.25) == []
     assert planned(0.5) == ["reward_models_2", "alignment_rl_2", "evaluate", "report"]
-    report = (folder(r1, rounds, "report") / "report.md").read_text()
-    assert "| r1_2 |" in report and "| alignment_rl_2 |" in report
+    report = Path(rounds["report"]).read_text()
+    assert '<th scope="col" class="num">r1_2</th>' in report and "alignment_rl_2" in report
     said = r1("chat", "r1_2", stdin="compute 3 + 4\n")
     assert said.returncode == 0 and said.stdout.strip()
 
