@@ -1,106 +1,128 @@
-"""Pictures of MLflow's and Prefect's pages and of the report after a run of `tiny`, in a real browser and checked.
+"""Pictures of a day's work: a recipe and a stage from their forms, their pages, MLflow behind them, the report.
 
-    pip install playwright; python docs/take_screenshots.py [--chromium /usr/bin/chromium] [--output docs/images]
+    pip install playwright; python docs/take_screenshots.py [--small] [--chromium PROGRAM] [--output docs/images]
 
-It starts `r1 ui` on free ports, opens the newest recipe run, and fails if what should be on a page is not there.
+It brings an installation up in a home of its own, works in a real Chromium as tests/flows/test_browser.py does, and
+stops where something that should be on a page is not. --small takes minutes less, for trying it out: its curves show
+little.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
-import socket
-import subprocess
+import json
+import re
 import sys
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
-from mlflow import MlflowClient
-from playwright.sync_api import Page, TimeoutError, sync_playwright
+from PIL import Image
 
-from flows.report_page import default_path
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-STAGES = ("problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data", "sft", "reward_models")
-STAGES += ("alignment_rl", "evaluate", "report")
-UNFOLD = "[role=gridcell] button:left-of(:text('train_r1 seed'))"
-"""The sign beside a recipe run that shows its stages."""
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+from tests.flows.installation import Installation
+from tests.flows.pages import CHROMIUM, SMALL_R1, Pages, browser_page
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+MOST_BYTES = 200_000
+DRAWN_MS = 2500
+"""Charts are drawn after the text is there."""
 
 
-@contextlib.contextmanager
-def interfaces() -> Iterator[tuple[str, str]]:
-    """`r1 ui` while the block runs: (Prefect's address, MLflow's address)."""
-    prefect, mlflow = free_port(), free_port()
-    command = [sys.executable, "-m", "flows.cli", "ui", "--prefect-port", str(prefect), "--mlflow-port", str(mlflow)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        assert "MLflow" in lines[1], "r1 ui did not start"
-        yield f"http://127.0.0.1:{prefect}", f"http://127.0.0.1:{mlflow}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+class Pictures:
+    """Pictures of what the browser shows, as small files."""
 
+    def __init__(self, pages: Pages, folder: Path):
+        self.pages, self.folder = pages, folder
+        self.taken: set[str] = set()
 
-def take(page: Page, url: str, path: Path, *expected: str, click: str = "", search: str = "") -> None:
-    """Open a page, click and search as told, wait until every expected text is on it, keep a picture."""
-    page.goto(url)
-    with contextlib.suppress(TimeoutError):  # MLflow's assistant, where this version opens it
-        page.get_by_text("MLflow Assistant").first.wait_for(timeout=5000)
-        page.locator('button:right-of(:text-is("Beta"))').nth(2).click(timeout=5000)
-    if click:
-        page.locator(click).first.click()
-    if search:
-        page.get_by_placeholder("Search metric charts").fill(search)
-    try:
+    def take(self, name: str, *expected: str | re.Pattern[str]) -> None:
+        """Wait until all of `expected` is on the page, and keep a picture."""
         for text in expected:
-            page.get_by_text(text).first.wait_for(timeout=60_000)
-    except TimeoutError as error:
-        page.screenshot(path=path)
-        raise SystemExit(f"{url}: {error.message.splitlines()[-1].strip()}; what was there instead: {path}") from None
-    page.wait_for_timeout(2500)  # charts are drawn after the text is there
-    page.screenshot(path=path)
-    print(path, flush=True)
+            self.pages.page.get_by_text(text).first.wait_for()
+        self.pages.page.wait_for_timeout(DRAWN_MS)
+        path = self.folder / f"{name}.png"
+        self.pages.page.screenshot(path=path)
+        with Image.open(path) as picture:
+            picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        assert path.stat().st_size < MOST_BYTES, f"{path} has {path.stat().st_size} bytes"
+        self.taken.add(path.name)
+        print(path, flush=True)
+
+
+def recipe_run(pictures: Pictures, overrides: list[str]) -> str:
+    """A recipe from its form, and its page while it goes on; the flow run's id."""
+    pages = pictures.pages
+    pages.open_form("train-r1")
+    pages.add("overrides", "reasoning_rl.kl_coef=0.002")
+    pictures.take("prefect-form", "overrides", "r1-cpu")
+    pages.add("overrides", *overrides)
+    id = pages.submit()
+    pages.open_run(id, "Subflow Runs")
+    pages.see(pages.page.get_by_role("link", name="reasoning_rl", exact=True))
+    pages.open_run(id, "Artifacts")
+    pictures.take("prefect-run", re.compile("of 11 stages done"))
+    pages.see_state("Completed")
+    return id
+
+
+def stage_run(pictures: Pictures) -> None:
+    """A single stage from its form, and what it made."""
+    pages = pictures.pages
+    pages.open_form("sft")
+    pages.fill("inputs", json.dumps({"base": "latest", "sft_data": "latest"}))
+    pages.fill("seed", "1")
+    pictures.take("prefect-stage-form", "inputs", "r1-gpu")
+    id = pages.submit()
+    pages.open_run(id)
+    pages.see_state("Completed")
+    pages.open_run(id, "Artifacts")
+    pages.open_artifact("result-sft")
+    pictures.take("prefect-stage-result", "sft: made in")
+
+
+def in_mlflow(pictures: Pictures, run: str, overrides: list[str]) -> str:
+    """What is behind the link on the recipe run's page, and a second run beside the first; MLflow's id of the first."""
+    pages, installation = pictures.pages, pictures.pages.installation
+    pages.open_run(run, "Artifacts")
+    pages.open_artifact("report-tiny")
+    pictures.take("prefect-checkpoints", "dev1")
+    pages.open_run(run, "Artifacts")
+    pages.open_artifact("mlflow-tiny")
+    pages.follow("Open in MLflow")
+    pictures.take("mlflow-recipe-run", "train_r1 seed 0")
+    parent = pages.page.url.partition("/runs/")[2].partition("/")[0].partition("?")[0]
+    pages.unfold("tiny", "train_r1 seed 0")
+    pictures.take("mlflow-runs", "reasoning_rl", "sft_data")
+    pages.open_curves("reasoning_rl seed 0", "^reward|^kl|^completion_tokens")
+    pictures.take("mlflow-reasoning-rl", "reward_accuracy")
+    again = installation.start("train-r1/r1flow", *overrides, "reasoning_rl.kl_coef=0.01")
+    installation.wait_for(again, "Completed")
+    pages.compare("tiny", "train_r1 seed 0 reasoning_rl.kl_coef=0.01", "train_r1 seed 0 reasoning_rl.kl_coef=0.002")
+    pages.page.get_by_role("rowheader", name="reasoning_rl.kl_coef", exact=True).scroll_into_view_if_needed()
+    pictures.take("mlflow-compare", "reasoning_rl.kl_coef")
+    return parent
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--small", action="store_true", help="the recipe of the tests, instead of tiny as it is")
+    parser.add_argument("--chromium", default=CHROMIUM)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "images")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    with interfaces() as (prefect, mlflow), sync_playwright() as playwright:
-        client = MlflowClient(mlflow)
-        experiment = client.get_experiment_by_name("tiny")
-        assert experiment is not None, "run `r1 run tiny` first"
-        runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1000)
-        finished = [r for r in runs if r.data.tags.get("r1flow.status") == "ran"]
-        newest = {stage: next(r for r in finished if r.data.tags["r1flow.stage"] == stage) for stage in STAGES}
-        parent = newest["reasoning_rl"].data.tags["mlflow.parentRunId"]
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
-        page = browser.new_page(viewport={"width": 1500, "height": 1000})
-        home = f"{mlflow}/#/experiments/{experiment.experiment_id}"
-        rl = newest["reasoning_rl"].info.run_id
-        take(page, f"{home}/runs", given.output / "mlflow-runs.png", *STAGES, click=UNFOLD)
-        take(page, f"{home}/runs/{parent}", given.output / "mlflow-recipe-run.png", "train_r1 seed")
-        curves = given.output / "mlflow-reasoning-rl.png"
-        take(
-            page, f"{home}/runs/{rl}/model-metrics", curves, "reward_accuracy", search="^reward|^kl|^completion_tokens"
-        )
-        take(page, f"{home}/runs/{rl}", given.output / "mlflow-lineage.png", "problems", "dev1", "dev2")
-        take(page, f"{home}/models", given.output / "mlflow-models.png", "dev1", "dev2", "dev3", "r1")
-        take(page, default_path(parent).as_uri(), given.output / "report.png", "Checkpoints", "Pipeline")
-        take(page, f"{prefect}/runs", given.output / "prefect-runs.png", "train-r1")
-        browser.close()
+    with tempfile.TemporaryDirectory() as home, browser_page(given.chromium) as page:
+        installation = Installation(Path(home))
+        installation.up()
+        try:
+            pictures = Pictures(Pages(page, installation), given.output)
+            overrides = SMALL_R1 if given.small else []
+            run = recipe_run(pictures, overrides)
+            stage_run(pictures)
+            parent = in_mlflow(pictures, run, overrides)
+            page.goto(Path(installation("report", parent).stdout.strip()).as_uri())
+            pictures.take("report", "Checkpoints", "Pipeline")
+        finally:
+            installation.down()
     return 0
 
 

@@ -51,6 +51,8 @@ def prefect_server(port: int, databases: Databases) -> Part:
     settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages ask port 4200 unless they are told otherwise
     if databases.prefect:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
+        # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.
+        settings |= {"PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_TIMEOUT": "60"}
     return Part("prefect", command, settings)
 
 

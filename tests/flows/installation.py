@@ -55,7 +55,8 @@ class Installation(R1):
         url = f"http://127.0.0.1:{self.prefect_port}/api{path}"
         for _ in range(20):
             answer = httpx.request(method, url, json=body or None, timeout=600)
-            if answer.status_code != 503:  # its SQLite was locked by another writer for too long
+            # Its database was locked, or too busy, for too long. What may have been done is not done twice.
+            if not (answer.status_code == 503 or (method == "GET" and answer.status_code == 500)):
                 break
             time.sleep(3)
         answer.raise_for_status()

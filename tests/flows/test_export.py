@@ -158,13 +158,14 @@ def test_vllm_serves_it_as_it_is(exported: Path, tmp_path: Path) -> None:
                     break
             assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
             time.sleep(1)
-        asked = {"model": "dev3", "messages": PROMPT, "temperature": 0, "max_tokens": 8}
+        # Tokens, not text: vLLM keeps back the bytes of a character that is not whole yet.
+        asked = {"model": "dev3", "messages": PROMPT, "temperature": 0, "max_tokens": 8, "return_token_ids": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
             json.dumps(asked).encode(),
             {"Content-Type": "application/json"},
         )
-        said = json.load(urllib.request.urlopen(request, timeout=240))["choices"][0]["message"]["content"]
+        said = json.load(urllib.request.urlopen(request, timeout=240))["choices"][0]["token_ids"]
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
@@ -173,4 +174,4 @@ def test_vllm_serves_it_as_it_is(exported: Path, tmp_path: Path) -> None:
                 server.wait(60)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     prompt = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_dict=False)
-    assert said == tokenizer.decode(generate(exported)[len(prompt) : len(prompt) + 8], skip_special_tokens=True)
+    assert said == generate(exported)[len(prompt) : len(prompt) + 8]
