@@ -11,7 +11,7 @@ from flows.graphs import Step
 from flows.home import store
 from flows.r1 import Choice
 from flows.recipe import Recipe
-from flows.references import external
+from flows.references import external, resolve
 from flows.stage import hashed_config, key_of
 from flows.why import Ingredients, differences
 from tasks.store import InputRef, Manifest
@@ -29,9 +29,14 @@ class Planned:
 
 
 def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]:
-    """The plan of a run with these arguments, computed by the same keys as the run itself."""
+    """The plan of a run with these arguments, computed by the same keys as the run itself.
+
+    Raises:
+        InputError: a stage, a gate or an input that was named is not there.
+    """
     choice.check(graph)
     check_gates(recipe.gates, [step.name for step in graph], choice.approve)
+    given = {stage: resolve(reference, stage).ref for stage, reference in choice.inputs.items()}
     known: dict[str, InputRef] = {}
     planned = []
     artifacts = store().list()
@@ -42,14 +47,14 @@ def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]
         took = newest.seconds if newest else None
         if not choice.runs(graph, step.name):
             planned.append(Planned(step.name, "skip", "not chosen", took=took))
-        missing = [maker for maker in step.inputs.values() if maker not in known]
+        missing = [maker for maker in step.inputs.values() if maker not in given and maker not in known]
         if missing and choice.runs(graph, step.name):
             anew = [name for name in missing if choice.runs(graph, name)]
             why = f"input {anew[0]} is made anew" if anew else f"input {missing[0]}: the newest artifact of its stage"
             planned.append(Planned(step.name, "run", why, took=took))
         if missing:
             continue
-        refs = {name: known[maker] for name, maker in step.inputs.items()} | files
+        refs = {name: given.get(maker) or known[maker] for name, maker in step.inputs.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
         found = store().find(key)
         if found is not None and step.name not in choice.force:

@@ -34,6 +34,7 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["run", "tiny", "--only", "sft", "--from", "sft"], "give --from or --only"),
         (["plan", "smollm2-135m", "--set", "base.model=./nothing"], "no such file or folder"),
         (["run", "smollm2-135m"], "gsm8k.jsonl"),
+        (["run", "tiny", "--input", "base=/nowhere"], "/nowhere: no such file or folder"),
         (["show", "abcdef12"], "no artifact"),
         (["show", "latest:sft"], "no artifact of stage 'sft'"),
         (["chat", "dev1"], "no artifact of stage 'cold_start_sft'"),

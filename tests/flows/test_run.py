@@ -39,6 +39,8 @@ def test_the_cold_start_teaches_the_format(first_run: dict[str, Any]) -> None:
 def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) -> None:
     plan = r1.tiny("plan")
     assert {stage["name"]: stage["status"] for stage in plan["stages"]} == dict.fromkeys(NAMES, "reuse")
+    policy = next(stage["key"] for stage in first_run["stages"] if stage["name"] == "cold_start_sft")
+    assert r1.tiny("plan", "--input", f"cold_start_sft={policy}")["stages"] == plan["stages"]
     again = r1.tiny("run")
     assert statuses(again) == dict.fromkeys(NAMES, "reused")
     assert [s["key"] for s in again["stages"]] == [s["key"] for s in first_run["stages"]]
