@@ -294,6 +294,7 @@ def _build(
     called = name_run(record.tracked, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
     tags = {**identity, **called.tags, "r1flow.key": attempt.key, "r1flow.status": "running"}
     run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
+    record.reconcile()  # who was killed while making this has left its run Running
     page = RunPage(stage.name)
     page.link(record, run_id)
     try:
