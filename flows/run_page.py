@@ -19,7 +19,7 @@ from prefect.artifacts import (
     create_progress_artifact,
     update_progress_artifact,
 )
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.progress import duration
 from flows.server import keeps_runs
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 EVERY_S = 10.0
 """Between two updates of a bar: a request costs the server 25 ms, and much more when it is busy."""
 RETRIES = 3
+ANSWER_S = 10.0
+"""For one request: whoever shows how far a trainer is also watches over it."""
 
 
 class RunPage:
@@ -121,7 +123,7 @@ def _try(what: str, show: Callable[[], Any], retries: int = RETRIES) -> None:
     if not keeps_runs():
         return
     try:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
             show()
     except Exception as error:  # the boundary to Prefect and MLflow, which may be away or busy
         logger.warning("%s is missing on the run's page: %s", what, error)
