@@ -99,7 +99,8 @@ class Pages:
             try:
                 seen.first.wait_for(timeout=RELOAD_S * 1000)
             except TimeoutError:
-                self.page.reload()
+                with contextlib.suppress(TimeoutError):  # a busy server never sends the last of it
+                    self.page.reload(timeout=RELOAD_S * 1000)
                 return False
             return True
 
