@@ -64,14 +64,12 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     prepare_environment()
     from flows.graphs import GRAPHS
     from flows.r1 import train_r1
-    from flows.recipe_file import load_recipe
     from flows.server import prefect_server
     from tasks import launch
 
     launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-    builds = Builds()
-    for step in GRAPHS["r1"](load_recipe(recipe, overrides)):
-        builds.take_over(step.stage)
+    builds = Builds(GRAPHS["r1"])
+    GRAPHS["r1"] = builds
     with prefect_server():
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
@@ -79,12 +77,20 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of every stage's work, and takes its time: trainers and work on data."""
+    """Stands in the place of a recipe's graph, and takes the time of its stages' work: trainers and work on data."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.seconds = graph, 0.0
+        self._taken: list[Any] = []
 
-    def take_over(self, stage: Any) -> None:
+    def __call__(self, recipe: Any) -> Any:
+        steps = self.graph(recipe)
+        for step in steps:
+            if step.stage not in self._taken:  # some are made anew for each graph
+                self._take_over(step.stage)
+        return steps
+
+    def _take_over(self, stage: Any) -> None:
         build = stage.build
 
         def timed(context: Any) -> Any:
@@ -95,6 +101,7 @@ class Builds:
                 self.seconds += time.monotonic() - began
 
         object.__setattr__(stage, "build", timed)  # it is frozen
+        self._taken.append(stage)
 
 
 def reused(recipe: str, overrides: Sequence[str]) -> float:
