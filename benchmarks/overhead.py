@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,13 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     from flows.home import prepare_environment
 
     prepare_environment()
-    from flows.graphs import GRAPHS
+    from flows import stage
     from flows.r1 import train_r1
     from flows.server import prefect_server
     from tasks import launch
 
     launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-    builds = Builds(GRAPHS["r1"])
-    GRAPHS["r1"] = builds
+    stage._build = builds = Builds(stage._build)  # type: ignore[assignment]
     with prefect_server():
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
@@ -77,31 +77,20 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of a recipe's graph, and takes the time of its stages' work: trainers and work on data."""
+    """Stands in the place of `flows.stage._build`, and takes the time of a stage's own work, its trainers included."""
 
-    def __init__(self, graph: Any) -> None:
-        self.graph, self.seconds = graph, 0.0
-        self._taken: list[Any] = []
+    def __init__(self, make: Any) -> None:
+        self.make, self.seconds = make, 0.0
 
-    def __call__(self, recipe: Any) -> Any:
-        steps = self.graph(recipe)
-        for step in steps:
-            if step.stage not in self._taken:  # some are made anew for each graph
-                self._take_over(step.stage)
-        return steps
-
-    def _take_over(self, stage: Any) -> None:
-        build = stage.build
-
+    def __call__(self, stage: Any, *given: Any) -> Any:
         def timed(context: Any) -> Any:
             began = time.monotonic()
             try:
-                return build(context)
+                return stage.build(context)
             finally:
                 self.seconds += time.monotonic() - began
 
-        object.__setattr__(stage, "build", timed)  # it is frozen
-        self._taken.append(stage)
+        return self.make(replace(stage, build=timed), *given)
 
 
 def reused(recipe: str, overrides: Sequence[str]) -> float:
