@@ -32,7 +32,7 @@ from flows.graphs import Step
 from flows.home import home, store
 from flows.progress import Progress
 from flows.server import without_heartbeat
-from flows.stage import Input, Where, find_inputs, key_of, summary
+from flows.stage import Input, Where, find_key, summary
 from grpo.errors import InputError
 from tasks.launch import StageFailed
 from tasks.store import Manifest
@@ -129,8 +129,7 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
         InputError: it has no deployment, or refused its input.
         StageFailed: it failed, was cancelled, or crashed `TRIES` times; the message is the stage's own.
     """
-    found = find_inputs(step.stage, config, inputs)
-    key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
+    found, key = find_key(step.stage, config, inputs, seed)
     if not where.force and store().find(key) is not None:
         return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
@@ -140,9 +139,7 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
 
 def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
     """Run a stage in this process; what its flow returns."""
-    found = find_inputs(step.stage, config, inputs)
-    key = key_of(step.stage, config, seed, {name: item.ref for name, item in found.items()})
-    reused = not where.force and store().find(key) is not None
+    reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
     with without_heartbeat() if reused else nullcontext():
         done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
     return done

@@ -31,7 +31,7 @@ from flows.recipe_file import load_recipe
 from flows.references import resolve
 from flows.registry import move_aliases
 from flows.run_page import RunPage
-from flows.stage import Where, find_inputs, key_of
+from flows.stage import Where, find_key
 from grpo.errors import InputError
 from tasks.report import closing_rows
 from tasks.run_names import name_run
@@ -211,9 +211,8 @@ def existing(step: Step, graph: Sequence[Step], recipe: Recipe) -> Manifest | No
         if manifest is None:
             return None
         references[name] = manifest.key
-    config = step.config(recipe)
-    inputs = find_inputs(step.stage, config, references)
-    return store().find(key_of(step.stage, config, recipe.seed, {name: item.ref for name, item in inputs.items()}))
+    _, key = find_key(step.stage, step.config(recipe), references, recipe.seed)
+    return store().find(key)
 
 
 def _close(

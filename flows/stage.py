@@ -223,11 +223,15 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
     return found | {name: external(path) for name, path in stage.files(config).items()}
 
 
+def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int) -> tuple[dict[str, Input], str]:
+    """A stage's inputs, and its key with them."""
+    found = find_inputs(stage, config, inputs)
+    return found, key_of(stage, config, seed, {name: item.ref for name, item in found.items()})
+
+
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> State:
     """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
-    found = find_inputs(stage, config, inputs)
-    refs = {name: item.ref for name, item in found.items()}
-    key = key_of(stage, config, seed, refs)
+    found, key = find_key(stage, config, inputs, seed)
     if where.key not in (None, key):
         raise InputError(
             f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
@@ -294,7 +298,6 @@ def _build(
     called = name_run(record.tracked, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
     tags = {**identity, **called.tags, "r1flow.key": attempt.key, "r1flow.status": "running"}
     run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
-    record.reconcile()  # who was killed while making this has left its run Running
     page = RunPage(stage.name)
     page.link(record, run_id)
     try:

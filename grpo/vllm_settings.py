@@ -70,8 +70,9 @@ class VLLM(Settings):
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> VLLM:
         foreign = _OF_LOCAL if self.kind == "server" else _OF_SERVER
+        changed = self.model_dump(exclude_defaults=True)  # a form sends defaults, too
         for name in foreign:
-            if getattr(self, name) != type(self).model_fields[name].default:  # a form sends defaults, too
+            if name in changed:
                 where = (
                     "the server's own; give it to the command that starts it"
                     if self.kind == "server"

@@ -117,9 +117,8 @@ class JudgeSettings(BaseModel):
         for name in _NEEDED[self.kind]:
             if getattr(self, name) is None:
                 raise ValueError(f"judge {self.kind!r} needs {name}")
-        # A form sends the defaults of fields, too.
-        said = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
-        if foreign := sorted(said - _USED[self.kind] - {"kind"}):
+        changed = self.model_dump(exclude_defaults=True).keys()  # a form sends defaults, too
+        if foreign := sorted(changed - _USED[self.kind] - {"kind"}):
             raise ValueError(f"{foreign[0]} is no setting of judge {self.kind!r}; remove it, or change kind")
         return self
 

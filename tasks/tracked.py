@@ -47,11 +47,11 @@ class Tracked:
 
     def newest_finished(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """The newest run of a recipe that finished and has these tags."""
-        return self._newest(recipe, ["attributes.status = 'FINISHED'", *_have(tags)])
+        return self._newest(recipe, ["attributes.status = 'FINISHED'", *with_tags(tags)])
 
     def newest(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """The newest run of a recipe that has these tags, whatever became of it."""
-        return self._newest(recipe, _have(tags))
+        return self._newest(recipe, with_tags(tags))
 
     def _newest(self, recipe: str, conditions: Sequence[str]) -> TrackedRun | None:
         wanted = " and ".join(conditions)
@@ -143,5 +143,6 @@ class Tracked:
         return [experiment.experiment_id for experiment in self._client.search_experiments()]
 
 
-def _have(tags: Mapping[str, str]) -> list[str]:
+def with_tags(tags: Mapping[str, str]) -> list[str]:
+    """Conditions of MLflow's search: runs that have all of these."""
     return [f"tags.`{name}` = '{value}'" for name, value in tags.items()]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from grpo.errors import InputError
 from grpo.processes import process_name
 from tasks.store import Manifest
-from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked
+from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked, with_tags
 from tasks.tracking_database import make_database
 from tasks.tracking_delivery import Delivery, refused
 from tasks.tracking_names import alias_name, flatten, metric_name, registered_name
@@ -113,7 +113,10 @@ class Tracking:
         """Begin the run of one stage, its configuration as the artifact config.json."""
         parent = {PARENT_TAG: parent_run_id} if parent_run_id else {}
         patience_s = AWAY_S if parent_run_id else 0.0  # a parent's run shows that the server was there
-        return self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
+        run_id = self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
+        # Who was killed while making this has left its run RUNNING.
+        self._delivery.later("the end of runs whose process is gone", self._reconcile)
+        return run_id
 
     def reopen(self, run_id: str) -> None:
         """Go on recording a run that another process began; steps that it logged already are not logged again."""
@@ -127,23 +130,22 @@ class Tracking:
     def has_stage_run(self, parent_run_id: str, stage: str, digest: str) -> bool:
         """Whether a recipe run has a run of this stage already that ended with this artifact."""
         tags = {PARENT_TAG: parent_run_id, STAGE_TAG: stage, DIGEST_TAG: digest}
-        wanted = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+        wanted = " and ".join(["attributes.status = 'FINISHED'", *with_tags(tags)])
         return bool(self._or_stop(lambda: self._client.search_runs(self._experiments(), wanted, max_results=1), AWAY_S))
 
     def reconcile(self) -> list[str]:
         """Mark as KILLED the runs that dead processes of this host left RUNNING; returns their ids."""
+        return self._or_stop(self._reconcile)
 
-        def reconcile() -> list[str]:
-            killed = []
-            mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
-            for run in self._client.search_runs(self._experiments(), mine, max_results=10_000):
-                pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
-                if pid.isdecimal() and run.data.tags[PROCESS_TAG] != process_name(int(pid)):
-                    self._client.set_terminated(run.info.run_id, "KILLED")
-                    killed.append(run.info.run_id)
-            return killed
-
-        return self._or_stop(reconcile)
+    def _reconcile(self) -> list[str]:
+        killed = []
+        mine = " and ".join(["attributes.status = 'RUNNING'", *with_tags({HOST_TAG: socket.gethostname()})])
+        for run in self._client.search_runs(self._experiments(), mine, max_results=10_000):
+            pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
+            if pid.isdecimal() and run.data.tags[PROCESS_TAG] != process_name(int(pid)):
+                self._client.set_terminated(run.info.run_id, "KILLED")
+                killed.append(run.info.run_id)
+        return killed
 
     def _start(
         self,

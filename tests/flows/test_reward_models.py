@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flows.recipe import RewardModels
 from flows.recipe_file import load_recipe
 from flows.reward_models import STAGE
-from flows.stage import find_inputs, key_of
+from flows.stage import find_key
 from grpo.config import Hardware, Optimizer, Pretrain
 from grpo.data import Problem, write_rows
 from grpo.errors import InputError
@@ -88,8 +88,7 @@ def test_files_enter_the_key_by_what_is_in_them(given: Any, tmp_path: Path, monk
     def key(folder: Path) -> str:
         files = [{**file, "path": folder / Path(file["path"]).name} for file in given["config"]["files"]]
         config = RewardModels.model_validate({**given["config"], "files": files})
-        found = find_inputs(STAGE, config, given["inputs"])
-        return key_of(STAGE, config, 0, {name: item.ref for name, item in found.items()})
+        return find_key(STAGE, config, given["inputs"], 0)[1]
 
     moved = tmp_path / "moved"
     moved.mkdir()

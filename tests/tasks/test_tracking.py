@@ -240,7 +240,8 @@ def test_a_deleted_experiment_is_said_to_be_restorable(tracking, client):
         tracking.recipe_run("gone", "n", {}, {})
 
 
-def test_runs_of_dead_processes_are_marked_killed(tracking, client, home, run):
+def left_by_the_dead(home):
+    """The run of a process that was killed."""
     code = (
         f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from tasks.tracking import Tracking\n"
@@ -248,15 +249,25 @@ def test_runs_of_dead_processes_are_marked_killed(tracking, client, home, run):
         "os.kill(os.getpid(), 9)"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    dead = child.stdout.strip()
     assert child.returncode == -9 and child.stderr == ""
+    return child.stdout.strip()
+
+
+def test_runs_of_dead_processes_are_marked_killed(tracking, client, home, run):
     elsewhere = tracking.stage_run(None, "r1", "sft", {}, {"r1flow.host": "another-host"})
+    dead = left_by_the_dead(home)
     assert client.get_run(dead).info.status == "RUNNING"
     # That its process id lives again does not save it: that process began at another time.
     _, rest = client.get_run(dead).data.tags["r1flow.process"].split(" ", 1)
     client.set_tag(dead, "r1flow.process", f"{os.getpid()} {rest}")
     assert tracking.reconcile() == [dead]
     assert [client.get_run(r).info.status for r in (dead, run, elsewhere)] == ["KILLED", "RUNNING", "RUNNING"]
+
+
+def test_a_stage_that_begins_ends_the_runs_of_the_dead(tracking, client, home):
+    dead = left_by_the_dead(home)
+    begun = tracking.stage_run(None, "r1", "sft", {}, {})
+    assert [client.get_run(r).info.status for r in (dead, begun)] == ["KILLED", "RUNNING"]
 
 
 def test_a_new_database_is_made_quietly_and_mlflow_is_imported_late(tmp_path):
