@@ -17,7 +17,8 @@ from tests.flows.installation import DEADLINE_S, Installation
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 SIZE = (1500, 1000)
-RELOAD_S = 60
+LOOK_S = 30
+SEND_S = 300
 SMALL_R1 = [value for value in SMALLER if not value.startswith(("r1_zero", "distill", "rlhf_ppo"))]
 """What the full recipe needs to be small."""
 
@@ -64,16 +65,18 @@ class Pages:
 
     def add(self, name: str, *items: str) -> None:
         """Items to a field that is a list."""
-        field = self.field(name)
+        boxes = self.field(name).get_by_role("textbox")
         for item in items:
-            field.get_by_role("button", name="Add item").click()
-            field.get_by_role("textbox").last.fill(item)
+            there = boxes.count()
+            self.field(name).get_by_role("button", name="Add item").click()
+            boxes.nth(there).fill(item)  # waits for it; the last one may still be the one before
 
     def submit(self) -> str:
         """Send the form, again where the server is too busy; the id of the flow run."""
 
         def sent() -> Any:
-            with self.page.expect_response("**/create_flow_run") as answer:
+            # A form that finds its values wrong sends nothing.
+            with self.page.expect_response("**/create_flow_run", timeout=SEND_S * 1000) as answer:
                 self.page.get_by_role("button", name="Submit").click()
             assert answer.value.status in (201, 503), answer.value.text()
             return answer.value.json()["id"] if answer.value.status == 201 else None
@@ -83,7 +86,9 @@ class Pages:
     # ---- Prefect: the page of a run ----
 
     def open_run(self, id: str, tab: str = "Logs") -> None:
-        self.page.goto(f"{self.prefect}/runs/flow-run/{id}")
+        self._run = id, tab
+        # A busy server may never send the last of the page, which nobody waits for.
+        self.page.goto(f"{self.prefect}/runs/flow-run/{id}", wait_until="commit")
         self.page.get_by_role("tablist").get_by_text(tab, exact=True).click()
 
     def see_state(self, *names: str) -> str:
@@ -93,14 +98,13 @@ class Pages:
         return badge.inner_text().strip()
 
     def see(self, seen: Locator) -> None:
-        """Wait for something on a run's page, which does not fetch all of itself again: as people do, load it anew."""
+        """Wait for something on a run's page, which does not fetch all of itself again: as people do, open it anew."""
 
         def there() -> bool:
             try:
-                seen.first.wait_for(timeout=RELOAD_S * 1000)
+                seen.first.wait_for(timeout=LOOK_S * 1000)
             except TimeoutError:
-                with contextlib.suppress(TimeoutError):  # a busy server never sends the last of it
-                    self.page.reload(timeout=RELOAD_S * 1000)
+                self.open_run(*self._run)  # loaded again, the page would be at its first tab
                 return False
             return True
 

@@ -69,6 +69,7 @@ def test_the_runs_page_leads_to_mlflow_with_its_stages(pages: Pages, finished: s
     pages.follow("Open in MLflow")
     pages.page.get_by_text("train_r1 seed 0").first.wait_for()
     assert pages.mlflow in pages.page.url
+    pages.page.get_by_text("Load more").click()  # ten of its eleven stages are there
     for stage in ("problems", "reasoning_rl", "evaluate"):
         pages.page.get_by_role("link", name=f"{stage} seed 0").first.wait_for()
 
@@ -111,7 +112,7 @@ def test_a_stage_that_does_not_exist_is_said_on_the_runs_page(pages: Pages) -> N
 
 
 def test_two_runs_are_compared_in_mlflow(pages: Pages, r1flow: Installation, finished: str) -> None:
-    again = r1flow.start("train-r1/r1flow", "evaluate.problems=16")
+    again = r1flow.start(overrides=[*SMALL_R1, "evaluate.problems=16"])
     r1flow.wait_for(again, "Completed")
     pages.compare("tiny", "train_r1 seed 0 evaluate.problems=16", "train_r1 seed 0 problems.sources")
     field = pages.page.get_by_role("rowheader", name="evaluate.problems", exact=True)
