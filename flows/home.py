@@ -37,6 +37,7 @@ def prepare_environment() -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # The command prints one line for a failure; Prefect would add the traceback.
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
         "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow loads it, and it caches fonts
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -18,7 +18,12 @@ from tasks.tracking import default_uri
 STATE = "up.json"
 START_S = 600.0
 """A server that does not start ends sooner: this is for one on a machine that is busy."""
-OLD_SCHEMA = ("out-of-date database schema", "Can't locate revision")
+OTHER_SCHEMA = {
+    "mlflow": ("out-of-date database schema", "copy it, then `mlflow db upgrade` with its address"),
+    # An older one is upgraded by the server itself.
+    "prefect": ("Can't locate revision", "install the version that wrote it, or a newer one"),
+}
+"""What a server's log says of a database that it cannot use, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,9 @@ def wait_for(part: Part, port: int, logs: Path, stopped: Callable[[], bool] = la
             return
         if not part.is_alive():
             text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
-            if any(sign in text for sign in OLD_SCHEMA):
-                raise InputError(
-                    f"{part.name}: its database has the schema of another version; back it up, then upgrade it with "
-                    f"`mlflow db upgrade` or `prefect server database upgrade`; see {log}"
-                )
+            sign, remedy = OTHER_SCHEMA.get(part.name, ("", ""))
+            if sign and sign in text:
+                raise InputError(f"{part.name}: its database has the schema of another version; {remedy}; see {log}")
             raise InputError(f"{part.name} did not start: {tail(log)}; see {log}")
         if time.monotonic() > deadline:
             raise InputError(f"{part.name} did not answer on port {port} within {START_S:g} s; see {log}")

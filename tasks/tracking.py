@@ -206,6 +206,11 @@ class Tracking:
                     time.sleep(_AWAY_POLL_S)
                     continue
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if "out-of-date database schema" in reason:
+                    raise InputError(
+                        f"MLflow's database {self.uri} has the schema of another version; copy it, then run `mlflow db "
+                        f"upgrade {self.uri}`"
+                    ) from error
                 if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", reason):  # below six layers of "failed with"
                     reason = system[1]
                 message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"

@@ -69,7 +69,9 @@ def test_an_old_database_is_one_line(tmp_path: Path) -> None:
     done = r1flow("up", "--prefect-port", str(r1flow.prefect_port), "--mlflow-port", str(r1flow.mlflow_port))
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: mlflow: its database has the schema of another version; back it up, then upgrade it")
+    assert last.startswith(
+        "error: mlflow: its database has the schema of another version; copy it, then `mlflow db upgrade`"
+    )
     assert not r1flow.running()
 
 

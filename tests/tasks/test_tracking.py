@@ -20,6 +20,7 @@ import pytest
 from grpo.errors import InputError
 from tasks.store import Manifest
 from tasks.tracking import Tracking, default_uri
+from tasks.tracking_database import make_database
 from tasks.tracking_names import metric_name
 
 ROOT = Path(__file__).parents[2]
@@ -231,6 +232,15 @@ def test_a_store_that_fails_at_the_start_stops_the_run(tmp_path):
         Tracking(default_uri(tmp_path)).recipe_run("r1", "n", {}, {})
     with pytest.raises(InputError, match=r"http://127.0.0.1:9 failed"):
         Tracking("http://127.0.0.1:9").recipe_run("r1", "n", {}, {})
+
+
+def test_a_database_of_another_version_is_said_to_be_upgradable(tmp_path):
+    uri = default_uri(tmp_path)
+    make_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("update alembic_version set version_num = '451aebb31d03'")  # of MLflow 1.0
+    with pytest.raises(InputError, match=f"the schema of another version.*`mlflow db upgrade {uri}`$"):
+        Tracking(uri).open()
 
 
 def test_a_deleted_experiment_is_said_to_be_restorable(tracking, client):
