@@ -60,17 +60,22 @@ class Directly:
 def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Directly, float, float]:
     """(its trainers' times, seconds in stages, wall seconds), the last two without those of the direct runs."""
     began = time.monotonic()
-    from flows.home import prepare_environment
+    from flows.home import prepare_environment, tracking
+    from flows.server import prefect_server
 
     prepare_environment()
-    from flows import stage
-    from flows.r1 import train_r1
-    from flows.server import prefect_server
-    from tasks import launch
 
-    launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-    stage._build = builds = Builds(stage._build)  # type: ignore[assignment]
-    with prefect_server():
+    def load() -> tuple[Any, Directly, Builds]:  # while the server starts, as `r1 run` does
+        from flows import stage
+        from flows.r1 import train_r1
+        from tasks import launch
+
+        launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
+        stage._build = builds = Builds(stage._build)  # type: ignore[assignment]
+        tracking().open()
+        return train_r1, directly, builds
+
+    with prefect_server(load) as (train_r1, directly, builds):
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
     return directly, builds.seconds - direct, time.monotonic() - began - direct

@@ -91,15 +91,16 @@ def in_mlflow(pictures: Pictures, run: str, overrides: list[str]) -> str:
     pages.follow("Open in MLflow")
     pictures.take("mlflow-recipe-run", "train_r1 seed 0")
     parent = pages.page.url.partition("/runs/")[2].partition("/")[0].partition("?")[0]
-    pages.unfold("tiny", "train_r1 seed 0")
-    pictures.take("mlflow-runs", "reasoning_rl", "sft_data")
-    pages.open_curves("reasoning_rl seed 0", "^reward|^kl|^completion_tokens")
-    pictures.take("mlflow-reasoning-rl", "reward_accuracy")
-    again = installation.start("train-r1/r1flow", *overrides, "reasoning_rl.kl_coef=0.01")
+    again = installation.start(overrides=[*overrides, "reasoning_rl.kl_coef=0.01"])
     installation.wait_for(again, "Completed")
     pages.compare("tiny", "train_r1 seed 0 reasoning_rl.kl_coef=0.01", "train_r1 seed 0 reasoning_rl.kl_coef=0.002")
     pages.page.get_by_role("rowheader", name="reasoning_rl.kl_coef", exact=True).scroll_into_view_if_needed()
     pictures.take("mlflow-compare", "reasoning_rl.kl_coef")
+    # Last: a run whose stages are shown is ticked with all of them.
+    pages.unfold("tiny", "train_r1 seed 0")
+    pictures.take("mlflow-runs", "reasoning_rl", "sft_data")
+    pages.open_curves("reasoning_rl seed 0", "^reward|^kl|^completion_tokens")
+    pictures.take("mlflow-reasoning-rl", "reward_accuracy")
     return parent
 
 

@@ -47,43 +47,64 @@ def without_heartbeat() -> Any:
 def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
     """Flows in the block report to a server: the one that the user's settings name, or one of their own. `meanwhile` is
     done while that one starts; the block gets its result."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     global _short_lived
-    if PREFECT_API_URL.value():
-        check_server(PREFECT_API_URL.value())
-        yield meanwhile()
-        return
-    port = free_port()
-    log = home() / "logs" / "prefect-run.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(port), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "PREFECT_UI_ENABLED": "0"},
-            start_new_session=True,
-        )
+    # Reading the settings takes a second, so our own starts before, and ends if they name another.
+    own = None if os.environ.get("PREFECT_API_URL") else _OwnServer()
     try:
-        deadline = time.monotonic() + START_S
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        if PREFECT_API_URL.value():
+            if own is not None:
+                own.stop()
+            check_server(PREFECT_API_URL.value())
+            yield meanwhile()
+            return
+        own = own or _OwnServer()
         found = meanwhile()
-        while not is_open(port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise InputError(f"the local Prefect server did not start; see {log}")
-            time.sleep(0.1)
-        with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{port}/api"}), without_heartbeat():
+        with temporary_settings({PREFECT_API_URL: own.wait()}), without_heartbeat():
             _short_lived = True
             yield found
     finally:
         _short_lived = False
-        server.terminate()
+        if own is not None:
+            own.stop()
+
+
+class _OwnServer:
+    """A Prefect server of this process, from the moment that it is made."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.log = home() / "logs" / "prefect-run.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.monotonic() + START_S
+        # Blocks are for its pages, which nobody can open.
+        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0"}
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+
+    def wait(self) -> str:
+        """The address of its API, once it answers."""
+        while not is_open(self.port):
+            if self.process.poll() is not None or time.monotonic() > self.deadline:
+                raise InputError(f"the local Prefect server did not start; see {self.log}")
+            time.sleep(0.05)
+        return f"http://{HOST}:{self.port}/api"
+
+    def stop(self) -> None:
+        self.process.terminate()
         try:
-            server.wait(timeout=10)
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def check_server(url: str | None) -> str:

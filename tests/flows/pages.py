@@ -28,7 +28,7 @@ def browser_page(chromium: str | None = CHROMIUM) -> Iterator[Page]:
     """An empty page of a real Chromium; what is waited for on it has a deadline for busy machines."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=QUIET, timeout=DEADLINE_S * 1000)
-        page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]})
+        page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, reduced_motion="reduce")
         page.set_default_timeout(DEADLINE_S * 1000)
         yield page
         browser.close()
