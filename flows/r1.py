@@ -38,6 +38,7 @@ from tasks.run_names import name_run
 from tasks.store import Manifest
 from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG
 from tasks.tracking import RECIPE_FILE, Tracking
+from tasks.warm import warm_trainers
 
 
 @dataclass
@@ -88,7 +89,8 @@ def _recipe_flow(graph: str, function: str, title: str) -> Any:
         dispatch: Dispatched = False,
     ) -> dict[str, Any]:
         choice = Choice(start, only, force or (), inputs or {}, approve or ())
-        return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [], dispatch)
+        with warm_trainers():
+            return run_recipe(graph, load_recipe(recipe, overrides or (), seed), choice, overrides or [], dispatch)
 
     run.__name__ = run.__qualname__ = function  # Prefect finds a flow again by its function's name in the module
     # Types, not their names: where Prefect loads this file by its path, nobody could look the names up.

@@ -28,7 +28,7 @@ from flows.references import Input, external, resolve
 from flows.run_page import RunPage
 from grpo.errors import InputError
 from grpo.memory_used import FILE as MEMORY_USED
-from tasks.launch import launch
+from tasks.launch import launch, load_ahead
 from tasks.meeting import Meeting
 from tasks.run_names import name_run
 from tasks.stale import lines_of, make_current, mark
@@ -291,6 +291,7 @@ def _build(
     progress: Progress,
 ) -> Manifest:
     began = time.monotonic()
+    load_ahead()
     hashed = hashed_config(stage, config, seed)
     progress.started(stage.name)
     digests = {name: item.ref.digest for name, item in inputs.items()}

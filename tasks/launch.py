@@ -25,6 +25,7 @@ import grpo
 from grpo.config import Hardware
 from grpo.errors import InputError
 from tasks.meeting import ENDPOINT, RANK, Meeting
+from tasks.warm import Forked, forked, load
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ _MARK = "R1FLOW_LAUNCH"
 _LOG_TAIL = 65_536
 
 
+Child = subprocess.Popen[bytes] | Forked
+
+
 class StageFailed(RuntimeError):
     """A stage did not do its work: the message says how it ended and where its log lies."""
 
@@ -44,6 +48,11 @@ def command(job_path: Path, processes: int, nodes: int = 1) -> list[str]:
     """What runs the job here: one Python process, or torchrun with one process per accelerator."""
     counts = ["--processes", str(processes), "--nodes", str(nodes)]
     return [sys.executable, "-m", "grpo.train", *counts, str(job_path)]
+
+
+def load_ahead() -> None:
+    """Load what the next trainer here needs while something else is done, where trainers may be forks."""
+    load(trainer_environment({}, "", 1))
 
 
 def launch(
@@ -128,14 +137,15 @@ def watched(
     """Run a trainer to its end and return its exit code; `poll` is called all along. What ends this call early, an
     exception of `poll` too, stops all of the trainer first."""
     with log_path.open("ab") as log, _sigterm_raises():
-        child = subprocess.Popen(
+        held = [] if lock_fd is None else [lock_fd]
+        child = forked(arguments, log, environment, held) or subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
-            pass_fds=[] if lock_fd is None else [lock_fd],
+            pass_fds=held,
         )
         try:
             while child.returncode is None:
@@ -182,7 +192,7 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _stop(child: subprocess.Popen[bytes], mark: str) -> None:
+def _stop(child: Child, mark: str) -> None:
     """SIGTERM, time to write a checkpoint, SIGKILL; returns only when no process of the trainer is left.
 
     A second Ctrl-C or SIGTERM during the grace cuts it short.
@@ -198,20 +208,20 @@ def _stop(child: subprocess.Popen[bytes], mark: str) -> None:
                 raise StageFailed(f"processes {left} of the trainer survived SIGKILL; end them before trying again")
 
 
-def _await_end(child: subprocess.Popen[bytes], mark: str, seconds: float) -> list[int]:
+def _await_end(child: Child, mark: str, seconds: float) -> list[int]:
     deadline = time.monotonic() + seconds
     while (left := _members(child, mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 
 
-def _signal(child: subprocess.Popen[bytes], mark: str, number: signal.Signals) -> None:
+def _signal(child: Child, mark: str, number: signal.Signals) -> None:
     for pid in _members(child, mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _members(child: subprocess.Popen[bytes], mark: str) -> list[int]:
+def _members(child: Child, mark: str) -> list[int]:
     """The trainer's live processes: its group, and whatever carries its mark. Zombies are dead."""
     child.poll()  # reaps the leader
     if not Path("/proc/self/stat").exists():  # not Linux: the group is all that can be known
