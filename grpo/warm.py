@@ -8,7 +8,7 @@ CUDA does not survive a fork.
 The socket is a file descriptor. A message is one JSON object; the first asks, the two others answer:
 ``{"launch": 3, "arguments": [...], "environment": {...}}`` with the log's descriptor and any others to hold,
 ``{"launch": 3, "pid": 4711}`` from the trainer as soon as it has a session of its own, and
-``{"launch": 3, "code": 0}`` when it has ended, as of a subprocess. One trainer at a time.
+``{"launch": 3, "pid": 4711, "code": 0}`` when it has ended, as of a subprocess. One trainer at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(child, 0)
-        say(connection, launch=asked["launch"], code=os.waitstatus_to_exitcode(status))
+        say(connection, launch=asked["launch"], pid=child, code=os.waitstatus_to_exitcode(status))
 
 
 def _become(asked: dict[str, Any], connection: socket.socket, descriptors: list[int]) -> int:
