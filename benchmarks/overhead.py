@@ -6,8 +6,9 @@ The recipe runs in a fresh home, as `r1 run` does, with the start of servers, Pr
 own work on data. Each of its trainers is run once more directly, by `python -m grpo.train`, as soon as it has ended, so
 that both see the same minute of the machine; that time is taken out of the wall time. What stages do themselves
 (problems, filters, judges, tables) is their work too, and named apart. `overhead_share` is the part of the wall time
-that neither needs: servers, flows, MLflow, the store, the start of processes and the watch over them. Then the same
-command again: `reused_seconds`.
+that neither needs: servers, flows, MLflow, the store, the start of processes and the watch over them. It is below zero
+where trainers that are forks (grpo/warm.py) spare more than all of that costs. Then the same command again:
+`reused_seconds`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _HELD = 8
 
 
 def main(arguments: list[str]) -> int:
-    connection, parent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
-    die_with_parent(parent)
+    connection, own = socket.socket(fileno=int(arguments[0])), os.getpid()
+    die_with_parent(int(arguments[1]))
     for runner in train.RUNNERS.values():
         importlib.import_module(runner.partition(":")[0])
     gc.freeze()  # what is loaded stays shared with the trainers, whose collections would touch all of it
@@ -43,22 +43,22 @@ def main(arguments: list[str]) -> int:
         asked = json.loads(message)
         child = os.fork()
         if child == 0:
-            return _become(asked, connection, descriptors)
+            return _become(asked, own, connection, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(child, 0)
         say(connection, launch=asked["launch"], pid=child, code=os.waitstatus_to_exitcode(status))
 
 
-def _become(asked: dict[str, Any], connection: socket.socket, descriptors: list[int]) -> int:
-    """Be the trainer, whose exit code this is."""
+def _become(asked: dict[str, Any], parent: int, connection: socket.socket, descriptors: list[int]) -> int:
+    """Be the trainer, whose exit code this is. It dies with `parent`, also if that is dead already."""
     os.setsid()
     say(connection, launch=asked["launch"], pid=os.getpid())
     connection.close()
     log, *_ = descriptors  # the others stay open as long as this process lives
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(asked["environment"], R1FLOW_PARENT_PID=str(os.getppid()))
+    os.environ.update(asked["environment"], R1FLOW_PARENT_PID=str(parent))
     random.seed()
     return train.main(asked["arguments"])
 
