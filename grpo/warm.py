@@ -26,7 +26,7 @@ from grpo import train
 from grpo.processes import die_with_parent
 
 LONGEST = 2**20
-"""Bytes of a message: an environment, at most."""
+"""Bytes of a message, at most."""
 _HELD = 8
 
 

@@ -25,7 +25,7 @@ import grpo
 from grpo.config import Hardware
 from grpo.errors import InputError
 from tasks.meeting import ENDPOINT, RANK, Meeting
-from tasks.warm import Forked, forked, load
+from tasks.warm import MARK, Forked, forked, load
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ POLL_S = 0.25
 GRACE_S = 20.0
 """What a trainer gets between SIGTERM and SIGKILL to write a checkpoint; Prefect's workers grant 30 s in all."""
 _KILL_S = 10.0
-_MARK = "R1FLOW_LAUNCH"
 _LOG_TAIL = 65_536
 
 
@@ -167,7 +166,7 @@ def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> 
     home = str(Path(grpo.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
     # Unbuffered, so that what it said last is what stands last in the log.
-    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", _MARK: mark}
+    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", MARK: mark}
 
 
 @contextlib.contextmanager
@@ -230,7 +229,7 @@ def _members(child: Child, mark: str) -> list[int]:
         except (ProcessLookupError, PermissionError):
             return []
         return [-child.pid]  # what os.kill takes for the whole group
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     members = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():

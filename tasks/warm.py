@@ -23,7 +23,9 @@ from grpo.warm import LONGEST
 
 TRAINER = [sys.executable, "-m", "grpo.train", "--processes", "1", "--nodes", "1"]
 """How the command of a trainer begins that is one process."""
-OWN = {"R1FLOW_PARENT_PID", "R1FLOW_LAUNCH"}
+MARK = "R1FLOW_LAUNCH"
+"""By this variable the processes of a trainer are found."""
+OWN = {"R1FLOW_PARENT_PID", MARK}
 """What of an environment is each trainer's own; nothing reads it while it is loaded."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
 
