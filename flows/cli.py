@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from flows import (
     artifacts_command,
@@ -47,8 +48,14 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for all other bad input, instead of the usage and a line."""
+        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="r1", description="The DeepSeek-R1 recipe: run, plan, look, talk.")
+    top = _Parser(prog="r1", description="The DeepSeek-R1 recipe: run, plan, look, talk.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
         module.add(commands)

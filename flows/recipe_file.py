@@ -92,8 +92,11 @@ def _index(place: list[Any], key: str, override: str) -> int:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: field, what is wrong, what it was, what is near."""
-    first = error.errors(include_url=False)[0]
+    """The first thing that is wrong, in one line: field, what is wrong, what it was, what is near.
+
+    A field that nobody knows goes first: where a name is misspelt, the right one is missing too.
+    """
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(first["loc"][-1]), _fields_beside(first["loc"]), n=1)

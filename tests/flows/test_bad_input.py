@@ -30,6 +30,8 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["run", "tinny"], "unknown recipe 'tinny'; did you mean 'tiny'?"),
         (["run", "tiny", "--set", "sft.epoch=2"], "sft.epoch: unknown field; did you mean 'epochs'?"),
         (["run", "tiny", "--set", "sft.epochs=0"], "sft.epochs: Input should be greater than or equal to 1 (got 0)"),
+        (["run", "tiny", "--flow", "r2"], "argument --flow: invalid choice: 'r2'"),
+        (["run", "tiny", "--onyl", "sft"], "unrecognized arguments: --onyl sft"),
         (["run", "tiny", "--only", "stf"], "unknown stage 'stf'; the stages are problems, base"),
         (["run", "tiny", "--only", "sft", "--from", "sft"], "give --from or --only"),
         (["plan", "smollm2-135m", "--set", "base.model=./nothing"], "no such file or folder"),
@@ -43,9 +45,9 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
 def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: str) -> None:
     done = type(r1)(tmp_path)(*arguments)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr.splitlines()[-1]
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in done.stderr and not published(tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and said in line
+    assert not published(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,14 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         load_recipe(str(path))
     path.write_bytes(b'name = "\xff"')
     with pytest.raises(InputError, match="not UTF-8"):
+        load_recipe(str(path))
+
+
+def test_a_misspelt_section_is_named_before_what_is_missing_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    shipped_text = (resources.files("flows") / "recipes" / "tiny.toml").read_text(encoding="utf-8")
+    path.write_text(shipped_text.replace("[cold_start_sft]", "[cold_startsft]"))
+    with pytest.raises(InputError, match=r"cold_startsft: unknown field; did you mean 'cold_start_sft'\?$"):
         load_recipe(str(path))
 
 
