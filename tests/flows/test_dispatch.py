@@ -60,6 +60,24 @@ def test_mlflow_has_a_run_for_every_stage_below_the_recipes(r1flow: Installation
     assert sorted(of_stages) == sorted(f"{stage} seed 0" for stage in STAGES)
 
 
+@pytest.mark.parametrize(
+    ("deployment", "own"),
+    [
+        ("train-r1-zero", {"r1_zero"}),
+        ("distill", {"base_small", "student_small", "base_smallest", "student_smallest"}),
+        ("rlhf-ppo", {"rlhf_ppo"}),
+    ],
+)
+def test_the_other_recipes_run_as_deployments(
+    r1flow: Installation, recipe: dict[str, Any], deployment: str, own: set[str]
+) -> None:
+    r1flow.wait_for(r1flow.start(f"{deployment}/r1flow"), "Completed")
+    for stage in own:
+        runs = r1flow.stage(stage)
+        assert runs and {(run["work_pool_name"], run["state"]["name"]) for run in runs} == {("r1-gpu", "Completed")}
+    assert len(r1flow.stage("cold_start_data")) == 1  # shared with R1
+
+
 def test_the_command_in_a_terminal_finds_all_of_it_made(r1flow: Installation, recipe: dict[str, Any]) -> None:
     result = r1flow.tiny("run", "--dispatch")
     assert {stage["status"] for stage in result["stages"]} == {"reused"}
