@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -80,15 +81,17 @@ class _OwnServer:
         self.deadline = time.monotonic() + START_S
         # Blocks are for its pages, which nobody can open.
         settings = {"PREFECT_UI_ENABLED": "0", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0"}
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **settings},
-                start_new_session=True,
-            )
+        # Of servers that make the tables of one new home together only one lives, so they start one after the other:
+        # the server locks its log, and we, who know when it answers, unlock it.
+        self.output = self.log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+            env={**os.environ, **settings},
+            start_new_session=True,
+        )
 
     def wait(self) -> str:
         """The address of its API, once it answers."""
@@ -96,9 +99,11 @@ class _OwnServer:
             if self.process.poll() is not None or time.monotonic() > self.deadline:
                 raise InputError(f"the local Prefect server did not start; see {self.log}")
             time.sleep(0.05)
+        fcntl.flock(self.output, fcntl.LOCK_UN)
         return f"http://{HOST}:{self.port}/api"
 
     def stop(self) -> None:
+        self.output.close()
         self.process.terminate()
         try:
             self.process.wait(timeout=10)
@@ -141,12 +146,14 @@ def is_open(port: int) -> bool:
 
 
 def main(port: str, parent: str) -> None:
-    """Become the server, after asking the kernel to end it with its parent."""
+    """Become the server, once no other one of this home is starting, after asking the kernel to end it with its
+    parent."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
         if os.getppid() != int(parent):
             sys.exit(1)  # the parent died before we asked
+    fcntl.flock(sys.stdout, fcntl.LOCK_EX)
     factory = ["--factory", "prefect.server.api.server:create_app"]
     place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
     os.execv(sys.executable, [sys.executable, "-m", "uvicorn", *factory, *place])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.server import check_server, free_port, prefect_server
+from flows.server import _OwnServer, check_server, free_port, prefect_server
 from grpo.errors import InputError
 
 
@@ -34,3 +36,17 @@ def test_another_server_is_not_taken_for_prefect() -> None:
     finally:
         other.shutdown()
         other.server_close()
+
+
+def test_two_servers_of_a_new_home_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would make the same tables, and fail."""
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    servers = [_OwnServer(), _OwnServer()]
+    try:
+        with ThreadPoolExecutor() as threads:
+            urls = list(threads.map(_OwnServer.wait, servers))
+        assert [check_server(url) for url in urls] == urls
+    finally:
+        for started in servers:
+            started.stop()
