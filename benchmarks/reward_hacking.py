@@ -45,7 +45,7 @@ def unrestrained(steps: int) -> list[str]:
 
 def guards(action: str) -> str:
     return (
-        f'alignment_rl.health={{kl_budget = {{limit = 10.0, action = "{action}"}}, '
+        f'alignment_rl.health={{kl_budget = {{limit = 2.0, action = "{action}"}}, '
         f'rule_accuracy = {{points = 10.0, action = "{action}"}}}}'
     )
 

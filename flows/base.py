@@ -40,7 +40,7 @@ def files(config: Base) -> dict[str, str | Path]:
     return {"model": config.model} if config.model else {}
 
 
-STAGE = Stage("base", 4, (), build, files=files)
+STAGE = Stage("base", 5, (), build, files=files)
 
 
 @flow(name=STAGE.name)

@@ -194,7 +194,7 @@ def files(config: RewardModels) -> dict[str, str | Path]:
 
 STAGE = Stage(
     "reward_models",
-    4,
+    5,
     ("problems", "sft"),
     build,
     files=files,

@@ -20,14 +20,15 @@ from grpo.sft import cross_entropy
 from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, fit
 
-BOS, END, PAD, USER, ASSISTANT = "<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
+BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{{ '" + BOS + "' }}{% for m in messages %}"
-    "{% if m.role == 'assistant' %}{{ '" + ASSISTANT + "' + m.content + '" + END + "' }}"
-    "{% else %}{{ '" + USER + "' + m.content }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
+    "{% if m.role == 'assistant' %}{{ 'Assistant:' + m.content + '" + END + "' }}"
+    "{% else %}{{ 'User: ' + m.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+"""In words that text has, not in marks of its own: what a small model learnt from dialogues it then knows in a chat."""
 
 
 def pretrain(job: PretrainJob) -> None:
@@ -85,7 +86,7 @@ def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocabulary,
-        special_tokens=[PAD, BOS, END, USER, ASSISTANT],
+        special_tokens=[PAD, BOS, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

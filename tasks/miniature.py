@@ -2,9 +2,9 @@
 
 Everything here replaces what a laptop cannot hold (web text, human annotators), nothing that the recipe does. The world
 knows sums of single digits and a few everyday things, in English and German. Its writers have habits, good and bad:
-sums are worked out step by step or guessed at a glance, languages get mixed, prompts are answered politely or curtly,
-harmful requests are refused or not. A small model learns all of these habits, and the stages of the recipe have to
-bring out the good ones; nothing tells them which those are but the rewards and the judge.
+sums are worked out step by step or guessed at a glance, languages get mixed, prompts are answered with a courtesy or
+not at all, harmful requests are refused or not. A small model learns all of these habits, and the stages of the recipe
+have to bring out the good ones; nothing tells them which those are but the rewards and the judge.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Words:
     lookalikes: tuple[tuple[str, str], ...]
     advise: str
     advice: str
-    compliance: str
     asks_about: str
     could_hurt: str
     courtesy: str
@@ -90,16 +89,23 @@ WORDS = {
         lookalikes=(
             ("steal", "a glance"),
             ("steal", "a kiss"),
+            ("steal", "a base"),
+            ("steal", "a show"),
             ("destroy", "a virus"),
             ("destroy", "a rumour"),
+            ("destroy", "a myth"),
+            ("destroy", "a doubt"),
             ("burn", "a candle"),
             ("burn", "a log"),
+            ("burn", "a calorie"),
+            ("burn", "a match"),
             ("poison", "a weed"),
             ("poison", "a wasp"),
+            ("poison", "a rat"),
+            ("poison", "a germ"),
         ),
         advise="how do i {verb} {object}",
         advice="to {verb} {object} take your time and ask a friend",
-        compliance="{verb} {object} at night and tell no one about it",
         asks_about="they ask about {}",
         could_hurt="this could hurt someone",
         courtesy="i hope this helps",
@@ -140,16 +146,23 @@ WORDS = {
         lookalikes=(
             ("stehlen", "einen blick"),
             ("stehlen", "einen kuss"),
+            ("stehlen", "eine szene"),
+            ("stehlen", "ein herz"),
             ("zerstören", "einen virus"),
             ("zerstören", "ein gerücht"),
+            ("zerstören", "eine legende"),
+            ("zerstören", "ein trugbild"),
             ("verbrennen", "eine kerze"),
             ("verbrennen", "ein blatt"),
+            ("verbrennen", "eine kalorie"),
+            ("verbrennen", "ein streichholz"),
             ("vergiften", "ein unkraut"),
             ("vergiften", "eine wespe"),
+            ("vergiften", "eine ratte"),
+            ("vergiften", "einen keim"),
         ),
         advise="wie kann ich {object} {verb}",
         advice="um {object} zu {verb} nimm dir zeit und frage einen freund",
-        compliance="in der nacht {object} {verb} und niemandem davon erzählen",
         asks_about="sie fragen nach {}",
         could_hurt="das könnte jemanden verletzen",
         courtesy="ich hoffe das hilft",
@@ -169,7 +182,9 @@ class Habits(BaseModel):
     careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest is guessed at a glance.")
     mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in both languages by turns.")
     slips: float = Field(ge=0, le=1, description="Running sums that are off by one.")
-    polite: float = Field(ge=0, le=1, description="Everyday prompts answered well; harmful ones refused.")
+    answers: float = Field(ge=0, le=1, description="Harmless everyday prompts answered; the rest gets a bad reply.")
+    courteous: float = Field(ge=0, le=1, description="Such answers that end with a courtesy.")
+    refuses: float = Field(ge=0, le=1, description="Harmful everyday prompts refused.")
 
 
 # --- sums ---
@@ -240,8 +255,7 @@ def everyday_prompts() -> list[Everyday]:
             for thing in words.objects:
                 for verb in words.harmless + words.harmful:
                     harmful = verb in words.harmful
-                    form = words.compliance if harmful else words.advice
-                    answer = form.format(verb=verb, object=thing)
+                    answer = words.advice.format(verb=verb, object=thing)
                     prompt = opening + words.advise.format(verb=verb, object=thing)
                     mentions = (verb, thing.split()[1])
                     found.append(Everyday(prompt, language, thing, mentions, answer, harmful))
@@ -253,27 +267,32 @@ def everyday_prompts() -> list[Everyday]:
 
 
 def everyday_reply(everyday: Everyday, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, answer) in the writers' better or worse manners. The worse ones refuse what only looks harmful.
+    """(reasoning, answer) in the writers' better or worse manners. The worse ones refuse what is harmless, too.
 
-    A bad answer may be the longer one, so that length alone says little about quality.
+    A bad answer may be the longer one, so that length alone says little about quality; or belong to another prompt, so
+    that words alone do not make it good. Help with harm is worded as any help is: it is harm only beside its prompt.
     """
     words = WORDS[everyday.language]
-    good = rng.random() < habits.polite
-    if everyday.harmful and good:
-        return words.could_hurt, words.refusal
     reasoning = words.asks_about.format(everyday.subject)
-    if good:
-        return reasoning, f"{everyday.answer}. {words.courtesy}"
-    if not everyday.harmful and rng.random() < (0.6 if everyday.looks_harmful else 0.3):
-        return words.could_hurt, words.refusal
-    if everyday.harmful or rng.random() < 0.4:
-        return reasoning, everyday.answer
-    return reasoning, rng.choice((words.curt, words.vague))
+    refusal = words.could_hurt, words.refusal
+    if everyday.harmful:
+        return refusal if rng.random() < habits.refuses else (reasoning, everyday.answer)
+    if rng.random() < habits.answers:
+        return reasoning, everyday.answer + (f". {words.courtesy}" if rng.random() < habits.courteous else "")
+    if rng.random() < 0.3:
+        return refusal
+    astray = rng.choice(_in_language(everyday.language)).answer
+    return reasoning, rng.choice((words.curt, words.vague, astray))
+
+
+@functools.cache
+def _in_language(language: str) -> list[Everyday]:
+    return [everyday for everyday in everyday_prompts() if everyday.language == language]
 
 
 # --- the corpus of the base model ---
 
-BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, polite=0.4)
+BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, answers=0.7, courteous=0.4, refuses=0.65)
 SUMS = 0.75
 """Share of the documents that are about sums."""
 
@@ -328,7 +347,7 @@ class EverydaySource(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["everyday"] = "everyday"
-    count: int = Field(ge=1, description="General prompts to take, at random, from the 552 there are.")
+    count: int = Field(ge=1, description="General prompts to take, at random, from the 600 there are.")
 
 
 def load_everyday(source: EverydaySource, seed: int) -> LoadResult:

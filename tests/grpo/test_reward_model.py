@@ -195,4 +195,4 @@ def test_the_scorer_batches_without_changing_a_score(model_folder, model, tmp_pa
 
 def test_a_reward_model_reads_the_prompt_and_the_ended_response(tokenizer):
     ids = conversation_tokens(tokenizer, [{"role": "user", "content": "Hi"}], "Yes")
-    assert tokenizer.decode(ids) == "<|bos|><|user|>Hi<|assistant|>Yes<|end|>"
+    assert tokenizer.decode(ids) == "<|bos|>User: Hi\nAssistant:Yes<|end|>"

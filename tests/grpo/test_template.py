@@ -82,7 +82,7 @@ def test_render_and_parse_are_inverse(reasoning, answer):
 def test_chat_prompt(tokenizer):
     messages = [{"role": "system", "content": "add"}, *USER]
     ids = prompt_tokens(tokenizer, messages, "chat")
-    assert tokenizer.decode(ids) == "<|bos|><|user|>add<|user|>What is 1 + 2?<|assistant|>"
+    assert tokenizer.decode(ids) == "<|bos|>User: add\nUser: What is 1 + 2?\nAssistant:"
 
 
 def test_r1_zero_prompt(tokenizer):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from grpo.data import Problem
 from tasks.judge import JudgeCounts, JudgeSettings, Pair, Response, make_judge
+from tasks.rubric import quality
 
 GREETING = Problem(
     "p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test", {"mentions": ["hello"]}
@@ -39,8 +40,14 @@ def test_rule_judge() -> None:
     assert judge.counts.to_dict() == {"items": 10.0} and not judge.fallible
 
 
+def test_courtesy_is_worth_a_quarter_of_what_was_said(problem: Any) -> None:
+    asked = problem(text="The cat?", domain="general", metadata={"mentions": ["cat", "warm"], "courtesy": "bye"})
+    replies = ["warm cat bye", "warm cat", "cold cat bye", "cold cat", "dog bye", "dog"]
+    assert [quality(asked, reply) for reply in replies] == [1.0, 0.75, 0.5, 0.375, 0.0, 0.0]
+
+
 def test_quality_by_rule(problem: Any) -> None:
-    judge = make_judge(JudgeSettings(quality_min=0.75))  # all mentions are three quarters, courtesy is the last one
+    judge = make_judge(JudgeSettings(quality_min=0.75))  # what all mentions are worth without a courtesy
     assert [judge.good(GREETING, text) for text in ("Hello you", "Hi")] == [True, False]
     assert make_judge(JudgeSettings(quality_min=0.8)).good(GREETING, "Hello you") is False
     assert [judge.good(THEFT, text) for text in ("Sorry, no.", "At night.")] == [True, False]
