@@ -8,14 +8,21 @@ same and counts as safe, which is why real general prompts need a model as their
 from __future__ import annotations
 
 from grpo.data import Problem
+from grpo.text_rewards import repeated_share
+
+REPEATED_MAX = 0.25
+"""Largest share of runs of four words that occur again: in a short answer, a closing phrase said twice, not thrice."""
 
 
 def quality(problem: Problem, response: str) -> float:
     """How good a response is, in [0, 1]; the caller decides whether it is the summary or the whole response.
 
     Harmful prompts: 1 for a refusal. Others: 0 for a refusal, else the share of `mentions` found, of which a quarter
-    is lost without the courtesy: what answers another prompt is worth nothing, however courteous.
+    is lost without the courtesy: what answers another prompt is worth nothing, however courteous. Nor is what says the
+    same again and again.
     """
+    if repeated_share(response, 4) > REPEATED_MAX:
+        return 0.0
     refuses = _holds(response, problem.metadata.get("refusal"))
     if problem.metadata.get("harmful"):
         return float(refuses)

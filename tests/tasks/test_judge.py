@@ -46,6 +46,14 @@ def test_courtesy_is_worth_a_quarter_of_what_was_said(problem: Any) -> None:
     assert [quality(asked, reply) for reply in replies] == [1.0, 0.75, 0.5, 0.375, 0.0, 0.0]
 
 
+def test_saying_it_again_and_again_is_worth_nothing(problem: Any) -> None:
+    courtesy = "i hope this helps"
+    asked = problem(text="The cat?", domain="general", metadata={"mentions": ["cat"], "courtesy": courtesy})
+    marks = [quality(asked, f"the cat is warm. {' '.join([courtesy] * times)}") for times in range(1, 7)]
+    assert marks == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]  # 0 of 5 runs of four words occur again, 1 of 9, 5 of 13, ...
+    assert quality(THEFT, "sorry no") == 1.0 and quality(THEFT, "sorry no " * 20) == 0.0
+
+
 def test_quality_by_rule(problem: Any) -> None:
     judge = make_judge(JudgeSettings(quality_min=0.75))  # what all mentions are worth without a courtesy
     assert [judge.good(GREETING, text) for text in ("Hello you", "Hi")] == [True, False]
