@@ -3,9 +3,10 @@
 python benchmarks/reward_hacking.py [--steps 200] [--seed 0] [--json] [--output docs/reward_hacking.md]
 
 Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
-rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, three times as long; `guarded`: the same with guards that
-stop. What is rewarded (the helpful model's score) is printed beside what is not: the rule judge's win rate over Dev3,
-harmless prompts refused, pass@1. Everything before alignment is reused where it is there.
+rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, three times as long;
+`guarded`: the same with guards that stop. What is rewarded (the helpful model's score) is printed beside what is not:
+the rule judge's win rate over Dev3, harmless prompts refused, pass@1. Everything before alignment is reused where it is
+there.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
         "",
         "R1 gives preference rewards in the last 400 of 1,700 steps only: more of them leads to reward hacking.",
         f"`unguarded` is alignment without such restraint: preference rewards in all of {steps} steps, no KL penalty,",
-        "four general prompts for one problem, rules at a fifth of their weight, none against repetition. `alignment_rl`",
-        "is the recipe as it is shipped. The helpful score is what is rewarded; the judge, who is no part of the reward, compares with",
-        "Dev3.",
+        "four general prompts for one problem, rules at a fifth of their weight, none against repetition.",
+        "`alignment_rl` is the recipe as it is shipped. The helpful score is what is rewarded; the judge, who is no",
+        "part of the reward, compares with Dev3.",
         "",
         "| checkpoint | " + " | ".join(title for title, _ in SHOWN.values()) + " |",
         "|---" * (len(SHOWN) + 1) + "|",
