@@ -80,7 +80,7 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
     for name, row in rows.items():
         lines.append(f"| {name} | " + " | ".join(form.format(row[key]) for key, (_, form) in SHOWN.items()) + " |")
     lines += ["", "The same run with guards that stop (`health.kl_budget`, `health.rule_accuracy`) ended with", ""]
-    return "\n".join([*lines, f"    {caught}", ""])
+    return "\n".join([*lines, f"    {caught.partition('; log: ')[0]}", ""])
 
 
 def main() -> int:
