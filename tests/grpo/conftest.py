@@ -69,7 +69,8 @@ def plain(model_folder):
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
-    sums = [f"What is {a} + {b}? <think>add</think><answer>{a + b}</answer>" for a in range(5) for b in range(5)]
+    said = "User: What is {} + {}?\nAssistant:<think>add</think><answer>{}</answer>"
+    sums = [said.format(a, b, a + b) for a in range(5) for b in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(sums * 8))
     run(write_job(folder, "pretrain", settings=PRETRAIN, corpus=folder / "corpus.txt"))
     return folder

@@ -49,7 +49,7 @@ def test_streams_differ_in_every_part():
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_the_trainers(policy, tokenizer, prompts, temperature, batch_size):
     # A common token as end mark lets rows leave the batch at different times.
-    ends = frequent_token(policy, tokenizer, prompts)
+    ends = frequent_token(policy, tokenizer, prompts, temperature=temperature)
     groups = draw(policy, tokenizer, prompts, 6, temperature=temperature, eos_id=ends, batch_size=batch_size)
     flat = [c for group in groups for c in group]
     assert len({len(c.tokens) for c in flat}) > 2
@@ -62,8 +62,8 @@ def test_logprobs_are_the_trainers(policy, tokenizer, prompts, temperature, batc
         assert row[length:].abs().sum() == 0
 
 
-def frequent_token(policy, tokenizer, prompts):
-    flat = torch.tensor([t for g in draw(policy, tokenizer, prompts, 6, seed=5) for c in g for t in c.tokens])
+def frequent_token(policy, tokenizer, prompts, **settings):
+    flat = torch.tensor([t for g in draw(policy, tokenizer, prompts, 6, **settings) for c in g for t in c.tokens])
     return flat.mode().values.item()
 
 
