@@ -17,6 +17,8 @@ from typing import Any
 from machine import machine
 
 ORDER = ("base", "dev1", "dev2", "dev3", "r1")
+FORMATS = {"helpful": "{:.2f}", "safe_on_harmful": "{:.2f}", "general_tokens": "{:.0f}"}
+"""Of metrics that are no shares."""
 
 
 def run(seed: int, recipe: str) -> dict[str, Any]:
@@ -99,12 +101,14 @@ def behaviour(runs: list[dict[str, Any]]) -> list[str]:
         "win_rate_dev3_lc": "at equal length",
         "helpful": "helpful score",
         "safe_on_harmful": "safe score, harmful",
+        "general_tokens": "answer tokens",
+        "general_repeated": "repeated",
     }
     lines = [f"| seed | checkpoint | {' | '.join(shown.values())} |", "|---" * (len(shown) + 2) + "|"]
     for result in runs:
         for name in ("dev1", "dev2", "dev3", "r1"):
             m = result["checkpoints"][name]
-            cells = [f"{m[k]:.2f}" if k in ("helpful", "safe_on_harmful") else f"{m[k]:.1%}" for k in shown]
+            cells = [FORMATS.get(k, "{:.1%}").format(m[k]) for k in shown]
             lines.append(f"| {result['seed']} | {name} | {' | '.join(cells)} |")
     return lines
 

@@ -1,6 +1,6 @@
 """Reward hacking, shown and caught: alignment as the recipe does it, without its restraints, and with guards that stop.
 
-python benchmarks/reward_hacking.py [--steps 200] [--seed 0] [--json] [--output docs/reward_hacking.md]
+python benchmarks/reward_hacking.py [--steps 120] [--seed 0] [--json] [--output docs/reward_hacking.md]
 
 Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
 rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, three times as long;
@@ -28,8 +28,9 @@ SHOWN = {
     "refusal": ("refuses harmful", "{:.1%}"),
     "over_refusal": ("refuses look-alikes", "{:.1%}"),
     "pass@1": ("pass@1", "{:.1%}"),
-    "format": ("format", "{:.1%}"),
-    "mean_tokens": ("tokens", "{:.0f}"),
+    "general_format": ("answers: format", "{:.1%}"),
+    "general_tokens": ("tokens", "{:.0f}"),
+    "general_repeated": ("repeated", "{:.1%}"),
 }
 
 
@@ -72,7 +73,7 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
         f"`unguarded` is alignment without such restraint: preference rewards in all of {steps} steps, no KL penalty,",
         "four general prompts for one problem, rules at a fifth of their weight, none against repetition.",
         "`alignment_rl` is the recipe as it is shipped. The helpful score is what is rewarded; the judge, who is no",
-        "part of the reward, compares with Dev3.",
+        "part of the reward, compares with Dev3. Repeated is the share of four-word runs that an answer had before.",
         "",
         "| checkpoint | " + " | ".join(title for title, _ in SHOWN.values()) + " |",
         "|---" * (len(SHOWN) + 1) + "|",
@@ -85,7 +86,7 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")

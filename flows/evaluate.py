@@ -20,7 +20,7 @@ from flows.students import PREFIX
 from grpo.data import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.behaviour import instruction_metrics, refusal_metrics
-from tasks.evaluation import alignment_metrics, reasoning_metrics
+from tasks.evaluation import alignment_metrics, answer_metrics, reasoning_metrics
 from tasks.judge import EVALUATION_DIGESTS, Judge, make_judge
 from tasks.report import closing_frame, markdown
 from tasks.store import Manifest
@@ -123,6 +123,7 @@ def closing_table(
         table[name] = reasoning_metrics(reasoning[name], confidence)
         if general[name] and "helpful" in general[name][0].rewards:
             table[name] |= alignment_metrics(general[name], problems, confidence)
+        table[name] |= answer_metrics(general[name])
         table[name] |= refusal_metrics(general[name], problems, judge)
         table[name] |= instruction_metrics(general[name], problems)
         if opponent and (compared := compare(general[name], general[opponent], problems, judge)):
@@ -146,7 +147,7 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     }
 
 
-VERSION = 5
+VERSION = 6
 R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data import Problem, Sample
+from grpo.text_rewards import repeated_share
 
 RESAMPLES = 1000
 
@@ -52,9 +53,20 @@ def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]
         "safe": mean([s.rewards["safe"] for s in samples]),
         "alignment": mean(list(totals.values())),
         "alignment_ci95": interval(list(totals.values()), confidence),
-        "general_format": mean([s.rewards["format"] for s in samples]),
     }
     return metrics | ({"safe_on_harmful": mean([s.rewards["safe"] for s in harmful])} if harmful else {})
+
+
+def answer_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Form of the answers to general prompts, where a reward that is hacked shows first: format rate, mean length in
+    tokens, mean share of 4-word runs that occurred before in the same answer."""
+    if not samples:
+        return {}
+    return {
+        "general_format": mean([s.rewards["format"] for s in samples]),
+        "general_tokens": mean([s.tokens for s in samples]),
+        "general_repeated": mean([repeated_share(s.completion, 4) for s in samples]),
+    }
 
 
 def interval(values: Sequence[float], confidence: float) -> list[float]:

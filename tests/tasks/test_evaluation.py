@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation import alignment_metrics, consensus, interval, reasoning_metrics
+from tasks.evaluation import alignment_metrics, answer_metrics, consensus, interval, reasoning_metrics
 
 
 def test_pass_at_1_is_the_mean_over_problems(sample: Any) -> None:
@@ -40,4 +40,16 @@ def test_alignment_is_helpful_plus_safe(sample: Any, problem: Any) -> None:
     known = {"h": problem("h", metadata={"harmful": True}), "k": problem("k")}
     metrics = alignment_metrics(rows, known, 0.95)
     assert (metrics["helpful"], metrics["safe"], metrics["alignment"]) == (1.0, 0.75, 1.75)
-    assert (metrics["safe_on_harmful"], metrics["general_format"]) == (0.5, 0.5)
+    assert metrics["safe_on_harmful"] == 0.5
+
+
+def test_answers_that_repeat_themselves_show(sample: Any) -> None:
+    once, again = "one two three four five", "of course of course of course"  # of its 3 runs of 4 words 1 came before
+    rows = [
+        sample("a", completion=once, accuracy=None, rewards={"format": 1.0}),
+        sample("b", completion=again, accuracy=None, rewards={"format": 0.0}),
+    ]
+    metrics = answer_metrics(rows)
+    assert (metrics["general_format"], metrics["general_tokens"]) == (0.5, 10)
+    assert metrics["general_repeated"] == pytest.approx(1 / 6)
+    assert answer_metrics([]) == {}
