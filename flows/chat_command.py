@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,27 +22,39 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.base import ZERO_TEMPLATE_FILE
-    from flows.evaluate import CHECKPOINTS, checkpoints, stage_of
-    from flows.references import artifact
-
-    if Path(given.model).is_dir():
-        path, stage = Path(given.model), None
-    else:
-        stage = stage_of(given.model)
-        manifest = artifact(f"latest:{stage}" if checkpoints([stage]) else given.model)
-        path, stage = manifest.path, manifest.stage
-        if not checkpoints([stage]):
-            known = ", ".join([*CHECKPOINTS, "student_NAME"])
-            raise InputError(f"{given.model}: stage {stage!r} makes no checkpoint; these do: {known}")
+    path, template = _checkpoint(given.model)
     command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(given.temperature)]
     command += ["--max-new-tokens", str(given.max_new_tokens)]
-    if stage in ("base", "r1_zero"):
-        template = path if stage == "base" else store().resolve(manifest.inputs["base"].key or "").path
-        command += ["--template", "r1_zero", "--zero-template", str(template / ZERO_TEMPLATE_FILE)]
-    elif stage is None and (path / ZERO_TEMPLATE_FILE).is_file():
-        command += ["--template", "r1_zero", "--zero-template", str(path / ZERO_TEMPLATE_FILE)]
+    if template is not None:
+        command += ["--template", "r1_zero", "--zero-template", str(template)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": _import_path()}).returncode
+
+
+def _checkpoint(name: str) -> tuple[Path, Path | None]:
+    """The model's folder, and the plain text by which it is asked, if it knows no chat."""
+    from flows.base import ZERO_TEMPLATE_FILE
+    from flows.evaluate import CHECKPOINTS, checkpoints, stage_of
+    from flows.references import CHAMPION, artifact
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder, folder / ZERO_TEMPLATE_FILE if (folder / ZERO_TEMPLATE_FILE).is_file() else None
+    if name.startswith((".", "/", "~")):
+        raise InputError(f"{name}: no such folder")
+    stage = stage_of(name)
+    if checkpoints([stage]):
+        name = f"latest:{stage}"
+    elif name.isidentifier() and name != CHAMPION and not re.fullmatch("[0-9a-f]{6,}", name):
+        known = ", ".join([*CHECKPOINTS.values(), "student_NAME"])
+        raise InputError(f"{name}: no checkpoint has this name; these do: {known}")
+    manifest = artifact(name)
+    if not checkpoints([manifest.stage]):
+        known = ", ".join([*CHECKPOINTS, "student_NAME"])
+        raise InputError(f"{name}: stage {manifest.stage!r} makes no checkpoint; these do: {known}")
+    if manifest.stage not in ("base", "r1_zero"):
+        return manifest.path, None
+    base = manifest if manifest.stage == "base" else store().resolve(manifest.inputs["base"].key or "")
+    return manifest.path, base.path / ZERO_TEMPLATE_FILE
 
 
 def _import_path() -> str:

@@ -40,6 +40,8 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["show", "abcdef12"], "no artifact"),
         (["show", "latest:sft"], "no artifact of stage 'sft'"),
         (["chat", "dev1"], "no artifact of stage 'cold_start_sft'"),
+        (["chat", "dev9"], "dev9: no checkpoint has this name; these do: base, zero, dev1"),
+        (["chat", "./dev1"], "./dev1: no such folder"),
     ],
 )
 def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: str) -> None:
