@@ -33,7 +33,9 @@ def build(context: Context) -> Outcome:
     text = context.attempt.work / "corpus.txt"
     text.write_text(corpus(config.documents, context.seed, config.tagged_share))
     result = context.run_job("pretrain", settings=config.pretrain, corpus=text)
-    return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="base")
+    return Outcome(
+        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model="base"
+    )
 
 
 def files(config: Base) -> dict[str, str | Path]:

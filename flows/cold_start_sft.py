@@ -14,7 +14,9 @@ from grpo.config import SFT
 def build(context: Context) -> Outcome:
     data = context.path("cold_start_data") / EXAMPLES
     result = context.run_job("sft", settings=context.config, model=str(context.path("base")), data=data)
-    return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model="dev1")
+    return Outcome(
+        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model="dev1"
+    )
 
 
 STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)

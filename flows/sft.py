@@ -19,7 +19,9 @@ def train(context: Context, base: str, model: str) -> Outcome:
     """SFT of the input `base` on the SFT data; the checkpoint is called `model`."""
     data = context.path("sft_data") / EXAMPLES
     result = context.run_job("sft", settings=context.config, model=str(context.path(base)), data=data)
-    return Outcome(counts=result["counts"], steps_completed=result["steps_completed"], model=model)
+    return Outcome(
+        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model=model
+    )
 
 
 STAGE = Stage("sft", 2, ("base", "sft_data"), build)

@@ -18,7 +18,7 @@ from grpo.parallel import Parallel
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy
 from grpo.sharded import arithmetic, shard
-from grpo.supervised import Example, fit
+from grpo.supervised import Example, closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -62,7 +62,7 @@ def pretrain(job: PretrainJob) -> None:
     if parallel.main:
         tokenizer.save_pretrained(job.out)
         counts = {"documents": len(documents), "tokens": sum(map(len, blocks)), "parameters": parameters}
-        write_result(job.result, done, settings.steps, counts=counts)
+        write_result(job.result, done, settings.steps, counts=counts, metrics=closing_loss(job.metrics))
     parallel.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def _step(line: str) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError):
         return float("inf")  # half a line, written as the process was killed
+
+
+def closing_means(metrics: Path, wanted: Callable[[str], bool], last: int = 10) -> dict[str, float]:
+    """Means over the last steps of a run, of metrics whose names are wanted: single steps are noisy."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
+    values = {name: [r[name] for r in records if name in r] for name in records[-1] if wanted(name)}
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def write_result(path: Path, steps_completed: int, steps_planned: int, **values: Any) -> None:

@@ -14,7 +14,7 @@ from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
 from grpo.sharded import arithmetic, shard
-from grpo.supervised import Example, fit, planned_steps
+from grpo.supervised import Example, closing_loss, fit, planned_steps
 from grpo.template import completion_tokens, prompt_tokens
 
 
@@ -32,7 +32,8 @@ def train_sft(job: SFTJob) -> None:
     model.save(job.out)
     if parallel.main:
         save_tokenizer(tokenizer, job.model, job.out)
-        write_result(job.result, done, steps, counts={"sequences": len(examples), "too_long": dropped})
+        counts = {"sequences": len(examples), "too_long": dropped}
+        write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))
     parallel.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
 from grpo.parallel import divide
 from grpo.problem_order import permutation
-from grpo.runlog import Metrics
+from grpo.runlog import Metrics, closing_means
 from grpo.sharded import Sharded, clip_grad_norm
 
 
@@ -74,6 +75,11 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
             checkpoint.save(parallel, job.state, step, *kept, {})
     model.eval()
     return step
+
+
+def closing_loss(metrics: Path) -> dict[str, float]:
+    """The loss at the end of training, for the job's result."""
+    return closing_means(metrics, "loss".__eq__)
 
 
 def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list[Example]:

@@ -5,12 +5,9 @@ What is learnt from, and how, is the method's: see `grpo.methods`.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +26,7 @@ from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.problem_order import ProblemOrder
 from grpo.rollout import generator_for
-from grpo.runlog import Metrics, write_result
+from grpo.runlog import Metrics, closing_means, write_result
 from grpo.scoring import Scorer
 from grpo.update import Update
 from grpo.watch import Finding
@@ -104,7 +101,7 @@ class Trainer:
                 self.job.result,
                 self.step,
                 self.settings.steps,
-                metrics=closing_means(self.job.metrics),
+                metrics=closing_means(self.job.metrics, _is_closing),
                 samples=self.samples,
                 findings=self.findings,
             )
@@ -246,20 +243,12 @@ def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
     }
 
 
-def closing_means(metrics: Path, last: int = 10) -> dict[str, float]:
-    """Means over the last steps of a run: single steps are noisy."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
-    named = ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
-    names = [name for name in records[-1] if name.startswith("reward") or name in named]
-    return {name: _mean([r[name] for r in records if name in r]) for name in names}
+def _is_closing(name: str) -> bool:
+    return name.startswith("reward") or name in ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
 
 
 def _plain(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def train_rl(job: RLJob) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from grpo.runlog import Metrics, replace_text, write_result
+from grpo.runlog import Metrics, closing_means, replace_text, write_result
 
 
 def records(path):
@@ -29,6 +29,14 @@ def test_resuming_drops_what_comes_after_the_checkpoint_and_half_a_line(tmp_path
     assert [r["step"] for r in records(path)] == [1, 2]
     metrics.log(3, 4)
     assert [r["step"] for r in records(path)] == [1, 2, 3]
+
+
+def test_the_end_of_a_run_is_the_mean_of_its_last_steps(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    for step, loss in enumerate([9.0, 4.0, 2.0, 1.0]):
+        metrics.log(step + 1, 4, loss=loss, grad_norm=1.0)
+    metrics.log(5, 5, loss=3.0, grad_norm=1.0, seldom=7.0)
+    assert closing_means(metrics.path, {"loss", "seldom"}.__contains__, last=3) == {"loss": 2.0, "seldom": 7.0}
 
 
 @pytest.mark.parametrize("half", ["", "{", '{"st', '{"step"', '{"step": 2', '{"of": 4}'])
