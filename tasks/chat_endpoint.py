@@ -94,14 +94,14 @@ class _Asking:
             got = self._attempt(body)
             if isinstance(got, Reply):
                 return got
-            failed_at = min(failed_at, time.monotonic())
+            failed_before, failed_at = failed_at, time.monotonic()
             if got.kind == "refused":
                 if got.status in _MISTAKES:
                     raise self._refusal(got)
                 if self._endpoint.answered_at > began or self._answers_a_probe(got):
                     return Reply("", missing="refused")
             elif self._too_often(failures := failures + (got.kind not in _BUSY), began):
-                if answered_before > failed_at:
+                if answered_before > failed_before:  # others were answered since, and it has failed again
                     return Reply("", missing="no_reply")
                 self._answers_a_probe(got)  # then the next attempt will tell
             if (away_s := _since(max(self._endpoint.answered_at, self._began))) > self._settings.away_max_s:

@@ -321,6 +321,20 @@ def test_a_request_is_not_blamed_for_failing_while_others_were_answered_once(sta
     assert_counts_add_up(judge, endpoint)
 
 
+def test_a_request_is_not_blamed_that_failed_as_the_endpoint_went_away(start: Start) -> None:
+    """The other one, sent at the same time, was still answered; then nobody is, for longer than there are retries."""
+    began = time.monotonic()
+
+    def plan(number: int, body: dict[str, Any]) -> str:
+        if number == 1:
+            time.sleep(0.02)
+            return right(number, body)
+        return "500" if number == 0 or time.monotonic() - began < 1.5 else right(number, body)
+
+    judge = judge_at(start(plan), retries=2, backoff_s=0.1, concurrency=2, away_max_s=60)
+    assert judge.correct_all([Claim("?", "1", "right one")] * 2) == ["correct"] * 2
+
+
 @pytest.mark.parametrize(("fault", "named"), [("500", "status 500"), ("hang", "timed out"), ("429", "status 429")])
 def test_an_endpoint_that_stays_away_raises(start: Start, fault: str, named: str) -> None:
     endpoint = start([fault])
