@@ -79,7 +79,7 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
 
 def closing_loss(metrics: Path) -> dict[str, float]:
     """The loss at the end of training, for the job's result."""
-    return closing_means(metrics, "loss".__eq__)
+    return closing_means(metrics, lambda name: name == "loss")
 
 
 def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list[Example]:

@@ -36,7 +36,7 @@ def test_the_end_of_a_run_is_the_mean_of_its_last_steps(tmp_path):
     for step, loss in enumerate([9.0, 4.0, 2.0, 1.0]):
         metrics.log(step + 1, 4, loss=loss, grad_norm=1.0)
     metrics.log(5, 5, loss=3.0, grad_norm=1.0, seldom=7.0)
-    assert closing_means(metrics.path, {"loss", "seldom"}.__contains__, last=3) == {"loss": 2.0, "seldom": 7.0}
+    assert closing_means(metrics.path, lambda name: name in ("loss", "seldom"), last=3) == {"loss": 2.0, "seldom": 7.0}
 
 
 @pytest.mark.parametrize("half", ["", "{", '{"st', '{"step"', '{"step": 2', '{"of": 4}'])
