@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ BEFORE = 25
 
 
 class Judge:
-    """Likes long responses and finds all of them safe; goes away once, for so many seconds."""
+    """Prefers the longer response, labels one prompt in two safe, and goes away once, for so many seconds."""
 
     def __init__(self, away_s: float):
         self.away_s = away_s
@@ -58,9 +59,8 @@ def reward_models(r1: Any, endpoint: FaultyEndpoint, away_max_s: float) -> Any:
 
 
 def test_it_waits_and_nothing_is_scored_for_a_call_that_failed(home: Path, r1: Any) -> None:
-    endpoint = FaultyEndpoint(Judge(away_s=3))
-    done = reward_models(type(r1)(home), endpoint, away_max_s=60)
-    endpoint.close()
+    with closing(FaultyEndpoint(Judge(away_s=3))) as endpoint:
+        done = reward_models(type(r1)(home), endpoint, away_max_s=60)
     assert done.returncode == 0, done.stderr[-3000:]
     assert endpoint.served["500"] > 2
     made = Store(home).resolve("latest:reward_models")
@@ -70,16 +70,14 @@ def test_it_waits_and_nothing_is_scored_for_a_call_that_failed(home: Path, r1: A
 
 
 def test_it_fails_with_the_reason_and_goes_on_when_the_judge_is_back(home: Path, r1: Any) -> None:
-    judge = Judge(away_s=3600)
-    endpoint = FaultyEndpoint(judge)
-    command = type(r1)(home)
-    failed = reward_models(command, endpoint, away_max_s=1)
-    assert failed.returncode == 1
-    (said,) = [line for line in failed.stderr.splitlines() if line.startswith("failed: ")]
-    assert endpoint.url in said and "has answered nothing for 1 s" in said and "status 500" in said
-    assert not [*home.glob("artifacts/reward_models/*/*/manifest.json")]
-    judge.away_s = 0
-    done = reward_models(command, endpoint, away_max_s=1)
-    endpoint.close()
+    judge, command = Judge(away_s=3600), type(r1)(home)
+    with closing(FaultyEndpoint(judge)) as endpoint:
+        failed = reward_models(command, endpoint, away_max_s=1)
+        assert failed.returncode == 1
+        (said,) = [line for line in failed.stderr.splitlines() if line.startswith("failed: ")]
+        assert endpoint.url in said and "has answered nothing for 1 s" in said and "status 500" in said
+        assert not [*home.glob("artifacts/reward_models/*/*/manifest.json")]
+        judge.away_s = 0
+        done = reward_models(command, endpoint, away_max_s=1)
     assert done.returncode == 0, done.stderr[-3000:]
     assert Store(home).resolve("latest:reward_models").metrics["judge_undecided_share"] == 0

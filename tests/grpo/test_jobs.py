@@ -56,9 +56,11 @@ def test_pretrain(base):
 
 def test_sft(sft):
     # 25 rows in batches of 8 are 4 steps an epoch.
-    assert result(sft) == {"steps_completed": 40, "steps_planned": 40, "counts": {"sequences": 25, "too_long": 0}}
+    written, records = result(sft), metrics(sft)
+    assert written["steps_completed"] == written["steps_planned"] == 40
+    assert written["counts"] == {"sequences": 25, "too_long": 0}
+    assert written["metrics"] == {"loss": pytest.approx(sum(r["loss"] for r in records[-10:]) / 10)}
     assert steps(sft) == list(range(1, 41))
-    records = metrics(sft)
     assert records[-1]["loss"] < records[0]["loss"] / 2
     assert records[0]["tokens_per_s"] > 0
     # Half a cosine from 0.01 to a tenth of it; at the middle, 0.55 of it.
