@@ -18,7 +18,8 @@ from machine import machine
 
 ORDER = ("base", "dev1", "dev2", "dev3", "r1")
 CHOSEN_ON = {0, 1, 2}
-CHOSEN = "Recipe and settings were chosen on runs of seeds 0, 1 and 2; the other seeds were run when they stood."
+"""Seeds whose runs were looked at while the settings of `tiny` were chosen; others were run when these stood."""
+CHOSEN = f"The settings were chosen on runs of seeds {sorted(CHOSEN_ON)}; the other seeds were run when they stood."
 FORMATS = {"helpful": "{:.2f}", "safe_on_harmful": "{:.2f}", "general_tokens": "{:.0f}"}
 """Of metrics that are no shares."""
 
@@ -62,7 +63,7 @@ def claims(result: dict[str, Any]) -> dict[str, tuple[float, bool]]:
     }
 
 
-def markdown(runs: list[dict[str, Any]]) -> str:
+def markdown(runs: list[dict[str, Any]], recipe: str) -> str:
     lines = [
         "# Does it learn?",
         "",
@@ -71,7 +72,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "over problems; alignment is the mean score of both reward models on held-out general prompts; the win rate",
         "over dev3 is the rule judge's, which the reward models only imitate. Repeated: four-word runs that an answer",
         "had before.",
-        *([CHOSEN] if {r["seed"] for r in runs} - CHOSEN_ON else []),
+        *([CHOSEN] if recipe == "tiny" and {r["seed"] for r in runs} - CHOSEN_ON else []),
         "",
         "| seed | checkpoint | pass@1 | interval | cons@k | format | language | tokens | alignment | interval | wins |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -125,7 +126,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     runs = [run(seed, given.recipe) for seed in given.seeds]
-    text = markdown(runs)
+    text = markdown(runs, given.recipe)
     if given.output:
         given.output.write_text(text)
     print(text)

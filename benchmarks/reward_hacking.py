@@ -3,7 +3,7 @@
 python benchmarks/reward_hacking.py [--steps 120] [--seed 0] [--json] [--output docs/reward_hacking.md]
 
 Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
-rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, three times as long;
+rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, faster and for longer;
 `guarded`: the same with guards that stop. What is rewarded (the helpful model's score) is printed beside what is not:
 the rule judge's win rate over Dev3, harmless prompts refused, pass@1. Everything before alignment is reused where it is
 there.

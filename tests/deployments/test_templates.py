@@ -6,6 +6,7 @@ import asyncio
 import re
 from copy import deepcopy
 from functools import cache
+from textwrap import dedent
 from typing import Any
 
 import docker
@@ -161,3 +162,19 @@ def test_parents_and_light_stages_ask_for_no_gpu() -> None:
     for pool in ("r1-cpu", "r1-tasks"):
         (box,) = job(pool)["spec"]["template"]["spec"]["containers"]
         assert box["resources"]["limits"]["nvidia.com/gpu"] == 0
+
+
+def test_the_readme_makes_the_volumes_and_the_secret_that_jobs_ask_for() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    heredoc = re.search(r"apply --filename - <<'EOF'\n(.*?)\n *EOF", readme, re.DOTALL)
+    assert heredoc
+    claims = [*yaml.safe_load_all(dedent(heredoc[1]))]
+    assert [fault for claim in claims for fault in faults(claim, "V1PersistentVolumeClaim")] == []
+    spec = render("kubernetes", "r1-gpu").job_manifest["spec"]["template"]["spec"]
+    asked = {v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v}
+    assert {claim["metadata"]["name"] for claim in claims} == asked
+    (secret,) = [source["secretRef"]["name"] for source in spec["containers"][0]["envFrom"]]
+    assert f"create secret generic {secret} " in readme
+    names = ("r1-cpu", "r1-tasks", "r1-gpu")
+    assert {render("kubernetes", name).namespace for name in names} == {"r1flow"}
+    assert "kubectl create namespace r1flow\n" in readme

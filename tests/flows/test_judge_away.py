@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,11 @@ class Judge:
 
 
 @pytest.fixture
-def home(tmp_path: Path, r1: Any, first_run: dict[str, Any]) -> Iterator[Path]:
+def home(tmp_path: Path, r1: Any, first_run: dict[str, Any]) -> Path:
     """One with the stages before the reward models, of the session's first run."""
     for stage in ("problems", "sft"):
         shutil.copytree(r1.home / "artifacts" / stage, tmp_path / "artifacts" / stage)
-    yield tmp_path
+    return tmp_path
 
 
 def reward_models(r1: Any, endpoint: FaultyEndpoint, away_max_s: float) -> Any:
