@@ -18,7 +18,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Mod
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
 from grpo.attention import NAME
-from grpo.fused import add_product, call, product, same
+from grpo.fused import add_product, call, same
 from grpo.packing import pack
 
 TRUNKS = {
@@ -49,6 +49,10 @@ def _take_over(trunk: Any) -> None:
     trunk.forward = MethodType(_trunk, trunk)
     for block in trunk.layers:
         block.forward = MethodType(_block, block)
+
+
+def taken_over(trunk: Any) -> bool:
+    return getattr(trunk.forward, "__func__", None) is _trunk
 
 
 def _agree(trunk: Any) -> bool:
@@ -116,7 +120,7 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
         weights, biases = given[:3], given[3:]
         ctx.save_for_backward(x, *weights)
-        found = [product(x, weight) for weight in weights]
+        found = [x @ weight.t() for weight in weights]
         return tuple(y if b is None else y.add_(b) for y, b in zip(found, biases, strict=True))
 
     @staticmethod
@@ -162,7 +166,7 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(y, weight)
-        return torch.addmm(x, y, weight.t()) if any(ctx.needs_input_grad) else product(y, weight) + x
+        return torch.addmm(x, y, weight.t())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo.attention import Packed, hidden_states
-from grpo.fused import product
+from grpo.decoding_blocks import Blocks, can_decode
 from grpo.logprobs import trunk_of
 from grpo.packing import pack
 
@@ -25,9 +25,11 @@ GROWTH = 64
 class Decoder:
     """The sequences that are being written: rows 0 to n - 1, and their groups 0 to g - 1."""
 
-    def __init__(self, model: Any):
-        self.model, self.trunk, self.head = model, trunk_of(model), model.get_output_embeddings()
+    def __init__(self, model: Any, packed_rows: int = 0):
+        """`packed_rows`: as for `grpo.decoding_blocks.Blocks`, for models that these know."""
+        self.trunk, self.head = trunk_of(model), model.get_output_embeddings()
         self.device = next(model.parameters()).device
+        self._blocks = Blocks(self.trunk, self.head, packed_rows) if can_decode(self.trunk, self.head) else None
         self.caches: dict[int, _Cache] = {}
         self.prompt_lengths: list[int] = []  # of the groups
         self.group_of: list[int] = []  # of the rows
@@ -62,17 +64,14 @@ class Decoder:
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Each row says its token. Returns the logits of the next, [n, V]."""
         if self._batch is None:
-            self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.device)
+            self._batch = _Batch.of(self.prompt_lengths, self.group_of, next(iter(self.caches.values())).rows[0])
         self._batch.begin(self.said)
         positions = self._batch.row_prompt_lengths + self._batch.said
-        hidden = hidden_states(self.trunk, torch.tensor([list(tokens)], device=self.device), positions[None], self)
+        ids = torch.tensor(list(tokens), device=self.device)
         self.said = [count + 1 for count in self.said]
-        return self._logits(hidden)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if type(self.head) is nn.Linear and self.head.bias is None:
-            return product(hidden, self.head.weight)
-        return self.head(hidden)
+        if self._blocks is not None:
+            return self._blocks(ids, positions, self.attend)
+        return self.head(hidden_states(self.trunk, ids[None], positions[None], self))
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """These rows have ended. Returns which row each of those that are left was: the last ones fill the gaps."""
@@ -150,15 +149,16 @@ class _Batch:
     members: Tensor
     slot: Tensor
     in_order: bool  # whether all groups are as large and their rows stand one after the other
-    beyond_prompt: Tensor | None  # [g, 1, 1, P]: where a prompt has ended; None: all are of the same length
+    beyond_prompt: Tensor | None  # [g, 1, 1, P]: -inf where a prompt has ended, else 0; None: all are as long
     prompt_width: int
     said: Tensor  # [n]
     width: int  # tokens of the longest row, the new one included
-    future: Tensor | None  # [n, 1, 1, T]: what a row has not said; None: all have said as much
+    future: Tensor | None  # [n, 1, 1, T]: -inf for what a row has not said, else 0; None: all have said as much
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, prompt_lengths: list[int], group_of: list[int], device: torch.device) -> _Batch:
-        rows_of: list[list[int]] = [[] for _ in prompt_lengths]
+    def of(cls, prompt_lengths: list[int], group_of: list[int], like: Tensor) -> _Batch:
+        device, rows_of = like.device, [list[int]() for _ in prompt_lengths]
         for row, group in enumerate(group_of):
             rows_of[group].append(row)
         most = max(map(len, rows_of))
@@ -174,18 +174,19 @@ class _Batch:
             members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
             slot=torch.tensor(slot, device=device),
             in_order=slot == [*range(len(rows_of) * most)],
-            beyond_prompt=ended[:, None, None] if min(prompt_lengths) < width else None,
+            beyond_prompt=_mask(ended, like.dtype) if min(prompt_lengths) < width else None,
             prompt_width=width,
             said=lengths,
             width=0,
             future=None,
+            dtype=like.dtype,
         )
 
     def begin(self, said: list[int]) -> None:
         self.said = torch.tensor(said, device=self.row_prompt_lengths.device)
         self.width, self.future = max(said) + 1, None
         if min(said) < max(said):
-            self.future = (torch.arange(self.width, device=self.said.device) > self.said[:, None])[:, None, None]
+            self.future = _mask(torch.arange(self.width, device=self.said.device) > self.said[:, None], self.dtype)
 
     def attend(self, cache: _Cache, q: Tensor, scale: float) -> Tensor:
         """[n, H, D]: softmax over prompt and own tokens together; the product with a prompt is one for its group."""
@@ -208,15 +209,19 @@ class _Batch:
         return rows if self.in_order else rows[self.slot]
 
 
-def _look(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Outputs [n, H, L, D] of queries that look at all keys but those `hidden`, and the log of the softmax's masses,
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, [n, 1, 1, T], where keys [n, T] are hidden."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
+
+
+def _look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs [n, H, L, D] of queries that look at all keys but those of the mask, and the log of the softmax's masses,
     [n, H, L], by which outputs over parts of the keys can be put together."""
     if q.device.type == "cpu":
-        mask = None if hidden is None else torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
     scores = (q * scale) @ k.transpose(-1, -2)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
+    if mask is not None:
+        scores = scores + mask
     mass = scores.float().logsumexp(-1)
     return (scores - mass[..., None]).exp().to(v.dtype) @ v, mass
 

@@ -21,7 +21,8 @@ KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
 CODES = 1 + 4 / 256
 """Bytes of a moment in 8 bits: a code, and a scale for each 256 (`grpo.adamw_8bit`)."""
 FEW_ROWS = 48
-"""As in grpo.few_rows."""
+FEW_ROWS_PAY_FROM = 128
+"""As in grpo.few_rows: sequences up to which, and steps from which, it packs weights."""
 ROOM = 64
 """Tokens of a sampler's first cache; it doubles from there (`grpo.decoding`)."""
 Parts = dict[str, float]
@@ -175,10 +176,11 @@ def _sampling(a: Architecture, settings: RL, place: Place, lengths: Lengths) -> 
     room = ROOM
     while room < lengths.completion:
         room *= 2
-    in_order = place.kind == "cpu" and number == 4 and 1 < rows <= FEW_ROWS and settings.lora is None
+    few = 1 < rows <= FEW_ROWS and lengths.completion >= FEW_ROWS_PAY_FROM
+    packed = place.kind == "cpu" and number == 4 and few and settings.lora is None
     return {
         "whole model": a.weights() * number if _gathers(settings) else 0,
-        "weights in MKL's order": a.weights() * number if in_order else 0,
+        "packed weights": a.weights() * number if packed else 0,
         "cache": (groups * lengths.prompt + rows * room) * a.cache_numbers * number,
         # The model's, and on the processor in float32: with a temperature, exponentials, and one for sums.
         "logits": rows * a.vocabulary * (number + (12 if place.kind == "cpu" else 0)),

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from grpo import freed_memory
 from grpo.config import Hardware
 from grpo.errors import InputError
 
@@ -46,6 +47,8 @@ class Parallel:
         rank, local_rank = _number("RANK", 0), _number("LOCAL_RANK", 0)
         world = _number("WORLD_SIZE", 1)
         device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
+        if device.type == "cpu":
+            freed_memory.keep()
         if world > 1:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)

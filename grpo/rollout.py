@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo import freed_memory
 from grpo.config import Sampling
 from grpo.decoding import Decoder
-from grpo.few_rows import few_rows
+from grpo.few_rows import pays
 
-BLOCK = 256
-"""Entries of the vocabulary that are summed before it is known which of them is chosen."""
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""
 
@@ -85,16 +84,8 @@ def sample_groups(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """As `sample`, but each prompt's index and completions as soon as the last of them has ended, so that a caller can
     go on with them while others are sampled."""
-    most = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
-    with few_rows(model, most):
-        yield from _sample(model, prompts, per_prompt, settings, eos_id, seeds)
-
-
-def _sample(
-    model: Any, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, eos_id: int, seeds: Sequence[int]
-) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    decoder, rows, logits = Decoder(model), list[_Row](), None
+    decoder, rows, logits = _decoder(model, len(prompts), per_prompt, settings), list[_Row](), None
     ended: dict[int, list[_Row]] = {i: [] for i in waiting}
     while waiting or rows:
         joining: list[int] = []
@@ -127,6 +118,14 @@ def _sample(
         logits = decoder.step([row.tokens[-1] for row in rows]) if rows else None
 
 
+def _decoder(model: Any, prompts: int, per_prompt: int, settings: Sampling) -> Decoder:
+    rows = max(per_prompt, min(settings.batch_size, prompts * per_prompt))
+    if not pays(rows, settings.max_new_tokens):
+        return Decoder(model)
+    freed_memory.give_back()  # what an update has left free, for packed weights come on top
+    return Decoder(model, packed_rows=rows)
+
+
 def _rows(prompt: int, count: int, length: int, seed: int) -> list[_Row]:
     chances = torch.rand(count, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return [_Row(prompt, number, row) for number, row in enumerate(chances.tolist())]
@@ -154,14 +153,15 @@ def _where_chance_falls(masses: Tensor, chances: Tensor) -> Tensor:
 
     First the block of entries, then the entry, so that sums over the vocabulary are read once and not kept.
     """
-    blocks = pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    size = 1 << masses.shape[1].bit_length() // 2  # near the root: about as many blocks as entries in one
+    blocks = pad(masses, (0, -masses.shape[1] % size)).unflatten(1, (-1, size))
     of_block = blocks.sum(2)
     up_to_block = of_block.cumsum(1, dtype=torch.float64)
     sought = chances * up_to_block[:, -1:]
     block = _first_beyond(up_to_block, sought)
     before = up_to_block.gather(1, block) - of_block.gather(1, block)
-    entries = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    return block * BLOCK + _first_beyond(entries.cumsum(1, dtype=torch.float64), sought - before)
+    entries = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
+    return block * size + _first_beyond(entries.cumsum(1, dtype=torch.float64), sought - before)
 
 
 def _first_beyond(rising: Tensor, sought: Tensor) -> Tensor:

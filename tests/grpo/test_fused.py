@@ -13,8 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from grpo.attention import NAME
 from grpo.block import fuse_blocks
-from grpo.few_rows import MOST, few_rows
-from grpo.fused import fuse, product
+from grpo.fused import fuse
 from grpo.logprobs import completion_logprobs
 
 SHAPE = dict(
@@ -102,35 +101,6 @@ def test_checkpointed_activations_have_the_same_gradients():
     fused.train()
     fused.gradient_checkpointing_enable()
     assert_same_gradients(gradients(fused, 2), gradients(model, 2))
-
-
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17])
-def test_products_of_few_rows_are_the_same(rows):
-    model, fused = pair()
-    x = torch.randn(1, rows, 16)
-    with torch.no_grad(), few_rows(fused, 16):
-        torch.testing.assert_close(fused.model.layers[0].mlp(x), model.model.layers[0].mlp(x))
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
-def test_weights_are_put_in_order_once_for_half_as_many_rows_to_as_many():
-    linear = nn.Linear(16, 24, bias=False)
-    weight = linear.weight
-    for rows, packed in ((16, True), (9, True), (8, False), (17, False)):
-        with torch.no_grad(), few_rows(linear, 16):
-            product(torch.randn(rows, 16), weight)
-            assert (weight.few_rows._packed is not None) == packed
-        assert not hasattr(weight, "few_rows")
-    with few_rows(linear, MOST + 1):
-        assert not hasattr(weight, "few_rows")
-
-
-def test_with_gradients_nothing_is_put_in_order():
-    linear = nn.Linear(16, 24, bias=False)
-    with few_rows(linear, 16):
-        product(torch.randn(16, 16), linear.weight).sum().backward()
-        assert linear.weight.few_rows._packed is None
-    assert linear.weight.grad is not None
 
 
 def kept_numbers(run):

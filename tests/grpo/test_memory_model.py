@@ -15,7 +15,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo import logprobs
 from grpo.architecture import Architecture
 from grpo.config import Hardware
-from grpo.memory_model import CHUNK_BYTES, FEW_ROWS, KEPT_BYTES, ROOM, Lengths, Place, activation_bytes, memory
+from grpo.memory_model import (
+    CHUNK_BYTES,
+    FEW_ROWS,
+    FEW_ROWS_PAY_FROM,
+    KEPT_BYTES,
+    ROOM,
+    Lengths,
+    Place,
+    activation_bytes,
+    memory,
+)
 from grpo.policy import load_policy
 from grpo.rl_config import RL
 
@@ -47,8 +57,8 @@ def settings(**more) -> RL:
     return RL.model_validate({"optimizer": {"learning_rate": 1e-6}, "micro_batch_tokens": 64, **fixed, **more})
 
 
-def of(more: dict, kind: str = "cpu"):
-    return memory(Architecture.from_config(SMALL), settings(**more), Place(kind), Lengths(10, 100))
+def of(more: dict, kind: str = "cpu", completion: int = 100):
+    return memory(Architecture.from_config(SMALL), settings(**more), Place(kind), Lengths(10, completion))
 
 
 def test_weights_of_a_small_model_by_hand() -> None:
@@ -126,9 +136,10 @@ def test_lora_trains_its_adapters_alone_in_float32() -> None:
 def test_the_cache_has_a_prompt_once_and_doubles_for_completions() -> None:
     # a token's keys and values: 2 layers x 2 x 1 head x 2; 2 prompts of 10, 8 rows with room for 128
     assert of({}).sampling["cache"] == (2 * 10 + 8 * 128) * 8 * 4
-    # 348 weights a second time, in MKL's order, where there are few rows
-    assert of({}).sampling["weights in MKL's order"] == 348 * 4
-    assert of({"prompts_per_step": 13}).sampling["weights in MKL's order"] == 0  # 52 rows
+    # 348 weights a second time, packed for few rows that are many tokens long
+    assert of({}, completion=128).sampling["packed weights"] == 348 * 4
+    assert of({}, completion=127).sampling["packed weights"] == 0
+    assert of({"prompts_per_step": 13}, completion=128).sampling["packed weights"] == 0  # 52 rows
     assert of({"engine": {"kind": "server"}}).sampling == {"engine": 0}
     assert of({"engine": {"kind": "local", "gpu_memory_utilization": 0.25}}, "cuda").sampling == {"engine": 20e9}
 
@@ -142,9 +153,10 @@ def test_activations_of_a_token_by_hand() -> None:
 
 def test_limits_are_those_of_the_head() -> None:
     from grpo.decoding import GROWTH
-    from grpo.few_rows import MOST
+    from grpo.few_rows import MOST, PAYS_FROM
 
-    assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH, MOST) == (CHUNK_BYTES, KEPT_BYTES, ROOM, FEW_ROWS)
+    assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
+    assert (MOST, PAYS_FROM) == (FEW_ROWS, FEW_ROWS_PAY_FROM)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -1,0 +1,146 @@
+"""A model's next logits for one token of each of many sequences, in float32 on a CPU, with as few operations as can be.
+
+The blocks are those of `grpo.block`; here their modules are not called, queries, keys and values are one product, and
+nothing is kept. Small operations by the thousand are what a rollout's time is made of besides reading the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu
+
+from grpo.block import taken_over
+from grpo.few_rows import FewRows
+from grpo.fused import is_fused
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
+"""As `grpo.attention.Layout.attend`."""
+
+
+def can_decode(trunk: Any, head: Any) -> bool:
+    """Whether `Blocks` knows all parts of the model."""
+    weight = head.weight if type(head) is nn.Linear else None
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32 or not taken_over(trunk):
+        return False
+    return is_fused(trunk.norm) and all(_is_plain(block) for block in trunk.layers)
+
+
+def _is_plain(block: Any) -> bool:
+    attention, mlp = block.self_attn, block.mlp
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    linears = (*qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    norms = [module for name in ("q_norm", "k_norm") if (module := getattr(attention, name, None)) is not None]
+    parts = [block.input_layernorm, block.post_attention_layernorm, mlp, *norms]
+    alike = len({linear.bias is None for linear in qkv}) == 1
+    return all(type(linear) is nn.Linear for linear in linears) and all(map(is_fused, parts)) and alike
+
+
+class Blocks:
+    """The model in as many steps as its weights stay what they are. `packed_rows`: number of sequences for which they
+    are packed (`grpo.few_rows`) when it, or more than half of it, is first asked for; 0: never."""
+
+    def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
+        self.embed, self.rotary = trunk.embed_tokens, trunk.rotary_emb
+        self.blocks = [_Block(block, packed_rows) for block in trunk.layers]
+        self.norm, self.head = _Norm(trunk.norm), _Products([head], packed_rows)
+        self.packed_rows = packed_rows
+
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Logits [n, V] after tokens [n] at positions [n]."""
+        count = len(ids)
+        x = self.embed(ids[None])
+        cos, sin = (angles[0, :, None] for angles in self.rotary(x, positions[None]))
+        rotation = (cos, *sin.chunk(2, -1))
+        # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
+        filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
+        x = _filled(x[0], filled)
+        for block in self.blocks:
+            x = block(x, count, rotation, attend)
+        return self.head(self.norm(x))[:count]
+
+
+class _Block:
+    def __init__(self, block: Any, packed_rows: int):
+        attention, mlp = block.self_attn, block.mlp
+        self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
+        self.before, self.between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
+        self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj], packed_rows)
+        self.heads = attention.q_proj.out_features // self.width
+        self.turned = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
+        self.of_queries = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.of_keys = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.out = _Products([attention.o_proj], packed_rows)
+        self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj], packed_rows)
+        self.inner = mlp.gate_proj.out_features
+        self.down = _Products([mlp.down_proj], packed_rows)
+
+    def __call__(self, x: Tensor, count: int, rotation: tuple[Tensor, ...], attend: Attend) -> Tensor:
+        """[N, H] to the same; the first `count` rows are sequences."""
+        states = self.qkv(self.before(x)).view(len(x), -1, self.width)[:count]
+        q_and_k, v = states[:, : self.turned], states[:, self.turned :]
+        if self.of_queries is not None and self.of_keys is not None:
+            q_and_k = torch.cat([self.of_queries(q_and_k[:, : self.heads]), self.of_keys(q_and_k[:, self.heads :])], 1)
+        q_and_k = _rotated(q_and_k, *rotation)
+        seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
+        x = self.out(_filled(seen.flatten(1), len(x))).add_(x)
+        gate_and_up = self.gate_and_up(self.between(x))
+        inner = silu(gate_and_up[:, : self.inner]).mul_(gate_and_up[:, self.inner :])
+        return self.down(inner).add_(x)
+
+
+class _Norm:
+    """As `grpo.fused.RMSNorm`."""
+
+    def __init__(self, module: Any):
+        self.weight = module.weight.detach()
+        eps: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        self.eps = self.weight.new_tensor(eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (x * inverse).mul_(self.weight)
+
+
+class _Products:
+    """x W^T + b of some linear layers, side by side."""
+
+    def __init__(self, linears: Sequence[nn.Linear], packed_rows: int):
+        self.weights = [linear.weight.detach() for linear in linears]
+        ends = [*accumulate((len(weight) for weight in self.weights), initial=0)]
+        self.columns = [slice(start, end) for start, end in pairwise(ends)]
+        self.out = ends[-1]
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.packed_rows = packed_rows
+        self._packed: FewRows | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == self.packed_rows:
+            if self._packed is None:
+                self._packed = FewRows(self.weights, self.packed_rows)
+            y = self._packed.product(x)
+        else:
+            y = x.new_empty(len(x), self.out)
+            for weight, columns in zip(self.weights, self.columns, strict=True):
+                torch.mm(x, weight.t(), out=y[:, columns])
+        return y if self.bias is None else y.add_(self.bias)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin_left: Tensor, sin_right: Tensor) -> Tensor:
+    """As `grpo.block` turns queries and keys."""
+    left, right = x.chunk(2, -1)
+    turned = x * cos
+    of_left, of_right = turned.chunk(2, -1)
+    of_left.addcmul_(right, sin_left, value=-1)
+    of_right.addcmul_(left, sin_right)
+    return turned
+
+
+def _filled(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else pad(x, (0, 0, 0, rows - len(x)))
