@@ -7,6 +7,7 @@ training on a CPU several times over all activations. Elsewhere nothing here doe
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,4 +50,4 @@ def _function(name: str) -> Any:
     return getattr(_LIBRARY, name, None)
 
 
-_LIBRARY = ctypes.CDLL(None)
+_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None

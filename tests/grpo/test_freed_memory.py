@@ -1,0 +1,55 @@
+"""Memory that a process has freed: kept for itself, or given back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import resource, torch
+from grpo import freed_memory
+
+def faults(megabytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(2**18) for _ in range(megabytes)]
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+print({before})
+faults(200)
+first = resident()
+again = faults(200)
+with freed_memory.apart():
+    block = torch.ones(2**25)
+held = resident()
+del block
+after = resident()
+freed_memory.give_back()
+print(again, first, held, after, resident())
+"""
+
+
+def measured(before):
+    code = MEASURE.replace("{before}", before)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [float(word) for word in ran.stdout.splitlines()[-1].split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_what_was_freed_comes_again_without_the_kernel():
+    again, first, held, after, left = measured("freed_memory.keep()")
+    assert again < 10_000  # of 51,200 pages of 4 kB
+    assert held > first + 100  # a block of 128 MB
+    assert after < held - 100  # taken apart, so it is gone
+    assert left < after - 150  # the 200 MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_without_that_it_comes_page_by_page():
+    again, *_ = measured("None")
+    assert again > 30_000
