@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grpo import freed_memory
-
 MOST = 48
 """Rows up to which it pays; many more are limited by arithmetic."""
 PAYS_FROM = 128
@@ -29,8 +27,7 @@ class FewRows:
     def __init__(self, weights: Sequence[Tensor], rows: int):
         self.rows = rows
         joined = weights[0] if len(weights) == 1 else torch.cat([*weights])
-        with freed_memory.apart():
-            self._packed = torch.ops.mkl._mkl_reorder_linear_weight(joined.detach(), rows)
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(joined.detach(), rows)
         self._shape = joined.new_empty(1, 1).expand(joined.shape)  # all that is read of the weights themselves
 
     def product(self, x: Tensor) -> Tensor:

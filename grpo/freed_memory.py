@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _NEVER = -1
 _LARGE = 2**30
-_SMALL = 2**17
 
 
 def keep() -> None:
     """From now on this process keeps what it frees, for itself to take again."""
     _set(_TRIM_THRESHOLD, _NEVER)
     _set(_MMAP_THRESHOLD, _LARGE)
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Blocks that are taken while it lasts go back to the kernel when they are freed: for what is held beside
-    everything else, and would leave holes that nothing fits into."""
-    _set(_MMAP_THRESHOLD, _SMALL)
-    try:
-        yield
-    finally:
-        _set(_MMAP_THRESHOLD, _LARGE)
 
 
 def give_back() -> None:

@@ -84,8 +84,27 @@ def sample_groups(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """As `sample`, but each prompt's index and completions as soon as the last of them has ended, so that a caller can
     go on with them while others are sampled."""
+    rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
+    packs = pays(rows, settings.max_new_tokens)
+    if packs:  # what comes on top of all else should not come on top of what an update has left free
+        freed_memory.give_back()
+    decoder = Decoder(model, packed_rows=rows if packs else 0)
+    yield from _sample(decoder, prompts, per_prompt, settings, eos_id, seeds)
+    if packs:
+        del decoder
+        freed_memory.give_back()
+
+
+def _sample(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    eos_id: int,
+    seeds: Sequence[int],
+) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    decoder, rows, logits = _decoder(model, len(prompts), per_prompt, settings), list[_Row](), None
+    rows, logits = list[_Row](), None
     ended: dict[int, list[_Row]] = {i: [] for i in waiting}
     while waiting or rows:
         joining: list[int] = []
@@ -116,14 +135,6 @@ def sample_groups(
                 yield rows[place].prompt, [Completion(row.tokens, row.logprobs, row.finished) for row in of_prompt]
         rows = [rows[place] for place in left]
         logits = decoder.step([row.tokens[-1] for row in rows]) if rows else None
-
-
-def _decoder(model: Any, prompts: int, per_prompt: int, settings: Sampling) -> Decoder:
-    rows = max(per_prompt, min(settings.batch_size, prompts * per_prompt))
-    if not pays(rows, settings.max_new_tokens):
-        return Decoder(model)
-    freed_memory.give_back()  # what an update has left free, for packed weights come on top
-    return Decoder(model, packed_rows=rows)
 
 
 def _rows(prompt: int, count: int, length: int, seed: int) -> list[_Row]:
