@@ -41,14 +41,24 @@ def _is_plain(block: Any) -> bool:
 
 
 class Blocks:
-    """The model in as many steps as its weights stay what they are. `packed_rows`: number of sequences for which they
-    are packed (`grpo.few_rows`) when it, or more than half of it, is first asked for; 0: never."""
+    """The model in as many steps as its weights stay what they are. They are packed (`grpo.few_rows`) for `packed_rows`
+    sequences, which serves down to more than half as many; 0: they are not."""
 
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
         self.embed, self.rotary = trunk.embed_tokens, trunk.rotary_emb
-        self.blocks = [_Block(block, packed_rows) for block in trunk.layers]
-        self.norm, self.head = _Norm(trunk.norm), _Products([head], packed_rows)
+        self.blocks = [_Block(block) for block in trunk.layers]
+        self.norm, self.head = _Norm(trunk.norm), _Products([head])
         self.packed_rows = packed_rows
+        if packed_rows:
+            self._pack()
+
+    @torch.no_grad()
+    def _pack(self) -> None:
+        products = [part for block in self.blocks for part in block.products]
+        # The same room for all: freed pieces between what stays would leave holes.
+        scratch = torch.empty(max(part.numbers for part in products))
+        for part in (*products, self.head):
+            part.packed = FewRows(part.weights, self.packed_rows, scratch)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
@@ -65,19 +75,20 @@ class Blocks:
 
 
 class _Block:
-    def __init__(self, block: Any, packed_rows: int):
+    def __init__(self, block: Any):
         attention, mlp = block.self_attn, block.mlp
         self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
         self.before, self.between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
-        self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj], packed_rows)
+        self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj])
         self.heads = attention.q_proj.out_features // self.width
         self.turned = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
         self.of_queries = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.of_keys = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self.out = _Products([attention.o_proj], packed_rows)
-        self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj], packed_rows)
+        self.out = _Products([attention.o_proj])
+        self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj])
         self.inner = mlp.gate_proj.out_features
-        self.down = _Products([mlp.down_proj], packed_rows)
+        self.down = _Products([mlp.down_proj])
+        self.products = (self.qkv, self.out, self.gate_and_up, self.down)
 
     def __call__(self, x: Tensor, count: int, rotation: tuple[Tensor, ...], attend: Attend) -> Tensor:
         """[N, H] to the same; the first `count` rows are sequences."""
@@ -110,21 +121,19 @@ class _Norm:
 class _Products:
     """x W^T + b of some linear layers, side by side."""
 
-    def __init__(self, linears: Sequence[nn.Linear], packed_rows: int):
+    def __init__(self, linears: Sequence[nn.Linear]):
         self.weights = [linear.weight.detach() for linear in linears]
         ends = [*accumulate((len(weight) for weight in self.weights), initial=0)]
         self.columns = [slice(start, end) for start, end in pairwise(ends)]
         self.out = ends[-1]
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
-        self.packed_rows = packed_rows
-        self._packed: FewRows | None = None
+        self.numbers = sum(weight.numel() for weight in self.weights)
+        self.packed: FewRows | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == self.packed_rows:
-            if self._packed is None:
-                self._packed = FewRows(self.weights, self.packed_rows)
-            y = self._packed.product(x)
+        if self.packed is not None and len(x) == self.packed.rows:
+            y = self.packed.product(x)
         else:
             y = x.new_empty(len(x), self.out)
             for weight, columns in zip(self.weights, self.columns, strict=True):

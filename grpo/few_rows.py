@@ -24,10 +24,14 @@ def pays(rows: int, steps: int) -> bool:
 class FewRows:
     """Float32 weights [out, in] on a CPU, one below the other, in the order for products of exactly `rows` rows."""
 
-    def __init__(self, weights: Sequence[Tensor], rows: int):
+    def __init__(self, weights: Sequence[Tensor], rows: int, scratch: Tensor):
+        """`scratch`: room for all numbers of the weights, needed for as long as this takes."""
         self.rows = rows
-        joined = weights[0] if len(weights) == 1 else torch.cat([*weights])
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(joined.detach(), rows)
+        joined = weights[0]
+        if len(weights) > 1:
+            shape = sum(map(len, weights)), joined.shape[1]
+            joined = torch.cat([*weights], out=scratch[: shape[0] * shape[1]].view(shape))
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(joined, rows)
         self._shape = joined.new_empty(1, 1).expand(joined.shape)  # all that is read of the weights themselves
 
     def product(self, x: Tensor) -> Tensor:

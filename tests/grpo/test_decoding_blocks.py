@@ -25,7 +25,7 @@ from grpo.attention import NAME
 from grpo.block import fuse_blocks
 from grpo.decoding import Decoder
 from grpo.decoding_blocks import can_decode
-from grpo.few_rows import MOST, PAYS_FROM, pays
+from grpo.few_rows import MOST, PAYS_FROM, FewRows, pays
 from grpo.fused import fuse
 from grpo.logprobs import trunk_of
 
@@ -99,22 +99,16 @@ def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows):
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
+@pytest.mark.parametrize(("packed_rows", "served"), [(8, True), (15, True), (16, False), (7, False)])
 @torch.no_grad()
-def test_weights_are_packed_once_and_for_half_as_many_rows_to_as_many():
-    model = made("llama")
-    decoder = Decoder(model, 8)
+def test_packed_weights_serve_down_to_more_than_half_as_many_rows(packed_rows, served, monkeypatch):
+    asked = []
+    product = FewRows.product
+    monkeypatch.setattr(FewRows, "product", lambda self, x: asked.append(len(x)) or product(self, x))
+    decoder = Decoder(made("llama"), packed_rows)
     decoder.join(PROMPTS, GROUP)
-    products = decoder._blocks.head
-    assert products._packed is None
-    decoder.step([said[0] for said in TOKENS])
-    packed = products._packed
-    assert packed is not None
-    decoder.step([said[1] for said in TOKENS])
-    assert products._packed is packed
-    few = Decoder(model, 16)
-    few.join(PROMPTS, GROUP)
-    few.step([said[0] for said in TOKENS])
-    assert few._blocks.head._packed is None  # 8 rows of 16
+    decoder.step([said[0] for said in TOKENS])  # 8 rows
+    assert asked == [packed_rows] * (4 * 2 + 1 if served else 0)  # four products in each of two blocks, and the head
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
