@@ -104,7 +104,7 @@ def _block(
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm(q), attention.k_norm(k)
     cos, sin = (angles[0, :, None] for angles in position_embeddings)
-    q, k = call(_Rotated, q, cos, sin), call(_Rotated, k, cos, sin)
+    q, k = call(Rotated, q, cos, sin), call(Rotated, k, cos, sin)
     seen = layout.attend(attention.layer_idx, q, k, v, attention.scaling).flatten(1)
     x = call(_Added, x, seen, linears[3].weight)
     if linears[3].bias is not None:
@@ -138,7 +138,7 @@ class _Products(torch.autograd.Function):
         return of_x, *of_weights, *of_biases
 
 
-class _Rotated(torch.autograd.Function):
+class Rotated(torch.autograd.Function):
     """x [N, H, D] turned by its position: halves (a, b) to (a cos - b sin, b cos + a sin) (Su et al., 2021)."""
 
     @staticmethod

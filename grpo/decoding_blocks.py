@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
-from grpo.block import taken_over
+from grpo.block import Rotated, taken_over
 from grpo.few_rows import FewRows
-from grpo.fused import is_fused
+from grpo.fused import call, is_fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """As `grpo.attention.Layout.attend`."""
@@ -47,7 +47,7 @@ class Blocks:
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
         self.embed, self.rotary = trunk.embed_tokens, trunk.rotary_emb
         self.blocks = [_Block(block) for block in trunk.layers]
-        self.norm, self.head = _Norm(trunk.norm), _Products([head])
+        self.norm, self.head = trunk.norm.forward, _Products([head])
         self.packed_rows = packed_rows
         if packed_rows:
             self._pack()
@@ -65,12 +65,11 @@ class Blocks:
         count = len(ids)
         x = self.embed(ids[None])
         cos, sin = (angles[0, :, None] for angles in self.rotary(x, positions[None]))
-        rotation = (cos, *sin.chunk(2, -1))
         # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
         filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
         x = _filled(x[0], filled)
         for block in self.blocks:
-            x = block(x, count, rotation, attend)
+            x = block(x, count, cos, sin, attend)
         return self.head(self.norm(x))[:count]
 
 
@@ -78,44 +77,30 @@ class _Block:
     def __init__(self, block: Any):
         attention, mlp = block.self_attn, block.mlp
         self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
-        self.before, self.between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
+        self.before, self.between = block.input_layernorm.forward, block.post_attention_layernorm.forward
         self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj])
         self.heads = attention.q_proj.out_features // self.width
         self.turned = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
-        self.of_queries = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.of_keys = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.of_queries = attention.q_norm.forward if hasattr(attention, "q_norm") else None
+        self.of_keys = attention.k_norm.forward if hasattr(attention, "k_norm") else None
         self.out = _Products([attention.o_proj])
         self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj])
         self.inner = mlp.gate_proj.out_features
         self.down = _Products([mlp.down_proj])
         self.products = (self.qkv, self.out, self.gate_and_up, self.down)
 
-    def __call__(self, x: Tensor, count: int, rotation: tuple[Tensor, ...], attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, count: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[N, H] to the same; the first `count` rows are sequences."""
         states = self.qkv(self.before(x)).view(len(x), -1, self.width)[:count]
         q_and_k, v = states[:, : self.turned], states[:, self.turned :]
         if self.of_queries is not None and self.of_keys is not None:
             q_and_k = torch.cat([self.of_queries(q_and_k[:, : self.heads]), self.of_keys(q_and_k[:, self.heads :])], 1)
-        q_and_k = _rotated(q_and_k, *rotation)
+        q_and_k = call(Rotated, q_and_k, cos, sin)
         seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
         x = self.out(_filled(seen.flatten(1), len(x))).add_(x)
         gate_and_up = self.gate_and_up(self.between(x))
         inner = silu(gate_and_up[:, : self.inner]).mul_(gate_and_up[:, self.inner :])
         return self.down(inner).add_(x)
-
-
-class _Norm:
-    """As `grpo.fused.RMSNorm`."""
-
-    def __init__(self, module: Any):
-        self.weight = module.weight.detach()
-        eps: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        self.eps = self.weight.new_tensor(eps)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = torch.addcmul(self.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
-        return (x * inverse).mul_(self.weight)
 
 
 class _Products:
@@ -139,16 +124,6 @@ class _Products:
             for weight, columns in zip(self.weights, self.columns, strict=True):
                 torch.mm(x, weight.t(), out=y[:, columns])
         return y if self.bias is None else y.add_(self.bias)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin_left: Tensor, sin_right: Tensor) -> Tensor:
-    """As `grpo.block` turns queries and keys."""
-    left, right = x.chunk(2, -1)
-    turned = x * cos
-    of_left, of_right = turned.chunk(2, -1)
-    of_left.addcmul_(right, sin_left, value=-1)
-    of_right.addcmul_(left, sin_right)
-    return turned
 
 
 def _filled(x: Tensor, rows: int) -> Tensor:

@@ -28,18 +28,9 @@ from grpo.decoding_blocks import can_decode
 from grpo.few_rows import MOST, PAYS_FROM, FewRows, pays
 from grpo.fused import fuse
 from grpo.logprobs import trunk_of
+from tests.grpo import small_models
 
-SHAPE = dict(
-    vocab_size=40,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    initializer_range=0.3,
-    pad_token_id=0,
-)
+SHAPE = small_models.SHAPE | dict(head_dim=8)
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
     "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)),

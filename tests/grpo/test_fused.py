@@ -15,17 +15,8 @@ from grpo.attention import NAME
 from grpo.block import fuse_blocks
 from grpo.fused import fuse
 from grpo.logprobs import completion_logprobs
+from tests.grpo.small_models import SHAPE
 
-SHAPE = dict(
-    vocab_size=40,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    initializer_range=0.3,
-    pad_token_id=0,
-)
 PROMPTS, COMPLETIONS = [[5, 6, 7], [5, 6, 7], [8]], [[3, 4, 0], [9] * 5, [0, 2]]
 
 
