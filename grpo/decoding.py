@@ -33,12 +33,13 @@ class Decoder:
         self.caches: dict[int, _Cache] = {}
         self.prompt_lengths: list[int] = []  # of the groups
         self.group_of: list[int] = []  # of the rows
-        self.said: list[int] = []  # tokens that each row has said
+        self.said = torch.zeros(0, dtype=torch.long, device=self.device)  # tokens that each row has said
         self._batch: _Batch | None = None
 
     @property
     def longest(self) -> int:
-        return max(self.prompt_lengths) + max(self.said) + 1
+        assert self._batch is not None
+        return self._batch.prompt_width + self._batch.width
 
     def join(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
         """Take in groups of `size` rows each, behind the others. Returns the logits after each prompt, [g, V]."""
@@ -54,44 +55,47 @@ class Decoder:
         places = torch.tensor(index, device=self.device)
         self.prompt_lengths += map(len, prompts)
         self.group_of += [first + number for number in range(len(prompts)) for _ in range(size)]
-        self.said += [0] * (len(prompts) * size)
+        self.said = torch.cat([self.said, self.said.new_zeros(len(prompts) * size)])
         for layer, (keys, values) in layout.kept.items():
             shared = keys[places].transpose(1, 2), values[places].transpose(1, 2)
             self.caches.setdefault(layer, _Cache(shared[0])).add_prompts(first, *shared)
         self._batch = None
         return self.head(hidden[torch.tensor(packed.last, device=self.device)])
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        """Each row says its token. Returns the logits of the next, [n, V]."""
+    def step(self, tokens: Tensor) -> Tensor:
+        """Each row says its token, of [n]. Returns the logits of the next, [n, V]."""
         if self._batch is None:
-            self._batch = _Batch.of(self.prompt_lengths, self.group_of, next(iter(self.caches.values())).rows[0])
-        self._batch.begin(self.said)
-        positions = self._batch.row_prompt_lengths + self._batch.said
-        ids = torch.tensor(list(tokens), device=self.device)
-        self.said = [count + 1 for count in self.said]
+            dtype = next(iter(self.caches.values())).rows[0].dtype
+            self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.said, dtype)
+        self._batch.begin()
+        ids, positions = tokens.to(self.device), self._batch.row_prompt_lengths + self.said
         if self._blocks is not None:
-            return self._blocks(ids, positions, self.attend)
-        return self.head(hidden_states(self.trunk, ids[None], positions[None], self))
+            logits = self._blocks(ids, positions, self.attend)
+        else:
+            logits = self.head(hidden_states(self.trunk, ids[None], positions[None], self))
+        self.said += 1
+        return logits
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """These rows have ended. Returns which row each of those that are left was: the last ones fill the gaps."""
+        longest = int(self.said.max())
         kept = _fill_gaps(len(self.said), set(rows))
         groups = _fill_gaps(
             len(self.prompt_lengths), set(range(len(self.prompt_lengths))) - {self.group_of[r] for r in kept}
         )
         for cache in self.caches.values():
-            cache.keep(kept, groups, max(self.said, default=0))
+            cache.keep(kept, groups, longest)
         renamed = {old: new for new, old in enumerate(groups)}
         self.prompt_lengths = [self.prompt_lengths[group] for group in groups]
         self.group_of = [renamed[self.group_of[row]] for row in kept]
-        self.said = [self.said[row] for row in kept]
+        self.said = self.said[kept]
         self._batch = None
         return kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         assert self._batch is not None
         cache, batch = self.caches[layer], self._batch
-        cache.add_tokens(k, v, batch.said, batch.width, batch.future is None)
+        cache.add_tokens(k, v, batch)
         return batch.attend(cache, q, scale if scale is not None else q.shape[-1] ** -0.5)
 
 
@@ -120,16 +124,16 @@ class _Cache:
         for held, new in zip(self.prompts, (keys, values), strict=True):
             held[first : first + count, :, :width] = new
 
-    def add_tokens(self, keys: Tensor, values: Tensor, said: Tensor, width: int, even: bool) -> None:
-        have = self.rows[0].shape[2]
-        self.rows = [
-            _with_room(held, len(said), have if width <= have else max(GROWTH, 2 * have)) for held in self.rows
-        ]
+    def add_tokens(self, keys: Tensor, values: Tensor, batch: _Batch) -> None:
+        rows, _, columns, _ = self.rows[0].shape
+        if len(keys) > rows or batch.width > columns:
+            columns = columns if batch.width <= columns else max(GROWTH, 2 * columns)
+            self.rows = [_with_room(held, len(keys), columns) for held in self.rows]
         for held, new in zip(self.rows, (keys, values), strict=True):
-            if even:
-                held[: len(new), :, width - 1] = new
+            if batch.future is None:
+                held[: len(new), :, batch.width - 1] = new
             else:
-                held[torch.arange(len(new), device=new.device), :, said] = new
+                held[batch.every_row, :, batch.said] = new
 
     def keep(self, rows: list[int], groups: list[int], said: int) -> None:
         """Those who fill gaps are copied; nobody else moves. Rows beyond the cache have said nothing yet."""
@@ -151,14 +155,16 @@ class _Batch:
     in_order: bool  # whether all groups are as large and their rows stand one after the other
     beyond_prompt: Tensor | None  # [g, 1, 1, P]: -inf where a prompt has ended, else 0; None: all are as long
     prompt_width: int
-    said: Tensor  # [n]
+    said: Tensor  # [n]: without the new token
+    even: bool  # whether all have said as much
     width: int  # tokens of the longest row, the new one included
-    future: Tensor | None  # [n, 1, 1, T]: -inf for what a row has not said, else 0; None: all have said as much
+    future: Tensor | None  # [n, 1, 1, T]: -inf for what a row has not said, else 0; None: they are even
+    every_row: Tensor  # [n]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, prompt_lengths: list[int], group_of: list[int], like: Tensor) -> _Batch:
-        device, rows_of = like.device, [list[int]() for _ in prompt_lengths]
+    def of(cls, prompt_lengths: list[int], group_of: list[int], said: Tensor, dtype: torch.dtype) -> _Batch:
+        device, rows_of = said.device, [list[int]() for _ in prompt_lengths]
         for row, group in enumerate(group_of):
             rows_of[group].append(row)
         most = max(map(len, rows_of))
@@ -174,38 +180,45 @@ class _Batch:
             members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
             slot=torch.tensor(slot, device=device),
             in_order=slot == [*range(len(rows_of) * most)],
-            beyond_prompt=_mask(ended, like.dtype) if min(prompt_lengths) < width else None,
+            beyond_prompt=_mask(ended, dtype) if min(prompt_lengths) < width else None,
             prompt_width=width,
-            said=lengths,
-            width=0,
+            said=said,
+            even=bool(said.min() == said.max()),
+            width=int(said.max()),
             future=None,
-            dtype=like.dtype,
+            every_row=torch.arange(len(said), device=device),
+            dtype=dtype,
         )
 
-    def begin(self, said: list[int]) -> None:
-        self.said = torch.tensor(said, device=self.row_prompt_lengths.device)
-        self.width, self.future = max(said) + 1, None
-        if min(said) < max(said):
-            self.future = _mask(torch.arange(self.width, device=self.said.device) > self.said[:, None], self.dtype)
+    def begin(self) -> None:
+        """Each row is about to say a token."""
+        self.width += 1
+        if not self.even:
+            columns = torch.arange(self.width, device=self.said.device)
+            self.future = _mask(columns > self.said[:, None], self.dtype)
 
     def attend(self, cache: _Cache, q: Tensor, scale: float) -> Tensor:
         """[n, H, D]: softmax over prompt and own tokens together; the product with a prompt is one for its group."""
-        prompt_keys, prompt_values = (held[: len(self.members), :, : self.prompt_width] for held in cache.prompts)
-        keys, values = (held[: len(q), :, : self.width] for held in cache.rows)
-        q = q.unflatten(1, (keys.shape[1], -1))  # [n, Hkv, H / Hkv, D]: heads of the same keys are as many queries
+        groups = self.members.shape[0]
+        prompt_keys, prompt_values = (held[:groups, :, : self.prompt_width] for held in cache.prompts)
+        keys, values = (held[: q.shape[0], :, : self.width] for held in cache.rows)
+        # [n, Hkv, r, D]: heads of the same keys are as many queries.
+        q = q.view(q.shape[0], keys.shape[1], -1, q.shape[2])
         of_prompt, mass_prompt = _look(self._to_groups(q), prompt_keys, prompt_values, self.beyond_prompt, scale)
-        of_own, mass_own = _look(q, keys, values, self.future, scale)
-        share = (self._to_rows(mass_prompt[..., None], q.shape[2]) - mass_own[..., None]).sigmoid_()
-        return torch.lerp(of_own, self._to_rows(of_prompt, q.shape[2]), share.to(q.dtype)).flatten(1, 2)
+        of_own, mass_own = (found.transpose(1, 2) for found in _look(q, keys, values, self.future, scale))
+        share = (self._to_rows(mass_prompt, mass_own.shape) - mass_own).sigmoid_()[..., None]
+        seen = torch.lerp(of_own, self._to_rows(of_prompt, of_own.shape), share.to(q.dtype))
+        return seen.transpose(1, 2).flatten(1, 2)
 
     def _to_groups(self, rows: Tensor) -> Tensor:
-        """[n, Hkv, r, X] to [g, Hkv, m * r, X]."""
-        grouped = rows.unflatten(0, self.members.shape) if self.in_order else rows[self.members]
-        return grouped.transpose(1, 2).flatten(2, 3)
+        """[n, Hkv, r, D] to [g, Hkv, m * r, D]."""
+        (groups, most), (_, heads, _, width) = self.members.shape, rows.shape
+        grouped = rows.view(groups, most, *rows.shape[1:]) if self.in_order else rows[self.members]
+        return grouped.transpose(1, 2).reshape(groups, heads, -1, width)
 
-    def _to_rows(self, groups: Tensor, r: int) -> Tensor:
-        """The inverse, with as many queries `r` a head of keys."""
-        rows = groups.unflatten(2, (-1, r)).transpose(1, 2).flatten(0, 1)
+    def _to_rows(self, groups: Tensor, shape: torch.Size) -> Tensor:
+        """[g, Hkv, m * r, ...] to [n, r, Hkv, ...], which is `shape`: as the CPU's kernel writes it, so that nothing moves."""
+        rows = groups.transpose(1, 2).reshape(-1, *shape[1:])
         return rows if self.in_order else rows[self.slot]
 
 

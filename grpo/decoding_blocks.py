@@ -21,13 +21,17 @@ from grpo.fused import call, is_fused
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """As `grpo.attention.Layout.attend`."""
 
+JOINED = 2**18
+"""Numbers up to which weights that see the same states are copied to be one: calls are what their products take."""
+
 
 def can_decode(trunk: Any, head: Any) -> bool:
     """Whether `Blocks` knows all parts of the model."""
     weight = head.weight if type(head) is nn.Linear else None
     if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32 or not taken_over(trunk):
         return False
-    return is_fused(trunk.norm) and all(_is_plain(block) for block in trunk.layers)
+    steady = trunk.rotary_emb.rope_type not in ("dynamic", "longrope")  # elsewhere angles depend on position alone
+    return steady and is_fused(trunk.norm) and all(_is_plain(block) for block in trunk.layers)
 
 
 def _is_plain(block: Any) -> bool:
@@ -45,7 +49,7 @@ class Blocks:
     sequences, which serves down to more than half as many; 0: they are not."""
 
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
-        self.embed, self.rotary = trunk.embed_tokens, trunk.rotary_emb
+        self.embed, self.angles = trunk.embed_tokens, _Angles(trunk.rotary_emb, head.weight)
         self.blocks = [_Block(block) for block in trunk.layers]
         self.norm, self.head = trunk.norm.forward, _Products([head])
         self.packed_rows = packed_rows
@@ -63,14 +67,28 @@ class Blocks:
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
         count = len(ids)
-        x = self.embed(ids[None])
-        cos, sin = (angles[0, :, None] for angles in self.rotary(x, positions[None]))
+        x = self.embed(ids)
+        cos, sin = self.angles(positions)
         # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
         filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
-        x = _filled(x[0], filled)
+        x = _filled(x, filled)
         for block in self.blocks:
             x = block(x, count, cos, sin, attend)
         return self.head(self.norm(x))[:count]
+
+
+class _Angles:
+    """Cosines and sines of positions, [n, 1, D] each, out of a table that grows as positions do."""
+
+    def __init__(self, rotary: Any, like: Tensor):
+        self.rotary, self.like = rotary, like
+        self.table = like.new_empty(2, 0, 1, 0)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, ...]:
+        if (longest := int(positions.max())) >= self.table.shape[1]:
+            everywhere = torch.arange(2 * longest + 1, device=positions.device)
+            self.table = torch.cat(self.rotary(self.like, everywhere[None]))[:, :, None]
+        return self.table[:, positions].unbind()
 
 
 class _Block:
@@ -91,13 +109,13 @@ class _Block:
 
     def __call__(self, x: Tensor, count: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[N, H] to the same; the first `count` rows are sequences."""
-        states = self.qkv(self.before(x)).view(len(x), -1, self.width)[:count]
+        states = self.qkv(self.before(x)).view(x.shape[0], -1, self.width)[:count]
         q_and_k, v = states[:, : self.turned], states[:, self.turned :]
         if self.of_queries is not None and self.of_keys is not None:
             q_and_k = torch.cat([self.of_queries(q_and_k[:, : self.heads]), self.of_keys(q_and_k[:, self.heads :])], 1)
         q_and_k = call(Rotated, q_and_k, cos, sin)
         seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
-        x = self.out(_filled(seen.flatten(1), len(x))).add_(x)
+        x = self.out(_filled(seen.flatten(1), x.shape[0])).add_(x)
         gate_and_up = self.gate_and_up(self.between(x))
         inner = silu(gate_and_up[:, : self.inner]).mul_(gate_and_up[:, self.inner :])
         return self.down(inner).add_(x)
@@ -108,23 +126,27 @@ class _Products:
 
     def __init__(self, linears: Sequence[nn.Linear]):
         self.weights = [linear.weight.detach() for linear in linears]
+        self.numbers = sum(weight.numel() for weight in self.weights)
+        if self.numbers <= JOINED:
+            self.weights = [torch.cat(self.weights)] if len(linears) > 1 else self.weights
         ends = [*accumulate((len(weight) for weight in self.weights), initial=0)]
-        self.columns = [slice(start, end) for start, end in pairwise(ends)]
+        self.parts = [(weight.t(), slice(*ends)) for weight, ends in zip(self.weights, pairwise(ends), strict=True)]
         self.out = ends[-1]
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
-        self.numbers = sum(weight.numel() for weight in self.weights)
         self.packed: FewRows | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is not None and len(x) == self.packed.rows:
+        if self.packed is not None and x.shape[0] == self.packed.rows:
             y = self.packed.product(x)
+        elif len(self.parts) == 1:
+            y = torch.mm(x, self.parts[0][0])
         else:
-            y = x.new_empty(len(x), self.out)
-            for weight, columns in zip(self.weights, self.columns, strict=True):
-                torch.mm(x, weight.t(), out=y[:, columns])
+            y = x.new_empty(x.shape[0], self.out)
+            for weight, columns in self.parts:
+                torch.mm(x, weight, out=y[:, columns])
         return y if self.bias is None else y.add_(self.bias)
 
 
 def _filled(x: Tensor, rows: int) -> Tensor:
-    return x if len(x) == rows else pad(x, (0, 0, 0, rows - len(x)))
+    return x if x.shape[0] == rows else pad(x, (0, 0, 0, rows - x.shape[0]))

@@ -101,7 +101,7 @@ class RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse = torch.addcmul(length.new_tensor(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
+        inverse = torch.rsub(length.square_(), eps, alpha=-1 / x.shape[-1]).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
         normed = (wide * inverse).to(x.dtype)
         return normed.mul_(weight) if weight.dtype == x.dtype else normed * weight

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo.attention import hidden_states
 from grpo.fused import add_product
-from grpo.packing import pack
+from grpo.packing import integers, pack, ranges
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 """Logits held at once, in float32: enough for full speed of the matrix product, small beside any model. On a CPU less
@@ -39,13 +39,13 @@ def completion_states(
     # Nothing is predicted by a completion's last token, so it is not computed.
     packed = pack(prompts, [completion[:-1] for completion in completions], device)
     hidden = hidden_states(trunk, packed.ids, packed.positions, packed.attention)
-    places: list[int] = []
-    for first, start, completion in zip(packed.first, packed.starts, completions, strict=True):
-        places += [first, *range(start, start + len(completion) - 1)] if completion else []
-    rows = [row for row, completion in enumerate(completions) for _ in completion]
-    columns = [column for completion in completions for column in range(len(completion))]
-    targets = [token for completion in completions for token in completion]
-    index = torch.tensor([places, targets, rows, columns], device=device)
+    lengths = integers([len(completion) for completion in completions])
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    columns = ranges(torch.zeros_like(lengths), lengths)
+    first, starts = integers(packed.first)[rows], integers(packed.starts)[rows]
+    places = torch.where(columns == 0, first, starts + columns - 1)
+    targets = integers([token for completion in completions for token in completion])
+    index = torch.stack([places, targets, rows, columns]).to(device)
     return hidden.index_select(0, index[0]), index[1], index[2], index[3]
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(tuple(prompt) or (-1, row), []).append(row)
     ids: list[int] = []
-    positions: list[int] = []
+    spans: list[tuple[int, int]] = []  # of positions: where each begins, and how many
     starts, first, last = ([0] * len(prompts) for _ in range(3))
     buckets: dict[tuple[int, int], _Spans] = {}
     for rows in rows_of.values():
@@ -47,24 +49,35 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
         begin, length = len(ids), len(prompt)
         shared = length if len(rows) > 1 else 0
         ids += prompt
-        positions += range(length)
+        spans.append((0, length))
         for row in rows:
             starts[row], first[row] = len(ids), begin + length - 1
             ids += rests[row]
-            positions += range(length, length + len(rests[row]))
+            spans.append((length, len(rests[row])))
             last[row] = len(ids) - 1 if rests[row] else first[row]
         for row in rows:
             start, stop = (starts[row], starts[row] + len(rests[row])) if shared else (begin, len(ids))
             if stop > start or shared:
                 buckets.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
     return Pack(
-        ids=torch.tensor([ids], device=device),
-        positions=torch.tensor([positions], device=device),
+        ids=integers(ids)[None].to(device),
+        positions=ranges(*integers(spans).T)[None].to(device),
         attention=Packed([spans.bucket(shared, device) for (shared, _), spans in buckets.items()], len(ids), device),
         last=last,
         first=first,
         starts=starts,
     )
+
+
+def integers(given: Sequence[Any]) -> Tensor:
+    """As `torch.tensor`, in a sixth of its time for long lists."""
+    return torch.from_numpy(np.array(given, dtype=np.int64))
+
+
+def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """range(start, start + length) for each of [K], one after the other."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 def shared_prefix(rows: Sequence[Tokens]) -> int:
@@ -87,14 +100,17 @@ class _Spans:
         self.rows.append((prompt, start, stop))
 
     def bucket(self, shared: int, device: torch.device) -> Bucket:
-        width = max(stop - start for _, start, stop in self.rows)
+        begin, start, stop = integers(self.rows).T[:, :, None]
+        lengths = stop - start
+        places = start + torch.arange(int(lengths.max()))
         # What is past a sequence's end may point anywhere: it comes after every token that counts, so none looks at it.
-        index = [[*range(start, stop), *([prompt] * (width - stop + start))] for prompt, start, stop in self.rows]
+        rows = torch.where(places < stop, places, begin)
+        prompts = integers([*self.prompts])[:, None] + torch.arange(shared)
         return Bucket(
-            prompts=torch.tensor([[*range(p, p + shared)] for p in self.prompts], device=device) if shared else None,
-            rows=torch.tensor(index, dtype=torch.long, device=device).view(len(self.rows), width),
-            of=torch.tensor(self.of, device=device),
-            lengths=torch.tensor([stop - start for _, start, stop in self.rows], device=device),
+            prompts=prompts.to(device) if shared else None,
+            rows=rows.to(device),
+            of=integers(self.of).to(device),
+            lengths=lengths.squeeze(1).to(device),
         )
 
 

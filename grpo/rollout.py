@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,16 +34,54 @@ class Completion:
     finished: bool
 
 
-@dataclass
-class _Row:
-    """A completion that is being written, and the uniform random numbers that choose its tokens."""
+class _Rows:
+    """The completions that are being written, one a row of each table, and what they will draw."""
 
-    prompt: int
-    number: int
-    chances: list[float]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finished: bool = False
+    def __init__(self, length: int):
+        self.whose: list[tuple[int, int]] = []  # which prompt, and which of its completions
+        self.counts = torch.zeros(0, 1, dtype=torch.long)  # tokens so far
+        self.chances = torch.zeros(0, length, dtype=torch.float64)  # uniform random numbers that choose the tokens
+        self.tokens = torch.zeros(0, length, dtype=torch.long)
+        self.logprobs = torch.zeros(0, length)
+
+    def join(self, prompts: Sequence[int], size: int, seeds: Sequence[int]) -> None:
+        length = self.tokens.shape[1]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        drawn = [torch.rand(size, length, dtype=torch.float64, generator=generator) for generator in generators]
+        self.whose += [(prompt, number) for prompt in prompts for number in range(size)]
+        self.chances = torch.cat([self.chances, *drawn])
+        self.counts, self.tokens, self.logprobs = (
+            torch.cat([table, table.new_zeros(len(prompts) * size, table.shape[1])])
+            for table in (self.counts, self.tokens, self.logprobs)
+        )
+
+    def draw(self, logits: Tensor, settings: Sampling) -> Tensor:
+        """The next token of each, [n], from logits [n, V]."""
+        tokens, logprobs = choose(logits, settings, self.chances.gather(1, self.counts).squeeze(1))
+        self.tokens.scatter_(1, self.counts, tokens[:, None])
+        self.logprobs.scatter_(1, self.counts, logprobs[:, None])
+        self.counts += 1
+        return tokens
+
+    def ended(self, eos_id: int) -> list[int]:
+        """Rows whose last token was the end mark, or the last that there was room for."""
+        ended = (self.tokens.gather(1, self.counts - 1) == eos_id) | (self.counts == self.tokens.shape[1])
+        return ended.flatten().nonzero().flatten().tolist()
+
+    def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
+        index = torch.tensor(rows, dtype=torch.long)
+        chosen = (table[index].tolist() for table in (self.counts.squeeze(1), self.tokens, self.logprobs))
+        return [
+            Completion(tokens[:count], logprobs[:count], tokens[count - 1] == eos_id)
+            for count, tokens, logprobs in zip(*chosen, strict=True)
+        ]
+
+    def keep(self, rows: list[int]) -> None:
+        self.whose = [self.whose[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.long)
+        self.counts, self.chances, self.tokens, self.logprobs = (
+            table.index_select(0, index) for table in (self.counts, self.chances, self.tokens, self.logprobs)
+        )
 
 
 def seed_of(seed: int, *parts: int) -> int:
@@ -104,42 +142,31 @@ def _sample(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    rows, logits = list[_Row](), None
-    ended: dict[int, list[_Row]] = {i: [] for i in waiting}
-    while waiting or rows:
+    rows, logits = _Rows(settings.max_new_tokens), None
+    ended: dict[int, dict[int, Completion]] = {i: {} for i in waiting}
+    while waiting or rows.whose:
         joining: list[int] = []
+        count = len(rows.whose)
         while waiting and (
-            len(joining) * per_prompt + len(rows) + per_prompt <= settings.batch_size or not (joining or rows)
+            (len(joining) + 1) * per_prompt + count <= settings.batch_size or not (joining or count)
         ):
             joining.append(waiting.popleft())
         if joining:
             after_prompts = decoder.join([prompts[i] for i in joining], per_prompt).repeat_interleave(per_prompt, 0)
             logits = after_prompts if logits is None else torch.cat([logits, after_prompts])
-            rows += [row for i in joining for row in _rows(i, per_prompt, settings.max_new_tokens, seeds[i])]
+            rows.join(joining, per_prompt, [seeds[i] for i in joining])
         assert logits is not None
-        chances = torch.tensor([row.chances[len(row.tokens)] for row in rows], dtype=torch.float64)
-        chosen, logprobs = choose(logits.float().cpu(), settings, chances)
-        gone = []
-        for place, (row, token, logprob) in enumerate(zip(rows, chosen.tolist(), logprobs.tolist(), strict=True)):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.finished = token == eos_id
-            if row.finished or len(row.tokens) == len(row.chances):
-                gone.append(place)
-        left = decoder.leave(gone) if gone else range(len(rows))
-        for place in gone:
-            of_prompt = ended[rows[place].prompt]
-            of_prompt.append(rows[place])
-            if len(of_prompt) == per_prompt:
-                of_prompt.sort(key=lambda row: row.number)
-                yield rows[place].prompt, [Completion(row.tokens, row.logprobs, row.finished) for row in of_prompt]
-        rows = [rows[place] for place in left]
-        logits = decoder.step([row.tokens[-1] for row in rows]) if rows else None
-
-
-def _rows(prompt: int, count: int, length: int, seed: int) -> list[_Row]:
-    chances = torch.rand(count, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return [_Row(prompt, number, row) for number, row in enumerate(chances.tolist())]
+        tokens = rows.draw(logits.float().cpu(), settings)
+        if gone := rows.ended(eos_id):
+            left = decoder.leave(gone)
+            for row, completion in zip(gone, rows.completions(gone, eos_id), strict=True):
+                prompt, number = rows.whose[row]
+                ended[prompt][number] = completion
+                if len(ended[prompt]) == per_prompt:
+                    yield prompt, [ended[prompt][i] for i in range(per_prompt)]
+            rows.keep(left)
+            tokens = tokens[left]
+        logits = decoder.step(tokens) if rows.whose else None
 
 
 def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,8 +191,10 @@ def _where_chance_falls(masses: Tensor, chances: Tensor) -> Tensor:
 
     First the block of entries, then the entry, so that sums over the vocabulary are read once and not kept.
     """
-    size = 1 << masses.shape[1].bit_length() // 2  # near the root: about as many blocks as entries in one
-    blocks = pad(masses, (0, -masses.shape[1] % size)).unflatten(1, (-1, size))
+    rows, count = masses.shape
+    size = 1 << count.bit_length() // 2  # near the root: about as many blocks as entries in one
+    missing = -count % size
+    blocks = (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
     of_block = blocks.sum(2)
     up_to_block = of_block.cumsum(1, dtype=torch.float64)
     sought = chances * up_to_block[:, -1:]

@@ -77,14 +77,14 @@ def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows):
     torch.testing.assert_close(after_prompts, plain_logits(model, PROMPTS), atol=1e-4, rtol=1e-4)
     rows = [[*PROMPTS[number // GROUP], *said] for number, said in enumerate(TOKENS)]
     for count in (1, 2):
-        logits = decoder.step([said[count - 1] for said in TOKENS])
+        logits = decoder.step(torch.tensor([said[count - 1] for said in TOKENS]))
         begun = [row[: len(row) - 3 + count] for row in rows]
         torch.testing.assert_close(logits, plain_logits(model, begun), atol=1e-4, rtol=1e-4)
     # Packed weights take five of eight rows, and one as they are.
     for leaving in ([1, 4, 7], [0, 2, 3, 4]):
         left = decoder.leave(leaving)
         rows = [rows[place] for place in left]
-        logits = decoder.step([row[-1] for row in rows])
+        logits = decoder.step(torch.tensor([row[-1] for row in rows]))
         torch.testing.assert_close(logits, plain_logits(model, rows), atol=1e-4, rtol=1e-4)
         rows = [[*row, 9] for row in rows]
 
@@ -98,7 +98,7 @@ def test_packed_weights_serve_down_to_more_than_half_as_many_rows(packed_rows, s
     monkeypatch.setattr(FewRows, "product", lambda self, x: asked.append(len(x)) or product(self, x))
     decoder = Decoder(made("llama"), packed_rows)
     decoder.join(PROMPTS, GROUP)
-    decoder.step([said[0] for said in TOKENS])  # 8 rows
+    decoder.step(torch.tensor([said[0] for said in TOKENS]))  # 8 rows
     assert asked == [packed_rows] * (4 * 2 + 1 if served else 0)  # four products in each of two blocks, and the head
 
 
