@@ -147,9 +147,7 @@ def _sample(
     while waiting or rows.whose:
         joining: list[int] = []
         count = len(rows.whose)
-        while waiting and (
-            (len(joining) + 1) * per_prompt + count <= settings.batch_size or not (joining or count)
-        ):
+        while waiting and ((len(joining) + 1) * per_prompt + count <= settings.batch_size or not (joining or count)):
             joining.append(waiting.popleft())
         if joining:
             after_prompts = decoder.join([prompts[i] for i in joining], per_prompt).repeat_interleave(per_prompt, 0)
