@@ -76,7 +76,7 @@ SETTINGS = {
         group_size=8,
         max_new_tokens=48,
         micro_batch_tokens=16384,
-        steps=10,
+        steps=30,
         trl_rows=(128, 32),
         why="the whole step, and a quarter of it",
     ),

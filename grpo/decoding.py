@@ -217,7 +217,7 @@ class _Batch:
         return grouped.transpose(1, 2).reshape(groups, heads, -1, width)
 
     def _to_rows(self, groups: Tensor, shape: torch.Size) -> Tensor:
-        """[g, Hkv, m * r, ...] to [n, r, Hkv, ...], which is `shape`: as the CPU's kernel writes it, so that nothing moves."""
+        """[g, Hkv, m * r, ...] to [n, r, Hkv, ...], which is `shape`: the order in which the CPU's kernel writes."""
         rows = groups.transpose(1, 2).reshape(-1, *shape[1:])
         return rows if self.in_order else rows[self.slot]
 
