@@ -22,7 +22,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """As `grpo.attention.Layout.attend`."""
 
 JOINED = 2**18
-"""Numbers up to which weights that see the same states are copied to be one: calls are what their products take."""
+"""Numbers up to which weights that see the same states are copied into one: calls cost more than so small products."""
 
 
 def can_decode(trunk: Any, head: Any) -> bool:
@@ -127,8 +127,8 @@ class _Products:
     def __init__(self, linears: Sequence[nn.Linear]):
         self.weights = [linear.weight.detach() for linear in linears]
         self.numbers = sum(weight.numel() for weight in self.weights)
-        if self.numbers <= JOINED:
-            self.weights = [torch.cat(self.weights)] if len(linears) > 1 else self.weights
+        if len(linears) > 1 and self.numbers <= JOINED:
+            self.weights = [torch.cat(self.weights)]
         ends = [*accumulate((len(weight) for weight in self.weights), initial=0)]
         self.parts = [(weight.t(), slice(*ends)) for weight, ends in zip(self.weights, pairwise(ends), strict=True)]
         self.out = ends[-1]
