@@ -52,17 +52,17 @@ def load_ours(case: Case) -> Engine:
 
     model = load_policy(case.model, Hardware(device="cpu"))
     settings = Sampling(temperature=1.0, max_new_tokens=case.longest, batch_size=case.rows)
-    rows_of = rollout._rows
+    rows_of = rollout._Rows
 
     def engine(prompts: Prompts, limits: Limits) -> Limits:
-        def limited(prompt: int, count: int, length: int, seed: int) -> list[Any]:
-            """A completion ends when it has no more random numbers to draw from."""
-            rows = rows_of(prompt, count, length, seed)
-            for row, limit in zip(rows, limits[prompt], strict=True):
-                del row.chances[limit:]
-            return rows
+        class Limited(rows_of):  # type: ignore[misc, valid-type]
+            """A completion ends at its own length, and at no mark."""
 
-        rollout._rows = limited
+            def ended(self, eos_id: int) -> list[int]:
+                ends = [limits[prompt][number] for prompt, number in self.whose]
+                return [row for row, count in enumerate(self.counts.flatten().tolist()) if count == ends[row]]
+
+        rollout._Rows = Limited  # type: ignore[misc]
         seeds = [rollout.seed_of(case.seed, number) for number in range(len(prompts))]
         groups = rollout.sample(model, prompts, len(limits[0]), settings, eos_id=-1, seeds=seeds)
         return [[len(completion.tokens) for completion in group] for group in groups]
