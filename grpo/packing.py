@@ -62,7 +62,7 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
     return Pack(
         ids=integers(ids)[None].to(device),
         positions=ranges(*integers(spans).T)[None].to(device),
-        attention=Packed([spans.bucket(shared, device) for (shared, _), spans in buckets.items()], len(ids), device),
+        attention=Packed([found.bucket(shared, device) for (shared, _), found in buckets.items()], len(ids), device),
         last=last,
         first=first,
         starts=starts,
