@@ -30,6 +30,7 @@ from machine import machine
 from measure import run
 
 from grpo.data import Message
+from grpo.errors import InputError
 from grpo.policy import load_tokenizer
 
 HERE = Path(__file__).parent
@@ -91,7 +92,7 @@ def make_case(name: str, given: argparse.Namespace) -> Case:
     prompts = setting.prompts(model, folder)
     rows = len(prompts) * setting.group_size
     if given.trl_rows and rows % given.trl_rows:
-        raise SystemExit(f"--trl-rows {given.trl_rows}: the {rows} completions of {name} are no multiple of that")
+        raise InputError(f"--trl-rows {given.trl_rows}: the {rows} completions of {name} are no multiple of that")
     return Case(
         folder=str(folder),
         model=str(without_end(model, folder / "endless") if given.full else model),
@@ -301,4 +302,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except InputError as error:
+        say(f"error: {error}")
+        sys.exit(2)

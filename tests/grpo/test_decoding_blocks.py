@@ -69,7 +69,7 @@ def plain_logits(model, sequences):
     return torch.stack([other.eval()(torch.tensor([sequence])).logits[0, -1] for sequence in sequences])
 
 
-@pytest.mark.parametrize(("packed_rows", "joined"), [(0, JOINED), (0, 0), (8, 0)])
+@pytest.mark.parametrize(("packed_rows", "joined"), [(0, JOINED), (0, 0), (8, JOINED), (8, 0)])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joined, monkeypatch):
