@@ -56,6 +56,9 @@ def reward(problem: Any, response: Any) -> float:
     return letters(response.text)
 
 
+reward.quick = True  # type: ignore[attr-defined]  # a group's completions in one go
+
+
 def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": tokens, "parts": parts}
 

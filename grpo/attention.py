@@ -8,14 +8,16 @@ transformers can run with another attention works, and all else of it stays as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from grpo import kernels
 from grpo.errors import InputError
 from grpo.fused import call
 
@@ -70,98 +72,112 @@ def hidden_states(trunk: Any, ids: Tensor, positions: Tensor, layout: Layout) ->
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """R sequences of one call: what follows shared prompts of P tokens, or whole sequences (`prompts` is None)."""
+class Rows:
+    """R sequences of one call, or what follows the prompts that they share with others."""
 
-    prompts: Tensor | None  # [g, P]: where their tokens lie in the pack
-    rows: Tensor  # [R, L]: where the sequences' tokens lie
-    of: Tensor  # [R]: which of the g prompts each follows
-    lengths: Tensor  # [R]: tokens of each, L or less
+    places: Tensor  # [R, L]: where their tokens lie in the pack
+    lengths: Tensor  # [R]: tokens of each, L or less; past them places may point anywhere
+    before: Tensor  # [R, P]: where the tokens of the shared prompts lie
+
+    @property
+    def seen(self) -> Tensor:
+        """[R, P + L]: where lies what they look at."""
+        return torch.cat([self.before, self.places], 1)
+
+    @property
+    def real(self) -> Tensor:
+        """[R, L]: what is no padding."""
+        return torch.arange(self.places.shape[1], device=self.places.device) < self.lengths[:, None]
 
 
 class Packed:
     """What the tokens of a pack look at: their own sequence up to themselves, its shared prompt included.
 
-    Queries, keys and values are taken to slots, bucket after bucket. A token's output is in one slot; a prompt has
-    others where sequences of several buckets follow it.
+    Queries, keys and values are taken to slots, call after call: a prompt's keys and values to those of each sequence
+    that follows it. A token's output is in one slot; a prompt has others where several calls ask for it.
     """
 
-    def __init__(self, buckets: list[Bucket], tokens: int, device: torch.device):
-        self.buckets = buckets
-        self.longest = max(b.rows.shape[1] + (0 if b.prompts is None else b.prompts.shape[1]) for b in buckets)
-        parts: list[Tensor] = []
-        real: list[Tensor] = []
-        for bucket in buckets:
-            if bucket.prompts is not None:
-                parts.append(bucket.prompts)
-                real.append(torch.ones_like(bucket.prompts, dtype=torch.bool))
-            parts.append(bucket.rows)
-            real.append(torch.arange(bucket.rows.shape[1], device=device) < bucket.lengths[:, None])
-        self.sizes = [part.numel() for part in parts]
-        places = torch.cat([part.flatten() for part in parts])
-        filled = torch.cat([part.flatten() for part in real])
-        order = torch.empty(tokens, dtype=torch.long, device=device)
-        order[places[filled]] = filled.nonzero().squeeze(1)
-        others = order[places] != torch.arange(len(places), device=device)
-        again = (others & filled).nonzero().squeeze(1)
-        self.slots = _Slots(places, order, others.nonzero().squeeze(1), again if len(again) else None)
+    def __init__(self, calls: list[Rows], tokens: int):
+        self.calls = [call for call in calls if call.places.numel()]
+        self.longest = max(call.places.shape[1] + call.before.shape[1] for call in self.calls)
+        self.queries, self.keys = _Queries(self.calls, tokens), _Keys(self.calls, tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        parts = zip(*(call(_Taken, states, self.slots).split(self.sizes) for states in (q, k, v)), strict=True)
+        queries = call(_Taken, q, self.queries).split([rows.places.numel() for rows in self.calls])
+        sizes = [len(rows.places) * (rows.before.shape[1] + rows.places.shape[1]) for rows in self.calls]
+        keys, values = (call(_Taken, states, self.keys).split(sizes) for states in (k, v))
         outputs: list[Tensor] = []
-        for bucket in self.buckets:
-            if bucket.prompts is not None:
-                asked, prompt_keys, prompt_values = (_rows(states, bucket.prompts) for states in next(parts))
-                outputs.append(_causal(asked, prompt_keys, prompt_values, scale))
-            queries, keys, values = (_rows(states, bucket.rows) for states in next(parts))
-            if bucket.prompts is not None:
-                keys = torch.cat([prompt_keys.index_select(0, bucket.of), keys], 2)
-                values = torch.cat([prompt_values.index_select(0, bucket.of), values], 2)
-            if bucket.rows.numel():
-                outputs.append(_causal(queries, keys, values, scale))
-        flat = torch.cat([o.transpose(1, 2).reshape(-1, *q.shape[1:]) for o in outputs])
-        return call(_PutBack, flat, self.slots)
+        for rows, *taken in zip(self.calls, queries, keys, values, strict=True):
+            count = len(rows.places)
+            asked, seen, found = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in taken)
+            outputs.append(_causal(asked, seen, found, scale).transpose(1, 2).reshape(-1, *q.shape[1:]))
+        return call(_PutBack, torch.cat(outputs), self.queries)
 
 
-class _Slots(NamedTuple):
-    places: Tensor  # [S]: of which token
-    order: Tensor  # [N]: the slot of each token's output
-    others: Tensor  # slots of no output that is read
-    again: Tensor | None  # those of them that other tokens look at: a prompt's in further buckets
+class _Queries:
+    """Slots of queries and outputs."""
+
+    def __init__(self, calls: list[Rows], tokens: int):
+        self.places = torch.cat([rows.places.flatten() for rows in calls])  # [S]: of which token
+        filled = torch.cat([rows.real.flatten() for rows in calls]).nonzero().squeeze(1)
+        self.order = self.places.new_empty(tokens)  # [N]: the slot of each token's output
+        self.order[self.places[filled]] = filled
+        elsewhere = self.order[self.places] != torch.arange(len(self.places), device=self.places.device)
+        self.unread = elsewhere.nonzero().squeeze(1)  # slots of no output that is read
+
+    def total(self, gradient: Tensor) -> Tensor:
+        """What the slots' gradients [S, H, D] are together for each token, [N, H, D]: those of unread slots are 0."""
+        return gradient.index_select(0, self.order)
+
+
+class _Keys:
+    """Slots of keys and values."""
+
+    def __init__(self, calls: list[Rows], tokens: int):
+        self.calls, self.tokens = calls, tokens
+        self.places = torch.cat([rows.seen.flatten() for rows in calls])  # [S]: of which token
+
+    def total(self, gradient: Tensor) -> Tensor:
+        """What the slots' gradients [S, H, D] are together for each token, [N, H, D]."""
+        if kernels.serve(gradient):
+            return kernels.sum_rows(gradient, *self._slots_of)
+        return gradient.new_zeros(self.tokens, *gradient.shape[1:]).index_add_(0, self.places, gradient)
+
+    @cached_property
+    def _slots_of(self) -> tuple[Tensor, Tensor]:
+        """Slots in the order of their tokens, and the end [N] of each token's among them. Padding is left out: it comes
+        after all that counts, so that its gradient is 0."""
+        real = torch.cat([pad(rows.real, (rows.before.shape[1], 0), value=True).flatten() for rows in self.calls])
+        slots = real.nonzero().squeeze(1)
+        places, order = self.places[slots].sort(stable=True)
+        ends = torch.searchsorted(places, torch.arange(self.tokens), right=True)
+        return slots[order], ends
 
 
 class _Taken(torch.autograd.Function):
-    """[N, H, D] to slots [S, H, D]. Padding comes after all that counts: its gradient is 0 and need not be added."""
+    """[N, H, D] to slots [S, H, D]."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, slots: _Slots) -> Tensor:
+    def forward(ctx: Any, states: Tensor, slots: _Queries | _Keys) -> Tensor:
         ctx.slots = slots
         return states.index_select(0, slots.places)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        slots, total = ctx.slots, gradient.index_select(0, ctx.slots.order)
-        if slots.again is not None:
-            total.index_add_(0, slots.places[slots.again], gradient[slots.again])
-        return total, None
+        return ctx.slots.total(gradient), None
 
 
 class _PutBack(torch.autograd.Function):
     """Slots [S, H, D] to [N, H, D]."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, slots: _Slots) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, slots: _Queries) -> Tensor:
         ctx.slots = slots
         return outputs.index_select(0, slots.order)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.slots.places).index_fill_(0, ctx.slots.others, 0), None
-
-
-def _rows(states: Tensor, places: Tensor) -> Tensor:
-    """Slots of a part [R * L, H, D] to [R, H, L, D]."""
-    return states.view(*places.shape, *states.shape[1:]).transpose(1, 2)
+        return gradient.index_select(0, ctx.slots.places).index_fill_(0, ctx.slots.unread, 0), None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:

@@ -17,6 +17,7 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
+from grpo import kernels
 from grpo.attention import NAME
 from grpo.fused import add_product, call, same
 from grpo.packing import pack
@@ -153,6 +154,8 @@ class Rotated(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    if kernels.serve(x, cos):
+        return kernels.turn(x, cos, sin, x.shape[1], sign)
     half = x.shape[-1] // 2
     turned = x * cos
     turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=sign)

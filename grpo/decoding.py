@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo import kernels
 from grpo.attention import Packed, hidden_states
 from grpo.decoding_blocks import Blocks, can_decode
 from grpo.logprobs import trunk_of
@@ -65,8 +66,8 @@ class Decoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Each row says its token, of [n]. Returns the logits of the next, [n, V]."""
         if self._batch is None:
-            dtype = next(iter(self.caches.values())).rows[0].dtype
-            self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.said, dtype)
+            cache = next(iter(self.caches.values()))
+            self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.said, like=cache.rows[0])
         self._batch.begin()
         ids, positions = tokens.to(self.device), self._batch.row_prompt_lengths + self.said
         if self._blocks is not None:
@@ -94,9 +95,9 @@ class Decoder:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         assert self._batch is not None
-        cache, batch = self.caches[layer], self._batch
-        cache.add_tokens(k, v, batch)
-        return batch.attend(cache, q, scale if scale is not None else q.shape[-1] ** -0.5)
+        cache, scale = self.caches[layer], scale if scale is not None else q.shape[-1] ** -0.5
+        cache.make_room(len(q), self._batch.width)
+        return self._batch.attend(cache, q, k, v, scale)
 
 
 class _Prefill:
@@ -124,11 +125,13 @@ class _Cache:
         for held, new in zip(self.prompts, (keys, values), strict=True):
             held[first : first + count, :, :width] = new
 
+    def make_room(self, rows: int, width: int) -> None:
+        have, _, columns, _ = self.rows[0].shape
+        if rows > have or width > columns:
+            columns = columns if width <= columns else max(GROWTH, 2 * columns)
+            self.rows = [_with_room(held, rows, columns) for held in self.rows]
+
     def add_tokens(self, keys: Tensor, values: Tensor, batch: _Batch) -> None:
-        rows, _, columns, _ = self.rows[0].shape
-        if len(keys) > rows or batch.width > columns:
-            columns = columns if batch.width <= columns else max(GROWTH, 2 * columns)
-            self.rows = [_with_room(held, len(keys), columns) for held in self.rows]
         for held, new in zip(self.rows, (keys, values), strict=True):
             if batch.future is None:
                 held[: len(new), :, batch.width - 1] = new
@@ -161,9 +164,10 @@ class _Batch:
     future: Tensor | None  # [n, 1, 1, T]: -inf for what a row has not said, else 0; None: they are even
     every_row: Tensor  # [n]
     dtype: torch.dtype
+    compiled: bool  # whether own tokens are looked at by `grpo.kernels`, which needs no mask
 
     @classmethod
-    def of(cls, prompt_lengths: list[int], group_of: list[int], said: Tensor, dtype: torch.dtype) -> _Batch:
+    def of(cls, prompt_lengths: list[int], group_of: list[int], said: Tensor, like: Tensor) -> _Batch:
         device, rows_of = said.device, [list[int]() for _ in prompt_lengths]
         for row, group in enumerate(group_of):
             rows_of[group].append(row)
@@ -180,34 +184,39 @@ class _Batch:
             members=torch.tensor([rows + [rows[0]] * (most - len(rows)) for rows in rows_of], device=device),
             slot=torch.tensor(slot, device=device),
             in_order=slot == [*range(len(rows_of) * most)],
-            beyond_prompt=_mask(ended, dtype) if min(prompt_lengths) < width else None,
+            beyond_prompt=_mask(ended, like.dtype) if min(prompt_lengths) < width else None,
             prompt_width=width,
             said=said,
             even=bool(said.min() == said.max()),
             width=int(said.max()),
             future=None,
             every_row=torch.arange(len(said), device=device),
-            dtype=dtype,
+            dtype=like.dtype,
+            compiled=kernels.serve(like),
         )
 
     def begin(self) -> None:
         """Each row is about to say a token."""
         self.width += 1
-        if not self.even:
+        if not (self.even or self.compiled):
             columns = torch.arange(self.width, device=self.said.device)
             self.future = _mask(columns > self.said[:, None], self.dtype)
 
-    def attend(self, cache: _Cache, q: Tensor, scale: float) -> Tensor:
+    def attend(self, cache: _Cache, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """[n, H, D]: softmax over prompt and own tokens together; the product with a prompt is one for its group."""
         groups = self.members.shape[0]
         prompt_keys, prompt_values = (held[:groups, :, : self.prompt_width] for held in cache.prompts)
-        keys, values = (held[: q.shape[0], :, : self.width] for held in cache.rows)
         # [n, Hkv, r, D]: heads of the same keys are as many queries.
-        q = q.view(q.shape[0], keys.shape[1], -1, q.shape[2])
-        of_prompt, mass_prompt = _look(self._to_groups(q), prompt_keys, prompt_values, self.beyond_prompt, scale)
-        of_own, mass_own = (found.transpose(1, 2) for found in _look(q, keys, values, self.future, scale))
-        share = (self._to_rows(mass_prompt, mass_own.shape) - mass_own).sigmoid_()[..., None]
-        seen = torch.lerp(of_own, self._to_rows(of_prompt, of_own.shape), share.to(q.dtype))
+        asked = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
+        of_prompt, mass_prompt = _look(self._to_groups(asked), prompt_keys, prompt_values, self.beyond_prompt, scale)
+        if self.compiled:
+            found = _of_members(of_prompt, asked), _of_members(mass_prompt, asked), self.slot
+            return kernels.look((q, k, v), cache.rows, self.said, found, scale)
+        cache.add_tokens(k, v, self)
+        keys, values = (held[: q.shape[0], :, : self.width] for held in cache.rows)
+        of_own, mass_own = (found.transpose(1, 2) for found in _look(asked, keys, values, self.future, scale))
+        share = (self._to_rows(mass_prompt, asked) - mass_own).sigmoid_()[..., None]
+        seen = torch.lerp(of_own, self._to_rows(of_prompt, asked), share.to(q.dtype))
         return seen.transpose(1, 2).flatten(1, 2)
 
     def _to_groups(self, rows: Tensor) -> Tensor:
@@ -216,10 +225,16 @@ class _Batch:
         grouped = rows.view(groups, most, *rows.shape[1:]) if self.in_order else rows[self.members]
         return grouped.transpose(1, 2).reshape(groups, heads, -1, width)
 
-    def _to_rows(self, groups: Tensor, shape: torch.Size) -> Tensor:
-        """[g, Hkv, m * r, ...] to [n, r, Hkv, ...], which is `shape`: the order in which the CPU's kernel writes."""
-        rows = groups.transpose(1, 2).reshape(-1, *shape[1:])
-        return rows if self.in_order else rows[self.slot]
+    def _to_rows(self, groups: Tensor, asked: Tensor) -> Tensor:
+        """As `_of_members`, in the order of the rows, [n, r, Hkv, ...]."""
+        found = _of_members(groups, asked)
+        return found if self.in_order else found[self.slot]
+
+
+def _of_members(groups: Tensor, asked: Tensor) -> Tensor:
+    """[g, Hkv, m * r, ...] to [g * m, r, Hkv, ...], for queries [n, Hkv, r, D]: the order in which the CPU's kernel
+    writes."""
+    return groups.transpose(1, 2).reshape(-1, asked.shape[2], asked.shape[1], *groups.shape[3:])
 
 
 def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:

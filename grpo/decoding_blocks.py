@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad
 
-from grpo.block import Rotated, taken_over
+from grpo import kernels
+from grpo.block import taken_over
 from grpo.few_rows import FewRows
-from grpo.fused import call, is_fused
+from grpo.fused import epsilon, is_fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """As `grpo.attention.Layout.attend`."""
@@ -51,7 +52,8 @@ class Blocks:
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
         self.embed, self.angles = trunk.embed_tokens, _Angles(trunk.rotary_emb, head.weight)
         self.blocks = [_Block(block) for block in trunk.layers]
-        self.norm, self.head = trunk.norm.forward, _Products([head])
+        self.norms = [_parts(norm) for norm in (*(block.input_layernorm for block in trunk.layers), trunk.norm)]
+        self.head = _Products([head])
         self.packed_rows = packed_rows
         if packed_rows:
             self._pack()
@@ -72,9 +74,10 @@ class Blocks:
         # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
         filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
         x = _filled(x, filled)
-        for block in self.blocks:
-            x = block(x, count, cos, sin, attend)
-        return self.head(self.norm(x))[:count]
+        normed = kernels.norm(x, *self.norms[0])[0]
+        for block, norm in zip(self.blocks, self.norms[1:], strict=True):
+            normed = kernels.add_norm(x, block(x, normed, count, cos, sin, attend), *norm)
+        return self.head(normed)[:count]
 
 
 class _Angles:
@@ -95,7 +98,7 @@ class _Block:
     def __init__(self, block: Any):
         attention, mlp = block.self_attn, block.mlp
         self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
-        self.before, self.between = block.input_layernorm.forward, block.post_attention_layernorm.forward
+        self.between = _parts(block.post_attention_layernorm)
         self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj])
         self.heads = attention.q_proj.out_features // self.width
         self.turned = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
@@ -103,22 +106,27 @@ class _Block:
         self.of_keys = attention.k_norm.forward if hasattr(attention, "k_norm") else None
         self.out = _Products([attention.o_proj])
         self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj])
-        self.inner = mlp.gate_proj.out_features
         self.down = _Products([mlp.down_proj])
         self.products = (self.qkv, self.out, self.gate_and_up, self.down)
 
-    def __call__(self, x: Tensor, count: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[N, H] to the same; the first `count` rows are sequences."""
-        states = self.qkv(self.before(x)).view(x.shape[0], -1, self.width)[:count]
-        q_and_k, v = states[:, : self.turned], states[:, self.turned :]
+    def __call__(self, x: Tensor, normed: Tensor, count: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """What is to be added to x [N, H], normed before; the first `count` rows are sequences. x grows by what
+        attention adds."""
+        states = self.qkv(normed).view(x.shape[0], -1, self.width)[:count]
+        v = states[:, self.turned :]
         if self.of_queries is not None and self.of_keys is not None:
-            q_and_k = torch.cat([self.of_queries(q_and_k[:, : self.heads]), self.of_keys(q_and_k[:, self.heads :])], 1)
-        q_and_k = call(Rotated, q_and_k, cos, sin)
+            queries, keys = states[:, : self.heads], states[:, self.heads : self.turned]
+            states = torch.cat([self.of_queries(queries), self.of_keys(keys)], 1)
+        q_and_k = kernels.turn(states, cos, sin, self.turned, -1)
         seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
-        x = self.out(_filled(seen.flatten(1), x.shape[0])).add_(x)
-        gate_and_up = self.gate_and_up(self.between(x))
-        inner = silu(gate_and_up[:, : self.inner]).mul_(gate_and_up[:, self.inner :])
-        return self.down(inner).add_(x)
+        normed = kernels.add_norm(x, self.out(_filled(seen.flatten(1), x.shape[0])), *self.between)
+        return self.down(kernels.gate_halves(self.gate_and_up(normed)))
+
+
+def _parts(norm: Any) -> tuple[Tensor, float]:
+    eps = epsilon(norm)
+    assert eps is not None  # `is_fused`
+    return norm.weight.detach(), eps
 
 
 class _Products:

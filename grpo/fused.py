@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
+from grpo import kernels
+
 
 def fuse(model: Any) -> None:
     """Take over what is known of `model`, in place. Adapters may be put on it before or after."""
@@ -83,15 +85,15 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 def _is_norm(module: nn.Module) -> bool:
     own = dict(module.named_parameters())
-    return [*own] == ["weight"] and own["weight"].dim() == 1 and isinstance(_epsilon(module), float)
+    return [*own] == ["weight"] and own["weight"].dim() == 1 and isinstance(epsilon(module), float)
 
 
-def _epsilon(norm: Any) -> float | None:
+def epsilon(norm: Any) -> float | None:
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
 def _norm(self: Any, x: Tensor) -> Tensor:
-    return call(RMSNorm, x, self.weight, _epsilon(self))
+    return call(RMSNorm, x, self.weight, epsilon(self))
 
 
 class RMSNorm(torch.autograd.Function):
@@ -99,6 +101,10 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if kernels.serve(x, weight):
+            normed, inverse = kernels.norm(x.flatten(0, -2), weight, eps)
+            ctx.save_for_backward(x, weight, inverse)
+            return normed.view(x.shape)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         inverse = torch.rsub(length.square_(), eps, alpha=-1 / x.shape[-1]).rsqrt_()
@@ -109,6 +115,9 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
+        if kernels.serve(gradient, x, weight):
+            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), weight, inverse)
+            return found[0].view(x.shape), found[1] if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
         products = wide * x
@@ -148,20 +157,27 @@ class MLP(torch.autograd.Function):
         keeps = any(ctx.needs_input_grad)
         if keeps:
             ctx.save_for_backward(x, gate, up, down, gated, raised)
-        return silu(gated, inplace=not keeps).mul_(raised) @ down.t()
+        inner = kernels.gate(gated, raised) if kernels.serve(x) else silu(gated, inplace=not keeps).mul_(raised)
+        return inner @ down.t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, down, gated, raised = ctx.saved_tensors
-        activated = silu(gated)
-        of_down = add_product(down, gradient, activated * raised) if ctx.needs_input_grad[3] else None
-        of_inner = gradient @ down
-        of_raised = activated.mul_(of_inner)
-        of_gated = torch.ops.aten.silu_backward(of_inner.mul_(raised), gated)
+        inner, of_gated, of_raised = _gate_backward(gradient @ down, gated, raised)
+        of_down = add_product(down, gradient, inner) if ctx.needs_input_grad[3] else None
         of_gate = add_product(gate, of_gated, x) if ctx.needs_input_grad[1] else None
         of_up = add_product(up, of_raised, x) if ctx.needs_input_grad[2] else None
         of_x = (of_gated @ gate).addmm_(of_raised, up) if ctx.needs_input_grad[0] else None
         return of_x, of_gate, of_up, of_down
+
+
+def _gate_backward(gradient: Tensor, gated: Tensor, raised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(gated) raised again, and the gradients of both. `gradient` is overwritten."""
+    if kernels.serve(gradient):
+        return kernels.gate_backward(gradient, gated, raised)
+    activated = silu(gated)
+    inner, of_raised = activated * raised, activated.mul_(gradient)
+    return inner, torch.ops.aten.silu_backward(gradient.mul_(raised), gated), of_raised
 
 
 class _Gated(torch.autograd.Function):

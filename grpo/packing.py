@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo.attention import Bucket, Packed
+from grpo.attention import Packed, Rows
 
 Tokens = Sequence[int]
 
@@ -43,7 +43,7 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
     ids: list[int] = []
     spans: list[tuple[int, int]] = []  # of positions: where each begins, and how many
     starts, first, last = ([0] * len(prompts) for _ in range(3))
-    buckets: dict[tuple[int, int], _Spans] = {}
+    calls: dict[tuple[int, int], _Spans] = {}
     for rows in rows_of.values():
         prompt = prompts[rows[0]]
         begin, length = len(ids), len(prompt)
@@ -58,11 +58,11 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
         for row in rows:
             start, stop = (starts[row], starts[row] + len(rests[row])) if shared else (begin, len(ids))
             if stop > start or shared:
-                buckets.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
+                calls.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
     return Pack(
         ids=integers(ids)[None].to(device),
         positions=ranges(*integers(spans).T)[None].to(device),
-        attention=Packed([found.bucket(shared, device) for (shared, _), found in buckets.items()], len(ids), device),
+        attention=Packed([c for (shared, _), found in calls.items() for c in found.rows(shared, device)], len(ids)),
         last=last,
         first=first,
         starts=starts,
@@ -91,27 +91,25 @@ class _Spans:
     """The sequences of one attention call, as they are found."""
 
     def __init__(self) -> None:
-        self.prompts: dict[int, int] = {}  # where a shared prompt begins: its number in this call
-        self.rows: list[tuple[int, int, int]] = []  # where prompt and row begin, and where the row ends
-        self.of: list[int] = []
+        self.spans: list[tuple[int, int, int]] = []  # where prompt and sequence begin, and where the sequence ends
 
     def add(self, prompt: int, start: int, stop: int) -> None:
-        self.of.append(self.prompts.setdefault(prompt, len(self.prompts)))
-        self.rows.append((prompt, start, stop))
+        self.spans.append((prompt, start, stop))
 
-    def bucket(self, shared: int, device: torch.device) -> Bucket:
-        begin, start, stop = integers(self.rows).T[:, :, None]
+    def rows(self, shared: int, device: torch.device) -> list[Rows]:
+        """The sequences, after the prompts of `shared` tokens that they have in common."""
+        begin, start, stop = integers(self.spans).T[:, :, None]
         lengths = stop - start
         places = start + torch.arange(int(lengths.max()))
         # What is past a sequence's end may point anywhere: it comes after every token that counts, so none looks at it.
-        rows = torch.where(places < stop, places, begin)
-        prompts = integers([*self.prompts])[:, None] + torch.arange(shared)
-        return Bucket(
-            prompts=prompts.to(device) if shared else None,
-            rows=rows.to(device),
-            of=integers(self.of).to(device),
-            lengths=lengths.squeeze(1).to(device),
-        )
+        places = torch.where(places < stop, places, begin)
+        before = begin + torch.arange(shared)
+        found = [Rows(places.to(device), lengths.squeeze(1).to(device), before.to(device))]
+        if shared:
+            prompts = begin.unique()[:, None] + torch.arange(shared)
+            full = torch.full((len(prompts),), shared)
+            found.insert(0, Rows(prompts.to(device), full.to(device), prompts[:, :0].to(device)))
+        return found
 
 
 def _width(length: int) -> int:

@@ -143,12 +143,14 @@ MODEL_REWARDS = ("helpful", "safe")
 
 
 def find(name: str) -> Reward:
-    """The reward of this name, or a user's own as "module:function", which scores problems of every domain.
+    """The reward of this name, or a user's own as "module:function", which scores problems of every domain. A function
+    that always takes microseconds can say so by an attribute, `function.quick = True`.
 
     Raises InputError if there is none.
     """
     if ":" in name:
-        return Reward(import_function(name))
+        function = import_function(name)
+        return Reward(function, quick=_always) if getattr(function, "quick", False) else Reward(function)
     if name in REWARDS:
         return REWARDS[name]
     if name in MODEL_REWARDS:

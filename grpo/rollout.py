@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo import freed_memory
+from grpo import freed_memory, kernels
 from grpo.config import Sampling
 from grpo.decoding import Decoder
 from grpo.few_rows import pays
@@ -174,6 +174,8 @@ def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor,
     """
     if settings.temperature != 1:
         logits = logits / settings.temperature
+    if settings.top_p == 1 and kernels.serve(logits):
+        return kernels.draw(logits, chances)
     largest = logits.amax(1, keepdim=True)
     masses, order = (logits - largest).exp_(), None
     total = masses.sum(1, keepdim=True)
