@@ -141,8 +141,9 @@ def gate_halves(both: Tensor) -> Tensor:
 def _gate(gated: Any, raised: Any, start: Any, inner: Any) -> None:
     rows, width = inner.shape
     for i in prange(rows):
+        a, b = gated[i], raised[i, start:]
         for j in range(width):
-            inner[i, j] = gated[i, j] * _sigmoid(gated[i, j]) * raised[i, start + j]
+            inner[i, j] = a[j] * _sigmoid(a[j]) * b[j]
 
 
 def gate_backward(gradient: Tensor, gated: Tensor, raised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,9 +235,8 @@ def _look(
 def draw(logits: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row of logits [B, V], the first token up to which there is more than the share `chances` [B] (float64) of
     its mass, [B]; and the token's log-probability, [B]."""
-    logits = logits.contiguous()
     tokens, logprobs = torch.empty_like(chances, dtype=torch.long), torch.empty_like(chances, dtype=torch.float32)
-    _draw(*_arrays(logits, chances, tokens, logprobs))
+    _draw(*_arrays(logits.contiguous(), logits.amax(1), chances, tokens, logprobs))
     return tokens, logprobs
 
 
@@ -245,17 +245,18 @@ _ENTRIES = 64
 
 
 @_over_rows
-def _draw(logits: Any, chances: Any, tokens: Any, logprobs: Any) -> None:
+def _draw(logits: Any, tops: Any, chances: Any, tokens: Any, logprobs: Any) -> None:
     rows, count = logits.shape
     blocks = -(-count // _ENTRIES)
     for i in prange(rows):
-        row, top = logits[i], _largest(logits[i])
+        row, top = logits[i], tops[i]
         of_block = np.empty(blocks, np.float64)
         total, last = 0.0, 0
         for b in range(blocks):
+            block = row[b * _ENTRIES : (b + 1) * _ENTRIES]
             mass = np.float32(0)
-            for j in range(b * _ENTRIES, min(count, (b + 1) * _ENTRIES)):
-                mass += _mass(row[j] - top)
+            for j in range(len(block)):
+                mass += _mass(block[j] - top)
             of_block[b] = mass
             total += of_block[b]
             if mass > 0:

@@ -82,12 +82,10 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen = []
         for c in ctx.chunks:
             logits = _logits(states[c], weight, bias, t)
-            picked, largest = logits.gather(1, targets[c, None]), logits.amax(1, keepdim=True)
-            masses = logits.sub_(largest).exp_()
-            total = masses.sum(1, keepdim=True)
-            chosen.append((picked - largest - total.log()).squeeze(1))
+            logprobs, totals = _masses(logits, targets[c])
+            chosen.append(logprobs)
             if c.stop <= keeps:
-                ctx.kept = masses.div_(total)
+                ctx.kept = logits, totals
         return torch.cat(chosen)
 
     @staticmethod
@@ -97,11 +95,15 @@ class _TokenLogprobs(torch.autograd.Function):
         of_weight = None
         of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for c in ctx.chunks:
-            masses, ctx.kept = ctx.kept, None
-            if masses is None:
-                masses = _logits(states[c], weight, bias, ctx.temperature).softmax(1)
+            kept, ctx.kept = ctx.kept, None
+            if kept is None:
+                masses = _logits(states[c], weight, bias, ctx.temperature)
+                _, totals = _masses(masses, targets[c])
+            else:
+                masses, totals = kept
             # d logp_y / d logits = onehot(y) - softmax
-            of_logits = masses.mul_(-gradient[c, None] / ctx.temperature)
+            of_logits = masses.mul_((-gradient[c] / (ctx.temperature * totals))[:, None])
+            del masses, kept
             of_logits[torch.arange(len(of_logits), device=gradient.device), targets[c]] += gradient[c] / ctx.temperature
             of_logits = of_logits.to(weight.dtype)
             if of_states is not None:
@@ -128,6 +130,14 @@ def _chunks(states: Tensor, weight: Tensor, keeps: int) -> list[slice]:
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.nn.functional.linear(states, weight, bias).float()
     return logits.div_(temperature) if temperature != 1.0 else logits
+
+
+def _masses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the targets [N] and the sums [N] of the masses that the logits [N, V] become, e^(logit -
+    the largest)."""
+    picked, largest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
+    totals = logits.sub_(largest).exp_().sum(1, keepdim=True)
+    return (picked - largest - totals.log()).squeeze(1), totals.squeeze(1)
 
 
 def _limit(limits: dict[str, int], states: Tensor) -> int:
