@@ -3,7 +3,7 @@
     pip install trl; python benchmarks/grpo_vs_trl.py [--setting small] [--steps N] [--rounds 2] [--full]
         [--output docs/grpo_vs_trl.md] [--json]
 
-Sides alternate, each run is a process of its own: one step to warm up, then the timed ones (sampling, rewards,
+Sides alternate, each run is a process of its own: two steps to warm up, then the timed ones (sampling, rewards,
 reference, update, optimizer). TRL runs in two micro-batches: as many completions as memory allows, and a quarter of
 that. Completions end by themselves; --full takes the end mark away on both sides. The agreement gives both losses the
 same rollouts and compares loss and gradients. `throughput_ratio` is ours / TRL in completion tokens a second,
@@ -49,6 +49,10 @@ class Setting:
     trl_rows: tuple[int, int]  # completions of TRL's micro-batches
     why: str  # these
 
+
+WARM_UP = 2
+"""Steps that are not timed: the optimizer's moments come into being at the end of the first, and memory takes its final
+size in the second."""
 
 SETTINGS = {
     "small": Setting(
@@ -102,7 +106,7 @@ def make_case(name: str, given: argparse.Namespace) -> Case:
         kl_coef=0.001,
         micro_batch_tokens=given.micro_batch_tokens or setting.micro_batch_tokens,
         trl_rows=given.trl_rows or setting.trl_rows[0],
-        warm_up=1,
+        warm_up=WARM_UP,
         steps=given.steps or setting.steps,
         seed=0,
     )
@@ -210,7 +214,7 @@ def markdown(found: dict[str, Run], agreed: Run | None, given: argparse.Namespac
         "# A GRPO step against TRL's",
         "",
         f"`python benchmarks/grpo_vs_trl.py` on {machine()}: float32, AdamW, KL 0.001, {given.threads} threads.",
-        f"Medians (lowest - highest) of {given.rounds} rounds, alternating; each run has a first step to warm up.",
+        f"Medians (lowest - highest) of {given.rounds} rounds, alternating; each run has {WARM_UP} steps to warm up.",
         f"Completions {lengths}. Memory: peak of the process with its children, and of the trainer alone (VmHWM).",
         "",
     ]

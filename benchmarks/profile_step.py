@@ -4,7 +4,7 @@
 
 The settings are those of benchmarks/grpo_vs_trl.py. The step is the second of a run; the update is told from what
 comes before it (sampling, rewards, the reference's pass). Seconds are what operations took by themselves; the rest of
-the wall time is Python, and waiting.
+the wall time is Python, and waiting. Loops of `grpo.kernels` are counted as operations.
 """
 
 from __future__ import annotations
@@ -22,14 +22,34 @@ from typing import Any
 
 KINDS = {
     "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_mkl_linear"),
-    "attention": ("_scaled_dot_product",),
+    "attention": ("_scaled_dot_product", "look"),
     "moving and copying": (
         *("index", "index_select", "index_add_", "index_fill_", "index_put_", "_index_put_impl_", "cat", "copy_"),
-        *("gather", "scatter_add_", "embedding", "constant_pad_nd", "fill_", "zero_", "_mkl_reorder_linear_weight"),
+        *(
+            "gather",
+            "scatter_add_",
+            "embedding",
+            "constant_pad_nd",
+            "sum_rows",
+            "fill_",
+            "zero_",
+            "_mkl_reorder_linear_weight",
+        ),
     ),
     "optimizer": ("_fused_adamw_", "_foreach_norm", "_foreach_mul_"),
-    "softmax and sums over the vocabulary": ("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log"),
+    "softmax and sums over the vocabulary": (
+        "exp_",
+        "amax",
+        "sub_",
+        "cumsum",
+        "topk",
+        "sort",
+        "searchsorted",
+        "log",
+        "draw",
+    ),
 }
+LOOPS = ("look", "sum_rows", "draw")  # of `grpo.kernels`; its others are of the rest
 SETTINGS = ("small", "long", "demo")
 REST = "norms, gates, additions"
 BEFORE, UPDATE = "before the update", "update"
@@ -70,14 +90,28 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
 
     import grpo.trainer
     import grpo.update
+    from grpo import kernels
 
     given = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
     case = replace(make_case(name, given), warm_up=1, steps=1)
     found: dict[str, Profile] = {}
+    for loop in ("norm", "norm_backward", "add_norm", "turn", "gate", "gate_halves", "gate_backward", *LOOPS):
+        setattr(kernels, loop, named(f"kernels::{loop}", getattr(kernels, loop)))
     watch(grpo.trainer.Trainer, "_roll_out", BEFORE, found)
     watch(grpo.update.Update, "__call__", UPDATE, found)
     ours(case)
     return found
+
+
+def named(name: str, function: Any) -> Any:
+    """`function` under a name that the profiler shows."""
+    from torch.profiler import record_function
+
+    def seen(*args: Any, **options: Any) -> Any:
+        with record_function(name):
+            return function(*args, **options)
+
+    return seen
 
 
 def watch(owner: Any, method: str, part: str, found: dict[str, Profile]) -> None:

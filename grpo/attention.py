@@ -129,6 +129,18 @@ class _Queries:
         """What the slots' gradients [S, H, D] are together for each token, [N, H, D]: those of unread slots are 0."""
         return gradient.index_select(0, self.order)
 
+    def spread(self, gradient: Tensor) -> Tensor:
+        """What the tokens' gradients [N, H, D] are for the slots of their outputs, [S, H, D]."""
+        if kernels.serve(gradient):
+            return kernels.sum_rows(gradient, *self._token_of)
+        return gradient.index_select(0, self.places).index_fill_(0, self.unread, 0)
+
+    @cached_property
+    def _token_of(self) -> tuple[Tensor, Tensor]:
+        """The tokens of slots that are read, and the end [S] of each slot's among them: it has one or none."""
+        read = torch.ones(len(self.places), dtype=torch.bool).index_fill_(0, self.unread, False)
+        return self.places[read], read.cumsum(0)
+
 
 class _Keys:
     """Slots of keys and values."""
@@ -177,7 +189,7 @@ class _PutBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.slots.places).index_fill_(0, ctx.slots.unread, 0), None
+        return ctx.slots.spread(gradient), None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:

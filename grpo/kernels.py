@@ -71,7 +71,7 @@ def _add_norm(x: Any, y: Any, weight: Any, eps: Any, normed: Any) -> None:
             normed[i, j] = x[i, j] * inverse * weight[j]
 
 
-_BLOCK = 32
+_BLOCK = 64
 """Rows whose part of a weight's gradient is summed up in one."""
 
 

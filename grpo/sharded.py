@@ -141,8 +141,9 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     parameters = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = _full(norm)
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm.item()
+    if (found := norm.item()) > max_norm:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return found
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -52,6 +52,20 @@ def test_one_that_breaks_a_quick_reward_costs_the_others_nothing():
     assert (scored.failures.completions, scored.failures.broken) == (2, 1)
 
 
+def test_a_reward_of_ones_own_may_say_that_it_is_quick():
+    name, plain = "tests.grpo.user_rewards:doubtful", "tests.grpo.user_rewards:brief"
+    scorer = Scorer({name: {}, plain: {}}, Scoring(workers=1))
+    try:
+        scores = scorer.start(PROBLEM, responses("277", "277 hens"))
+        assert list(scores.quick) == [name] and [list(slow) for slow in scores.slow] == [[plain]] * 2
+        assert scores.finish().breakdowns == [{name: 1.0, plain: 0.0}] * 2
+        scored = scorer.start(PROBLEM, responses("277", "")).finish()
+        assert [found[name] for found in scored.breakdowns] == [1.0, 0.0]
+        assert (scored.failures.completions, scored.failures.broken) == (2, 1)
+    finally:
+        scorer.close()
+
+
 def test_more_than_the_share_stops_and_names_the_first():
     failures = Failures(completions=4, broken=2, example="ZeroDivisionError: division by zero")
     failures.stop_above(0.5)

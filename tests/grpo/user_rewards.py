@@ -21,6 +21,14 @@ def letters(problem: Problem, response: Response) -> float:
     return sum(map(str.isalpha, response.text)) / max(1, len(response.text))
 
 
+def doubtful(problem: Problem, response: Response) -> float:
+    """It says that it is quick, and fails for completions that are empty."""
+    return len(response.text) / len(response.text)
+
+
+doubtful.quick = True  # type: ignore[attr-defined]
+
+
 def broken(problem: Problem, response: Response) -> float:
     raise ZeroDivisionError("the user's mistake")
 

@@ -1,0 +1,145 @@
+"""Compiled loops say what torch says, in value and in gradient, for sizes that no number of lanes divides."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from grpo import kernels
+
+SHAPES = [(1, 2), (3, 10), (70, 33), (200, 96)]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def of_norm(x, weight, eps=1e-5):
+    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def gradients(function, inputs, gradient):
+    """By autograd, in float64."""
+    exact = [x.double().requires_grad_() for x in inputs]
+    return [g.float() for g in torch.autograd.grad(function(*exact), exact, gradient.double())]
+
+
+def test_only_float32_on_a_cpu_is_served():
+    x = normal(2, 2)
+    assert kernels.serve(x) and not kernels.serve(x, x.double()) and not kernels.serve(x.to("meta"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm(shape):
+    x, weight, gradient = normal(*shape), normal(shape[1], seed=1), normal(*shape, seed=2)
+    found, inverse = kernels.norm(x, weight, 1e-5)
+    torch.testing.assert_close(found, of_norm(x, weight))
+    of_x, of_weight = kernels.norm_backward(gradient, x, weight, inverse)
+    expected = gradients(of_norm, (x, weight), gradient)
+    torch.testing.assert_close(of_x, expected[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(of_weight, expected[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_norm_by_hand():
+    # The mean square of (1, 7) is 25: (1, 7) / 5, by weights 5 and 10.
+    found, inverse = kernels.norm(torch.tensor([[1.0, 7.0]]), torch.tensor([5.0, 10.0]), 0.0)
+    assert found.tolist() == [[1.0, 14.0]] and inverse.tolist() == [pytest.approx(0.2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_added_before_a_norm_stays(shape):
+    x, y, weight = normal(*shape), normal(*shape, seed=1), normal(shape[1], seed=2)
+    total = x + y
+    torch.testing.assert_close(kernels.add_norm(x, y, weight, 1e-5), of_norm(total, weight))
+    assert torch.equal(x, total)
+
+
+def test_turning():
+    # By a quarter: (a, b) becomes (-b, a), and back. The third head is left out.
+    x = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    cos, sin = torch.zeros(1, 1, 2), torch.ones(1, 1, 2)
+    turned = kernels.turn(x, cos, sin, 2, -1)
+    assert turned.tolist() == [[[-2.0, 1.0], [-4.0, 3.0]]]
+    assert torch.equal(kernels.turn(turned, cos, sin, 2, 1), x[:, :2])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gate(shape):
+    gated, raised, gradient = 5 * normal(*shape), normal(*shape, seed=1), normal(*shape, seed=2)
+    inner = silu(gated) * raised
+    torch.testing.assert_close(kernels.gate(gated, raised), inner)
+    torch.testing.assert_close(kernels.gate_halves(torch.cat([gated, raised], 1)), inner)
+    found = kernels.gate_backward(gradient, gated, raised)
+    expected = gradients(lambda a, b: silu(a) * b, (gated, raised), gradient)
+    torch.testing.assert_close(found, (inner, *expected), atol=1e-5, rtol=1e-5)
+
+
+def test_large_numbers_in_a_gate():
+    found = kernels.gate(torch.tensor([[-1000.0, -90.0, 0.0, 90.0, 1000.0]]), torch.ones(1, 5))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0, 0.0, 90.0, 1000.0]]))
+
+
+def test_sums_of_rows():
+    x = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    # The first total is of rows 2 and 0, the second of none, the third of row 0.
+    found = kernels.sum_rows(x, torch.tensor([2, 0, 0]), torch.tensor([2, 2, 3]))
+    assert found.tolist() == [[101.0, 202.0], [0.0, 0.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+def test_a_token_looks_at_its_prompt_and_at_what_its_row_has_said(heads):
+    rows, groups, width, prompt = 3, 2, 8, 5
+    states = normal(rows, heads + 2 * groups, width)
+    q, k, v = states.split([heads, groups, groups], 1)  # parts of one product, as in a model
+    cache = [normal(rows + 1, groups, 7, width, seed=seed) for seed in (1, 2)]
+    said = torch.tensor([0, 3, 6])
+    before = [normal(2, groups, prompt, width, seed=seed) for seed in (3, 4)]  # of two prompts
+    of = torch.tensor([1, 0, 1])
+    scale, repeat = 0.3, heads // groups
+    asked = q.view(rows, groups, repeat, width)
+    scores = torch.einsum("ngrd,ngpd->nrgp", asked, before[0][of]) * scale
+    found = torch.einsum("nrgp,ngpd->nrgd", scores.softmax(-1), before[1][of])
+    place = torch.tensor([2, 0, 1])  # where each row's is
+    elsewhere = torch.empty_like(found), torch.empty(rows, repeat, groups)
+    elsewhere[0][place], elsewhere[1][place] = found, scores.logsumexp(-1)
+    seen = kernels.look((q, k, v), cache, said, (*elsewhere, place), scale)
+    for row, count in enumerate(said.tolist()):
+        assert torch.equal(cache[0][row, :, count], k[row]) and torch.equal(cache[1][row, :, count], v[row])
+        keys, values = (torch.cat([p[of[row]], c[row, :, : count + 1]], 1) for p, c in zip(before, cache, strict=True))
+        expected = scaled_dot_product_attention(q[row][:, None], keys, values, scale=scale, enable_gqa=True)[:, 0]
+        torch.testing.assert_close(seen[row], expected)
+
+
+def test_a_draw_by_hand():
+    # Masses 1, 2, 0, 5 of 8: the shares end at 1/8, 3/8, 3/8 and 1.
+    logits = torch.tensor([1.0, 2.0, 0.0, 5.0]).log().expand(6, 4)
+    chances = torch.tensor([0.0, 0.124, 0.126, 0.374, 0.376, 1 - 2**-53], dtype=torch.float64)
+    tokens, logprobs = kernels.draw(logits, chances)
+    assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([1, 1, 2, 2, 5, 5]) / 8)
+
+
+@pytest.mark.parametrize("count", [1, 64, 337, 5000])
+def test_draws_follow_the_distribution(count):
+    # Chances spread evenly fall on a token as often as its probability says, up to one at either end.
+    logits, draws = 3 * normal(count), 4000
+    chances = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    tokens, logprobs = kernels.draw(logits.expand(draws, count), chances)
+    expected = logits.double().log_softmax(0)
+    torch.testing.assert_close(logprobs.double(), expected[tokens], atol=1e-5, rtol=0)
+    assert (tokens.bincount(minlength=count) - draws * expected.exp()).abs().max() <= 1.01
+    assert (tokens.diff() >= 0).all()
+
+
+def test_nan_stays_nan():
+    x, weight = normal(3, 5), torch.ones(5)
+    x[1, 2] = math.nan
+    for found in (kernels.norm(x, weight, 1e-5)[0], kernels.add_norm(x.clone(), torch.zeros(3, 5), weight, 1e-5)):
+        assert found.isnan().any(1).tolist() == [False, True, False]
+    for found in (kernels.gate(x, torch.ones(3, 5)), *kernels.gate_backward(torch.ones(3, 5), x, torch.ones(3, 5))):
+        assert found.isnan().nonzero().tolist() == [[1, 2]]
+    _, logprobs = kernels.draw(x, torch.full((3,), 0.5, dtype=torch.float64))
+    assert logprobs.isnan().tolist() == [False, True, False]
