@@ -7,7 +7,7 @@ number of threads. NaN stays NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numba
@@ -16,15 +16,18 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-_compiled: Any = partial(njit, cache=True, error_model="numpy")
-_exactly: Any = _compiled(fastmath={"contract"})
+
+def _compiled(function: Any, **options: Any) -> Any:
+    try:
+        return njit(cache=True, error_model="numpy", **options)(function)
+    except RuntimeError:  # neither beside this file nor in the user's cache is there a place to keep it
+        return njit(error_model="numpy", **options)(function)
+
+
 _in_any_order = {"reassoc", "contract", "arcp", "nsz"}  # of sums, so that several numbers are added at a time
-_inner: Any = _compiled(fastmath=_in_any_order)
-_over_rows: Any = _compiled(parallel=True, fastmath=_in_any_order)
-
-
-_threads: Any = numba.config  # of Numba's own; torch may be told to take fewer
-numba.set_num_threads(min(torch.get_num_threads(), _threads.NUMBA_NUM_THREADS))
+_exactly = partial(_compiled, fastmath={"contract"})
+_inner = partial(_compiled, fastmath=_in_any_order)
+_over_rows = partial(_compiled, parallel=True, fastmath=_in_any_order)
 
 
 def serve(*tensors: Tensor) -> bool:
@@ -291,7 +294,7 @@ def _add_rows(total: Any, weights: Any, rows: Any) -> None:
             total[j] += weights[t] * rows[t, j]
 
 
-@_compiled(fastmath=True)
+@partial(_compiled, fastmath=True)
 def _largest(x: Any) -> Any:
     largest = x[0]
     for i in range(len(x)):
@@ -329,4 +332,12 @@ def _exp(x: Any) -> Any:
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
+    _use_threads(torch.get_num_threads())
     return [tensor.detach().numpy() for tensor in tensors]
+
+
+@lru_cache(maxsize=1)
+def _use_threads(count: int) -> None:
+    """Not before a loop is called: whoever has started Numba's threads cannot fork (`grpo.warm`)."""
+    most: Any = numba.config
+    numba.set_num_threads(min(count, most.NUMBA_NUM_THREADS))
