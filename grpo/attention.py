@@ -98,8 +98,8 @@ class Packed:
     """
 
     def __init__(self, calls: list[Rows], tokens: int):
-        self.calls = [call for call in calls if call.places.numel()]
-        self.longest = max(call.places.shape[1] + call.before.shape[1] for call in self.calls)
+        self.calls = [rows for rows in calls if rows.places.numel()]
+        self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
         self.queries, self.keys = _Queries(self.calls, tokens), _Keys(self.calls, tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
