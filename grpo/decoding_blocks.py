@@ -126,7 +126,7 @@ class _Block:
 def _parts(norm: Any) -> tuple[Tensor, float]:
     eps = epsilon(norm)
     assert eps is not None  # `is_fused`
-    return norm.weight.detach(), eps
+    return norm.weight.detach().clone(), eps
 
 
 class _Products:

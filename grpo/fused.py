@@ -102,7 +102,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if kernels.serve(x, weight):
-            normed, inverse = kernels.norm(x.flatten(0, -2), weight, eps)
+            normed, inverse = kernels.norm(x.flatten(0, -2), _apart(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
         wide = x.float()
@@ -116,7 +116,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         if kernels.serve(gradient, x, weight):
-            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), weight, inverse)
+            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), _apart(weight), inverse)
             return found[0].view(x.shape), found[1] if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
@@ -129,6 +129,11 @@ class RMSNorm(torch.autograd.Function):
             along = (products @ weight.float()[:, None]).mul_(inverse.pow(3)).div_(-x.shape[1])
             of_x = (wide * weight.float()).mul_(inverse).addcmul_(x, along).to(gradient.dtype).view(gradient.shape)
         return of_x, of_weight, None
+
+
+def _apart(weight: Tensor) -> Tensor:
+    """A copy: FSDP2 resizes a weight's storage, which torch refuses once it has been an array."""
+    return weight.detach().clone()
 
 
 def _is_mlp(module: Any) -> bool:

@@ -1,7 +1,7 @@
 """What torch has no one operation for on a CPU, in float32: loops that read each number once, compiled by Numba.
 
 Each is compiled when a process first calls it and is kept on disk for the next. A row's result does not depend on the
-number of threads. NaN stays NaN.
+number of threads. NaN stays NaN. What is given becomes an array, so that its storage cannot be resized any more.
 """
 
 from __future__ import annotations

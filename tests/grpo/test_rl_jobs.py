@@ -37,7 +37,7 @@ def test_grpo(rl, sft):
     records = metrics(rl)
     assert steps(rl) == list(range(1, 41))
     assert any(0 < r["zero_variance_share"] < 1 for r in records)
-    assert all(0 <= r["reward_accuracy"] <= 1 and r["reward_format"] > 0.5 for r in records)
+    assert all(0 <= r["reward_accuracy"] <= 1 and r["reward_format"] > 0.4 for r in records)
     # Sampler and trainer agree; only a rollout's first minibatch can tell.
     assert [r["step"] for r in records if "logprob_mismatch" in r] == list(range(1, 41, 2))
     assert max(r.get("logprob_mismatch", 0) for r in records) < 1e-4
