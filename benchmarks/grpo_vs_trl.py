@@ -214,7 +214,8 @@ def markdown(found: dict[str, Run], agreed: Run | None, given: argparse.Namespac
         "# A GRPO step against TRL's",
         "",
         f"`python benchmarks/grpo_vs_trl.py` on {machine()}: float32, AdamW, KL 0.001, {given.threads} threads.",
-        f"Medians (lowest - highest) of {given.rounds} rounds, alternating; each run has {WARM_UP} steps to warm up.",
+        f"Medians (lowest - highest) of {given.rounds} round{'s' * (given.rounds > 1)}, alternating; "
+        f"each run has {WARM_UP} steps to warm up.",
         f"Completions {lengths}. Memory: peak of the process with its children, and of the trainer alone (VmHWM).",
         "",
     ]
