@@ -25,28 +25,12 @@ KINDS = {
     "attention": ("_scaled_dot_product", "look"),
     "moving and copying": (
         *("index", "index_select", "index_add_", "index_fill_", "index_put_", "_index_put_impl_", "cat", "copy_"),
-        *(
-            "gather",
-            "scatter_add_",
-            "embedding",
-            "constant_pad_nd",
-            "sum_rows",
-            "fill_",
-            "zero_",
-            "_mkl_reorder_linear_weight",
-        ),
+        *("gather", "scatter_add_", "embedding", "constant_pad_nd", "fill_", "zero_", "_mkl_reorder_linear_weight"),
+        "sum_rows",
     ),
     "optimizer": ("_fused_adamw_", "_foreach_norm", "_foreach_mul_"),
     "softmax and sums over the vocabulary": (
-        "exp_",
-        "amax",
-        "sub_",
-        "cumsum",
-        "topk",
-        "sort",
-        "searchsorted",
-        "log",
-        "draw",
+        *("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log", "draw"),
     ),
 }
 LOOPS = ("look", "sum_rows", "draw")  # of `grpo.kernels`; its others are of the rest

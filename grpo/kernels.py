@@ -44,14 +44,19 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @_over_rows
 def _norm(x: Any, weight: Any, eps: Any, normed: Any, inverse: Any) -> None:
-    rows, width = x.shape
-    for i in prange(rows):
-        squares = np.float32(0)
-        for j in range(width):
-            squares += x[i, j] * x[i, j]
-        inverse[i] = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
-        for j in range(width):
-            normed[i, j] = x[i, j] * inverse[i] * weight[j]
+    for i in prange(len(x)):
+        inverse[i] = _norm_row(x[i], weight, eps, normed[i])
+
+
+@_inner
+def _norm_row(x: Any, weight: Any, eps: Any, normed: Any) -> Any:
+    squares = np.float32(0)
+    for j in range(len(x)):
+        squares += x[j] * x[j]
+    inverse = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + eps)
+    for j in range(len(x)):
+        normed[j] = x[j] * inverse * weight[j]
+    return inverse
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -65,13 +70,9 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _add_norm(x: Any, y: Any, weight: Any, eps: Any, normed: Any) -> None:
     rows, width = x.shape
     for i in prange(rows):
-        squares = np.float32(0)
         for j in range(width):
             x[i, j] += y[i, j]
-            squares += x[i, j] * x[i, j]
-        inverse = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
-        for j in range(width):
-            normed[i, j] = x[i, j] * inverse * weight[j]
+        _norm_row(x[i], weight, eps, normed[i])
 
 
 _BLOCK = 64
