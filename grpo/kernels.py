@@ -6,8 +6,9 @@ number of threads. NaN stays NaN. What is given becomes an array, so that its st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numba
@@ -27,7 +28,32 @@ def _compiled(function: Any, **options: Any) -> Any:
 _in_any_order = {"reassoc", "contract", "arcp", "nsz"}  # of sums, so that several numbers are added at a time
 _exactly = partial(_compiled, fastmath={"contract"})
 _inner = partial(_compiled, fastmath=_in_any_order)
-_over_rows = partial(_compiled, parallel=True, fastmath=_in_any_order)
+
+_loops = threading.Lock()
+"""Numba's own threads, used where there is no OpenMP, end a process in which two callers want them at a time."""
+_threads = threading.local()
+
+
+def _over_rows(function: Any) -> Callable[..., None]:
+    compiled = _compiled(function, parallel=True, fastmath=_in_any_order)
+
+    def loop(*arguments: Any) -> None:
+        with _loops:
+            _use_as_many_threads_as_torch()
+            compiled(*arguments)
+
+    return loop
+
+
+def _use_as_many_threads_as_torch() -> None:
+    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork (`grpo.warm`)."""
+    count = torch.get_num_threads()
+    if getattr(_threads, "count", None) != count:
+        most: Any = numba.config
+        numba.set_num_threads(min(count, most.NUMBA_NUM_THREADS))
+        if torch.get_num_threads() != count:  # OpenMP is both's, and Numba starts as many threads as there are cores
+            torch.set_num_threads(count)
+        _threads.count = count
 
 
 def serve(*tensors: Tensor) -> bool:
@@ -333,12 +359,4 @@ def _exp(x: Any) -> Any:
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
-    _use_threads(torch.get_num_threads())
     return [tensor.detach().numpy() for tensor in tensors]
-
-
-@lru_cache(maxsize=1)
-def _use_threads(count: int) -> None:
-    """Not before a loop is called: whoever has started Numba's threads cannot fork (`grpo.warm`)."""
-    most: Any = numba.config
-    numba.set_num_threads(min(count, most.NUMBA_NUM_THREADS))

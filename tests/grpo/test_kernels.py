@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -143,3 +146,26 @@ def test_nan_stays_nan():
         assert found.isnan().nonzero().tolist() == [[1, 2]]
     _, logprobs = kernels.draw(x, torch.full((3,), 0.5, dtype=torch.float64))
     assert logprobs.isnan().tolist() == [False, True, False]
+
+
+TWO_CALLERS = """
+import threading, numba, torch
+from grpo import kernels
+
+torch.set_num_threads(1)
+x, weight, threads = torch.randn(2000, 64), torch.ones(64), []
+def many():
+    for _ in range(100):
+        kernels.norm(x, weight, 1e-5)
+    threads.append((numba.get_num_threads(), torch.get_num_threads()))
+callers = [threading.Thread(target=many) for _ in range(2)]
+[caller.start() for caller in callers], [caller.join() for caller in callers]
+print(threads)
+"""
+
+
+@pytest.mark.parametrize("layer", ["workqueue", "default"])
+def test_two_threads_may_call_loops_which_use_as_many_threads_as_torch(layer):
+    environment = os.environ | {"NUMBA_THREADING_LAYER": layer}
+    done = subprocess.run([sys.executable, "-c", TWO_CALLERS], env=environment, capture_output=True, text=True)
+    assert done.stdout == "[(1, 1), (1, 1)]\n", done.stderr
