@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from machine import peak_flops_per_s
@@ -135,7 +136,8 @@ def rl_settings(case: Case) -> dict[str, Any]:
 
 
 def ours(case: Case) -> dict[str, Any]:
-    """The trainer as a job; a step lasts from one line of its metrics to the next."""
+    """The trainer as a job; a step lasts from one line of its metrics to the next, without the matrix products between
+    them, whose rate is what the machine reaches at that moment: its speed wanders."""
     import torch
 
     import grpo.update
@@ -160,7 +162,7 @@ def ours(case: Case) -> dict[str, Any]:
     }
     (folder / "job.json").write_text(json.dumps(job))
     Path(files["metrics"]).unlink(missing_ok=True)
-    ends: list[float] = []
+    starts, ends, peaks = list[float](), list[float](), list[float]()
     watch, laps = Stopwatch(), list[dict[str, float]]()
     watch.watch(Collector, "_measure", "reference")
     watch.watch(torch.Tensor, "backward", "backward")
@@ -172,12 +174,14 @@ def ours(case: Case) -> dict[str, Any]:
         log(self, *args, **values)
         ends.append(time.perf_counter())
         laps.append(watch.laps())
+        peaks.append(peak_flops_per_s())
+        starts.append(time.perf_counter())
 
     Metrics.log = timed_log  # type: ignore[method-assign]
     if code := main([str(folder / "job.json")]):
         sys.exit(code)
     records = [json.loads(line) for line in Path(files["metrics"]).read_text().splitlines()]
-    starts = [ends[0] - records[0]["sampling_s"] - records[0]["update_s"], *ends]
+    starts.insert(0, ends[0] - records[0]["sampling_s"] - records[0]["update_s"])
     steps = [
         step_record(end - start, record["completion_tokens"] * case.rows, parts_of(record, lap))
         for start, end, record, lap in zip(starts, ends, records, laps, strict=False)
@@ -185,9 +189,11 @@ def ours(case: Case) -> dict[str, Any]:
     tokenizer = load_tokenizer(case.model)
     asked = [len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts]
     found = report(case, steps, sum(asked))
-    flops = sum(update_flops(case.model, asked, case.group_size, step["tokens"]) for step in found["steps"])
-    update_s = sum(step["parts"][part] for step in found["steps"] for part in UPDATE)
-    return found | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": peak_flops_per_s()}
+    shares = [
+        update_flops(case.model, asked, case.group_size, step["tokens"]) / sum(step["parts"][part] for part in UPDATE) / peak
+        for step, peak in zip(found["steps"], peaks[case.warm_up :], strict=True)
+    ]
+    return found | {"update_share": median(shares), "peak_flops_per_s": median(peaks[case.warm_up :])}
 
 
 UPDATE = ("forward", "backward", "clip", "optimizer")
