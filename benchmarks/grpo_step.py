@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 from machine import peak_flops_per_s
@@ -136,8 +136,9 @@ def rl_settings(case: Case) -> dict[str, Any]:
 
 
 def ours(case: Case) -> dict[str, Any]:
-    """The trainer as a job; a step lasts from one line of its metrics to the next, without the matrix products between
-    them, whose rate is what the machine reaches at that moment: its speed wanders."""
+    """The trainer as a job; a step lasts from one line of its metrics to the next.
+
+    The machine's speed wanders: matrix products before and after the timed steps say what it reaches."""
     import torch
 
     import grpo.update
@@ -174,7 +175,8 @@ def ours(case: Case) -> dict[str, Any]:
         log(self, *args, **values)
         ends.append(time.perf_counter())
         laps.append(watch.laps())
-        peaks.append(peak_flops_per_s())
+        if len(ends) in (case.warm_up, case.warm_up + case.steps):
+            peaks.append(peak_flops_per_s())
         starts.append(time.perf_counter())
 
     Metrics.log = timed_log  # type: ignore[method-assign]
@@ -189,11 +191,9 @@ def ours(case: Case) -> dict[str, Any]:
     tokenizer = load_tokenizer(case.model)
     asked = [len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts]
     found = report(case, steps, sum(asked))
-    shares = [
-        update_flops(case.model, asked, case.group_size, step["tokens"]) / sum(step["parts"][part] for part in UPDATE) / peak
-        for step, peak in zip(found["steps"], peaks[case.warm_up :], strict=True)
-    ]
-    return found | {"update_share": median(shares), "peak_flops_per_s": median(peaks[case.warm_up :])}
+    flops = sum(update_flops(case.model, asked, case.group_size, step["tokens"]) for step in found["steps"])
+    update_s = sum(step["parts"][part] for step in found["steps"] for part in UPDATE)
+    return found | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": mean(peaks)}
 
 
 UPDATE = ("forward", "backward", "clip", "optimizer")
