@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from grpo import kernels
 from grpo.block import taken_over
 from grpo.few_rows import FewRows
-from grpo.fused import epsilon, is_fused
+from grpo.fused import apart, epsilon, is_fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """As `grpo.attention.Layout.attend`."""
@@ -126,7 +126,7 @@ class _Block:
 def _parts(norm: Any) -> tuple[Tensor, float]:
     eps = epsilon(norm)
     assert eps is not None  # `is_fused`
-    return norm.weight.detach().clone(), eps
+    return apart(norm.weight), eps
 
 
 class _Products:

@@ -102,7 +102,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if kernels.serve(x, weight):
-            normed, inverse = kernels.norm(x.flatten(0, -2), _apart(weight), eps)
+            normed, inverse = kernels.norm(x.flatten(0, -2), apart(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
         wide = x.float()
@@ -116,7 +116,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         if kernels.serve(gradient, x, weight):
-            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), _apart(weight), inverse)
+            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), apart(weight), inverse)
             return found[0].view(x.shape), found[1] if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
@@ -131,7 +131,7 @@ class RMSNorm(torch.autograd.Function):
         return of_x, of_weight, None
 
 
-def _apart(weight: Tensor) -> Tensor:
+def apart(weight: Tensor) -> Tensor:
     """A copy: FSDP2 resizes a weight's storage, which torch refuses once it has been an array."""
     return weight.detach().clone()
 
