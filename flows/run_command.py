@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    from flows.recipe_file import load_recipe
     from flows.server import prefect_server
     from tasks.meeting import Meeting
 
@@ -40,27 +41,26 @@ def run(given: argparse.Namespace) -> int:
         from tasks.join import join
 
         return join(meeting)
+    # Quick to read, and with a mistake in it no server needs to start and leave an empty database.
+    recipe = load_recipe(given.recipe, given.overrides, given.seed)
     # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
-    with prefect_server(lambda: _checked(given)) as recipe, meeting.lead() if meeting else nullcontext():
+    with prefect_server(lambda: _check(given, recipe)), meeting.lead() if meeting else nullcontext():
         return _run(given, recipe)
 
 
-def _checked(given: argparse.Namespace) -> Recipe:
-    """The recipe, after all that can be wrong with it was looked at; and what a run needs is loaded."""
+def _check(given: argparse.Namespace, recipe: Recipe) -> None:
+    """Looks at all else that can be wrong, and loads what a run needs."""
     from flows import r1  # noqa: F401
     from flows.graphs import GRAPHS
     from flows.plan import plan as make_plan
-    from flows.recipe_file import load_recipe
     from flows.server import keeps_runs
 
-    recipe = load_recipe(given.recipe, given.overrides, given.seed)
     make_plan(GRAPHS[given.flow](recipe), recipe, choice_of(given))
     if given.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
     tracking().open()
-    return recipe
 
 
 def _run(given: argparse.Namespace, recipe: Recipe) -> int:

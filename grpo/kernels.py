@@ -254,6 +254,8 @@ def _look(
                 total = share = _exp(mass[place[i], r, g] - top)
                 for t in range(count):
                     scores[t] = _exp(scores[t] - top)
+                # Not in the loop above, whose sum adds up in another order once it is loaded from disk.
+                for t in range(count):
                     total += scores[t]
                 for j in range(width):
                     output[j] = share * found[place[i], r, g, j]

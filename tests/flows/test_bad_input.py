@@ -52,6 +52,12 @@ def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: s
     assert not published(tmp_path)
 
 
+@pytest.mark.parametrize("mistake", [["tinny"], ["tiny", "--set", "sft.epochs=0"]])
+def test_a_mistake_in_a_recipe_starts_no_server(tmp_path: Path, r1: Any, mistake: list[str]) -> None:
+    assert type(r1)(tmp_path)("run", *mistake).returncode == 2
+    assert not list(tmp_path.rglob("*.db")) and not list(tmp_path.rglob("*.log"))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

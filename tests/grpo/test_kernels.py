@@ -169,3 +169,36 @@ def test_two_threads_may_call_loops_which_use_as_many_threads_as_torch(layer):
     environment = os.environ | {"NUMBA_THREADING_LAYER": layer}
     done = subprocess.run([sys.executable, "-c", TWO_CALLERS], env=environment, capture_output=True, text=True)
     assert done.stdout == "[(1, 1), (1, 1)]\n", done.stderr
+
+
+EACH_LOOP = """
+import hashlib, torch
+from grpo import kernels as k
+
+n, rows = torch.randn, 70
+torch.manual_seed(0)
+x, weight = n(rows, 96), n(96)
+normed, inverse = k.norm(x, weight, 1e-5)
+made = [normed, inverse, *k.norm_backward(n(rows, 96), x, weight, inverse)]
+made += [k.add_norm(x.clone(), n(rows, 96), weight, 1e-5)]
+made += [k.turn(n(rows, 5, 32), n(rows, 1, 32), n(rows, 1, 32), 4, -1), k.gate_halves(n(rows, 576))]
+made += [k.gate(n(rows, 288), n(rows, 288)), *k.gate_backward(*n(3, rows, 288))]
+made += [k.sum_rows(x, torch.randint(0, rows, (2 * rows,)), torch.arange(2, 2 * rows + 2, 2))]
+new, cache = n(rows, 15, 32).split([9, 3, 3], 1), n(2, rows + 1, 3, 80, 32)
+elsewhere = n(7, 3, 3, 32), n(7, 3, 3), torch.randint(0, 7, (rows,))
+made += [k.look(new, cache, torch.randint(0, 79, (rows,)), elsewhere, 0.2)]
+made += k.draw(n(rows, 843), torch.rand(rows, dtype=torch.float64))
+for part in made:
+    print(hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_a_loop_says_the_same_when_it_is_compiled_and_when_it_is_loaded(tmp_path):
+    # Numba optimizes once more what it keeps, which may add up in another order.
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", EACH_LOOP], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    compiled, loaded = (done.stdout.splitlines() for done in said)
+    assert len(compiled) == 15 and compiled == loaded
