@@ -132,12 +132,21 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
     return logits.div_(temperature) if temperature != 1.0 else logits
 
 
+CACHED_BYTES = {"cpu": 3 * 2**20, "cuda": 2**30}
+"""Logits that are worked on at once: on a CPU as many as stay in its cores' caches from one operation to the next."""
+
+
 def _masses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets [N] and the sums [N] of the masses that the logits [N, V] become, e^(logit -
     the largest)."""
-    picked, largest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
-    totals = logits.sub_(largest).exp_().sum(1, keepdim=True)
-    return (picked - largest - totals.log()).squeeze(1), totals.squeeze(1)
+    rows = max(1, _limit(CACHED_BYTES, logits) // (4 * logits.shape[1]))
+    chosen, totals = [], []
+    for part, of_part in zip(logits.split(rows), targets.split(rows), strict=True):
+        picked, largest = part.gather(1, of_part[:, None]), part.amax(1, keepdim=True)
+        total = part.sub_(largest).exp_().sum(1, keepdim=True)
+        chosen.append((picked - largest - total.log()).squeeze(1))
+        totals.append(total.squeeze(1))
+    return torch.cat(chosen), torch.cat(totals)
 
 
 def _limit(limits: dict[str, int], states: Tensor) -> int:
