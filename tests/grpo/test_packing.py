@@ -23,7 +23,7 @@ from grpo.block import fuse_blocks
 from grpo.config import Sampling
 from grpo.errors import InputError
 from grpo.fused import fuse
-from grpo.logprobs import CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
+from grpo.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
 from grpo.packing import micro_batches, pack, shared_prefix
 from grpo.rollout import sample
 
@@ -147,6 +147,7 @@ def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, monkeypatch)
     expected = [t.grad.clone() for t in (states, head.weight, head.bias)]
     states.grad = head.weight.grad = head.bias.grad = None
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 20 * 3)  # 3 tokens a chunk
+    monkeypatch.setitem(CACHED_BYTES, "cpu", 4 * 20 * 2)  # 2 at a time
     monkeypatch.setitem(KEPT_BYTES, "cpu", kept)
     token_logprobs(states, head, targets, 0.5).mul(weights).sum().backward()
     for found, wanted in zip((states.grad, head.weight.grad, head.bias.grad), expected, strict=True):
