@@ -22,7 +22,7 @@ from typing import Any
 
 KINDS = {
     "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_mkl_linear"),
-    "attention": ("_scaled_dot_product", "look"),
+    "attention": ("_scaled_dot_product", "decode_attention"),
     "moving and copying": (
         *("index", "index_select", "index_add_", "index_fill_", "index_put_", "_index_put_impl_", "cat", "copy_"),
         *("gather", "scatter_add_", "embedding", "constant_pad_nd", "fill_", "zero_", "_mkl_reorder_linear_weight"),
@@ -30,10 +30,10 @@ KINDS = {
     ),
     "optimizer": ("_fused_adamw_", "_foreach_norm", "_foreach_mul_"),
     "softmax and sums over the vocabulary": (
-        *("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log", "draw"),
+        *("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log", "sample_tokens"),
     ),
 }
-LOOPS = ("look", "sum_rows", "draw")  # of `grpo.kernels`; its others are of the rest
+LOOPS = ("decode_attention", "sum_rows", "sample_tokens")  # of `grpo.kernels`; its others are of the rest
 SETTINGS = ("small", "long", "demo")
 REST = "norms, gates, additions"
 BEFORE, UPDATE = "before the update", "update"
@@ -79,7 +79,16 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
     given = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
     case = replace(make_case(name, given), warm_up=1, steps=1)
     found: dict[str, Profile] = {}
-    for loop in ("norm", "norm_backward", "add_norm", "turn", "gate", "gate_halves", "gate_backward", *LOOPS):
+    for loop in (
+        "rms_norm",
+        "rms_norm_backward",
+        "add_rms_norm",
+        "rotary",
+        "swiglu",
+        "swiglu_fused",
+        "swiglu_backward",
+        *LOOPS,
+    ):
         setattr(kernels, loop, named(f"kernels::{loop}", getattr(kernels, loop)))
     watch(grpo.trainer.Trainer, "_roll_out", BEFORE, found)
     watch(grpo.update.Update, "__call__", UPDATE, found)

@@ -131,7 +131,7 @@ class _Queries:
 
     def spread(self, gradient: Tensor) -> Tensor:
         """What the tokens' gradients [N, H, D] are for the slots of their outputs, [S, H, D]."""
-        if kernels.serve(gradient):
+        if kernels.supports(gradient):
             return kernels.sum_rows(gradient, *self._token_of)
         return gradient.index_select(0, self.places).index_fill_(0, self.unread, 0)
 
@@ -151,7 +151,7 @@ class _Keys:
 
     def total(self, gradient: Tensor) -> Tensor:
         """What the slots' gradients [S, H, D] are together for each token, [N, H, D]."""
-        if kernels.serve(gradient):
+        if kernels.supports(gradient):
             return kernels.sum_rows(gradient, *self._slots_of)
         return gradient.new_zeros(self.tokens, *gradient.shape[1:]).index_add_(0, self.places, gradient)
 

@@ -154,8 +154,8 @@ class Rotated(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    if kernels.serve(x, cos):
-        return kernels.turn(x, cos, sin, x.shape[1], sign)
+    if kernels.supports(x, cos):
+        return kernels.rotary(x, cos, sin, x.shape[1], sign)
     half = x.shape[-1] // 2
     turned = x * cos
     turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=sign)

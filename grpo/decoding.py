@@ -192,7 +192,7 @@ class _Batch:
             future=None,
             every_row=torch.arange(len(said), device=device),
             dtype=like.dtype,
-            compiled=kernels.serve(like),
+            compiled=kernels.supports(like),
         )
 
     def begin(self) -> None:
@@ -211,7 +211,7 @@ class _Batch:
         of_prompt, mass_prompt = _look(self._to_groups(asked), prompt_keys, prompt_values, self.beyond_prompt, scale)
         if self.compiled:
             found = _of_members(of_prompt, asked), _of_members(mass_prompt, asked), self.slot
-            return kernels.look((q, k, v), cache.rows, self.said, found, scale)
+            return kernels.decode_attention((q, k, v), cache.rows, self.said, found, scale)
         cache.add_tokens(k, v, self)
         keys, values = (held[: q.shape[0], :, : self.width] for held in cache.rows)
         of_own, mass_own = (found.transpose(1, 2) for found in _look(asked, keys, values, self.future, scale))

@@ -74,9 +74,9 @@ class Blocks:
         # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
         filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
         x = _filled(x, filled)
-        normed = kernels.norm(x, *self.norms[0])[0]
+        normed = kernels.rms_norm(x, *self.norms[0])[0]
         for block, norm in zip(self.blocks, self.norms[1:], strict=True):
-            normed = kernels.add_norm(x, block(x, normed, count, cos, sin, attend), *norm)
+            normed = kernels.add_rms_norm(x, block(x, normed, count, cos, sin, attend), *norm)
         return self.head(normed)[:count]
 
 
@@ -117,10 +117,10 @@ class _Block:
         if self.of_queries is not None and self.of_keys is not None:
             queries, keys = states[:, : self.heads], states[:, self.heads : self.turned]
             states = torch.cat([self.of_queries(queries), self.of_keys(keys)], 1)
-        q_and_k = kernels.turn(states, cos, sin, self.turned, -1)
+        q_and_k = kernels.rotary(states, cos, sin, self.turned, -1)
         seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
-        normed = kernels.add_norm(x, self.out(_filled(seen.flatten(1), x.shape[0])), *self.between)
-        return self.down(kernels.gate_halves(self.gate_and_up(normed)))
+        normed = kernels.add_rms_norm(x, self.out(_filled(seen.flatten(1), x.shape[0])), *self.between)
+        return self.down(kernels.swiglu_fused(self.gate_and_up(normed)))
 
 
 def _parts(norm: Any) -> tuple[Tensor, float]:

@@ -101,8 +101,8 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if kernels.serve(x, weight):
-            normed, inverse = kernels.norm(x.flatten(0, -2), apart(weight), eps)
+        if kernels.supports(x, weight):
+            normed, inverse = kernels.rms_norm(x.flatten(0, -2), apart(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
         wide = x.float()
@@ -115,8 +115,8 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
-        if kernels.serve(gradient, x, weight):
-            found = kernels.norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), apart(weight), inverse)
+        if kernels.supports(gradient, x, weight):
+            found = kernels.rms_norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), apart(weight), inverse)
             return found[0].view(x.shape), found[1] if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
@@ -162,7 +162,7 @@ class MLP(torch.autograd.Function):
         keeps = any(ctx.needs_input_grad)
         if keeps:
             ctx.save_for_backward(x, gate, up, down, gated, raised)
-        inner = kernels.gate(gated, raised) if kernels.serve(x) else silu(gated, inplace=not keeps).mul_(raised)
+        inner = kernels.swiglu(gated, raised) if kernels.supports(x) else silu(gated, inplace=not keeps).mul_(raised)
         return inner @ down.t()
 
     @staticmethod
@@ -178,8 +178,8 @@ class MLP(torch.autograd.Function):
 
 def _gate_backward(gradient: Tensor, gated: Tensor, raised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """silu(gated) raised again, and the gradients of both. `gradient` is overwritten."""
-    if kernels.serve(gradient):
-        return kernels.gate_backward(gradient, gated, raised)
+    if kernels.supports(gradient):
+        return kernels.swiglu_backward(gradient, gated, raised)
     activated = silu(gated)
     inner, of_raised = activated * raised, activated.mul_(gradient)
     return inner, torch.ops.aten.silu_backward(gradient.mul_(raised), gated), of_raised

@@ -174,8 +174,8 @@ def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor,
     """
     if settings.temperature != 1:
         logits = logits / settings.temperature
-    if settings.top_p == 1 and kernels.serve(logits):
-        return kernels.draw(logits, chances)
+    if settings.top_p == 1 and kernels.supports(logits):
+        return kernels.sample_tokens(logits, chances)
     largest = logits.amax(1, keepdim=True)
     masses, order = (logits - largest).exp_(), None
     total = masses.sum(1, keepdim=True)

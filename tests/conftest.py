@@ -1,8 +1,14 @@
-"""What MLflow loads caches fonts in the home folder; the tests leave nothing there."""
+"""Settings of the whole test session."""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
+# Matplotlib, which MLflow loads, caches fonts in the home folder; the tests leave nothing there.
 os.environ.setdefault("MPLCONFIGDIR", tempfile.mkdtemp(prefix="r1flow-matplotlib-"))
+
+# A shell starts background jobs with SIGINT ignored, which children inherit: Ctrl-C tests would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

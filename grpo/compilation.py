@@ -1,0 +1,112 @@
+"""Numba functions that give the same bits in every process: they run only as loaded from Numba's disk cache.
+
+Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy that it
+keeps on disk. The second pass may vectorize a sum in another order, so a first run would differ from a second in the
+last bit. A function that is not on disk yet is therefore compiled by a process of its own (`python -m
+grpo.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for itself, which
+is also the same each time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+from numba import njit
+from numba.core import event
+
+REASSOCIATE = frozenset({"reassoc", "contract", "arcp", "nsz"})
+"""Sums may add several numbers at a time. NaN and infinity keep their meaning."""
+
+_lock = threading.Lock()
+"""Numba's own threads, used where there is no OpenMP, end a process in which two callers want them at a time."""
+_threads = threading.local()
+_on_disk: set[Any] = set()
+"""Dispatchers of which this process runs only what is on disk."""
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    """`numba.njit` with a disk cache where there is a folder for it."""
+    try:
+        return njit(cache=True, error_model="numpy", **options)(function)
+    except RuntimeError:  # neither beside the file nor in the user's cache folder
+        return njit(error_model="numpy", **options)(function)
+
+
+inlined = partial(compiled, fastmath=set(REASSOCIATE))
+exact = partial(compiled, fastmath={"contract"})
+
+
+def parallel_over_rows(function: Any) -> Callable[..., None]:
+    """Compile `function`, whose outermost loop is a `prange`. It runs on as many threads as torch does."""
+    dispatcher = compiled(function, parallel=True, fastmath=set(REASSOCIATE))
+    if dispatcher.stats.cache_path:
+        _on_disk.add(dispatcher)
+
+    def loop(*arguments: Any) -> None:
+        with _lock:
+            _use_as_many_threads_as_torch()
+            try:
+                dispatcher(*arguments)
+            except _NotOnDisk as missing:
+                _compile_in_a_process(function, missing.signature)
+                dispatcher(*arguments)
+
+    loop.dispatcher = dispatcher  # type: ignore[attr-defined]
+    return loop
+
+
+class _NotOnDisk(Exception):
+    def __init__(self, signature: tuple[Any, ...]) -> None:
+        super().__init__(f"not on disk for {signature}")
+        self.signature = signature
+
+
+class _RefuseToCompile(event.Listener):
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"] in _on_disk:
+            raise _NotOnDisk(event.data["args"])
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _RefuseToCompile())
+
+
+def _compile_in_a_process(function: Any, signature: tuple[Any, ...]) -> None:
+    request = pickle.dumps((function.__module__, function.__name__, signature))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-m", __name__], input=request, capture_output=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"compiling {function.__name__} failed: {done.stderr.decode(errors='replace')}")
+
+
+def _use_as_many_threads_as_torch() -> None:
+    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork (`grpo.warm`)."""
+    import torch  # here, so that the process that compiles does not load it
+
+    count = torch.get_num_threads()
+    if getattr(_threads, "count", None) != count:
+        most: Any = numba.config
+        numba.set_num_threads(min(count, most.NUMBA_NUM_THREADS))
+        if torch.get_num_threads() != count:  # OpenMP is both's, and Numba starts as many threads as there are cores
+            torch.set_num_threads(count)
+        _threads.count = count
+
+
+if __name__ == "__main__":
+    module, name, signature = pickle.loads(sys.stdin.buffer.read())
+    importlib.import_module(module)
+    from grpo import compilation  # the module that the loops know, which is not this one
+
+    compilation._on_disk.clear()
+    getattr(sys.modules[module], name).dispatcher.compile(signature)
