@@ -57,12 +57,12 @@ def forget_high_water() -> None:
 
 
 def main(job_file: Path) -> int:
+    import grpo.rl.trainer  # noqa: F401  what a job needs is no part of its time, nor of its memory
     import grpo.sampling
     import grpo.sft
-    import grpo.trainer  # noqa: F401  what a job needs is no part of its time, nor of its memory
-    from grpo.models import Models
+    from grpo.rl.model_set import Models
+    from grpo.rl.update import Update
     from grpo.train import main as train
-    from grpo.update import Update
 
     phases = Phases()
     Models.sampler = phases.around_context("sampling", Models.sampler)  # type: ignore[method-assign]

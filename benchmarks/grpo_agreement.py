@@ -23,14 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from grpo.experience import Rollout
-from grpo.methods import METHODS
-from grpo.models import Models
 from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer
+from grpo.rl.batch import Rollout
+from grpo.rl.methods import METHODS
+from grpo.rl.model_set import Models
+from grpo.rl.update import Update
 from grpo.rl_config import RL
 from grpo.template import prompt_tokens
-from grpo.update import Update
 
 NOISE = 0.15
 """Standard deviation of old and reference log-probabilities around the model's: about 1 in 5 ratios leaves 0.8..1.2."""

@@ -141,10 +141,10 @@ def ours(case: Case) -> dict[str, Any]:
     The machine's speed wanders: matrix products before and after the timed steps say what it reaches."""
     import torch
 
-    import grpo.update
-    from grpo.collect import Collector
+    import grpo.rl.update
     from grpo.data import Problem, write_rows
     from grpo.policy import load_tokenizer
+    from grpo.rl.collector import Collector
     from grpo.runlog import Metrics
     from grpo.template import prompt_tokens
     from grpo.train import main
@@ -167,7 +167,7 @@ def ours(case: Case) -> dict[str, Any]:
     watch, laps = Stopwatch(), list[dict[str, float]]()
     watch.watch(Collector, "_measure", "reference")
     watch.watch(torch.Tensor, "backward", "backward")
-    watch.watch(grpo.update, "clip_grad_norm", "clip")
+    watch.watch(grpo.rl.update, "clip_grad_norm", "clip")
     watch.watch(torch.optim.AdamW, "step", "optimizer")
     log = Metrics.log
 

@@ -47,7 +47,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 sys.exit(code)
 """
 NOTHING = (
-    "import resource, torch, transformers, grpo.trainer; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    "import resource, torch, transformers, grpo.rl.trainer; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 )
 
 

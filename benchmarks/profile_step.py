@@ -72,8 +72,8 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
     from grpo_step import ours
     from grpo_vs_trl import make_case
 
-    import grpo.trainer
-    import grpo.update
+    import grpo.rl.trainer
+    import grpo.rl.update
     from grpo import kernels
 
     given = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
@@ -90,8 +90,8 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
         *LOOPS,
     ):
         setattr(kernels, loop, named(f"kernels::{loop}", getattr(kernels, loop)))
-    watch(grpo.trainer.Trainer, "_roll_out", BEFORE, found)
-    watch(grpo.update.Update, "__call__", UPDATE, found)
+    watch(grpo.rl.trainer.Trainer, "_roll_out", BEFORE, found)
+    watch(grpo.rl.update.Update, "__call__", UPDATE, found)
     ours(case)
     return found
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from grpo.config import Sampling
 from grpo.errors import TrainingStopped
-from grpo.models import Models
 from grpo.policy import load_policy
+from grpo.rl.model_set import Models
 from grpo.rl_config import RL
 from grpo.rollout import Completion, sample_groups
 from grpo.vllm_local import LocalVLLM

@@ -103,7 +103,7 @@ class DPO(Settings):
 
 class RL(Settings):
     """One loop for GRPO, PPO, online RFT, RFT, DPO and SFT: they differ in data, reward and gradient coefficient (DSM
-    eq. 5 and table 10; `grpo.methods`).
+    eq. 5 and table 10; `grpo.rl.methods`).
 
     A step is one optimizer update on `prompts_per_step * group_size` completions; a rollout samples for `minibatches`
     steps at once and is passed over `inner_epochs` times, so that the last update of it learns from samples that are

@@ -17,7 +17,7 @@ from grpo.jobs import JobBase
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
 from grpo.parallel import divide
-from grpo.problem_order import permutation
+from grpo.rl.problem_order import permutation
 from grpo.runlog import Metrics, closing_means
 from grpo.sharded import Sharded, clip_grad_norm
 

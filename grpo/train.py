@@ -32,7 +32,7 @@ RUNNERS = {
     "reward_model": "grpo.reward_model:train_reward_model",
     "step_labels": "grpo.step_labels:run_step_labels",
     "process_reward_model": "grpo.process_reward:train_process_reward_model",
-    "rl": "grpo.trainer:train_rl",
+    "rl": "grpo.rl.trainer:train_rl",
     "sample": "grpo.sampling:run_sampling",
     "copy_model": "grpo.policy:copy_model",
 }

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from grpo.rl.trainer import train_rl
 from grpo.train import read_job
-from grpo.trainer import train_rl
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "grpo.train"]

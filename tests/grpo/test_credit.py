@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo.credit import CREDITS, Credit, Evidence
+from grpo.rl.credit import CREDITS, Credit, Evidence
 from grpo.rl_config import RL
 
 

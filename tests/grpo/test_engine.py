@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from grpo import rl_config
 from grpo.engine import Copied, Own
 from grpo.errors import TrainingStopped
+from grpo.rl.trainer import Trainer
 from grpo.train import read_job
-from grpo.trainer import Trainer
 from tests.grpo.job_runner import RL, kill_at, metrics, result, run, run_here, same, steps, weights, write_job
 from tests.grpo.test_resume import untimed
 

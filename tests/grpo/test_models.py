@@ -9,10 +9,10 @@ from grpo import saved_tensors
 from grpo.config import Hardware
 from grpo.errors import InputError
 from grpo.logprobs import completion_logprobs
-from grpo.methods import METHODS
-from grpo.models import Models
 from grpo.parallel import Parallel
 from grpo.policy import load_policy
+from grpo.rl.methods import METHODS
+from grpo.rl.model_set import Models
 from grpo.rl_config import RL
 from grpo.sharded import Sharded
 

@@ -8,7 +8,7 @@ import pytest
 
 from grpo.data import Problem
 from grpo.errors import InputError
-from grpo.problem_order import ProblemOrder
+from grpo.rl.problem_order import ProblemOrder
 from grpo.rl_config import Curriculum
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from grpo.rl.trainer import Trainer
 from grpo.train import read_job
-from grpo.trainer import Trainer
 from tests.grpo.job_runner import (
     COMMAND,
     ENVIRONMENT,

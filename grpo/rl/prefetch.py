@@ -11,8 +11,8 @@ from typing import Any
 from grpo.data import Problem
 from grpo.engine import Engine, Fed
 from grpo.jobs import RLJob
-from grpo.models import Models
 from grpo.parallel import Parallel, divide
+from grpo.rl.model_set import Models
 from grpo.rollout import Completion, seed_of
 from grpo.scoring import Scorer, Scores, responses_of
 from grpo.template import prompt_tokens

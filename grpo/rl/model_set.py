@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from grpo.errors import InputError
 from grpo.logprobs import trunk_of
-from grpo.methods import Method
 from grpo.parallel import Parallel
 from grpo.policy import load_policy
+from grpo.rl.methods import Method
 from grpo.rl_config import RL
 from grpo.sharded import Sharded, arithmetic, local, shard
 from grpo.value import Value

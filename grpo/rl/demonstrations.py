@@ -8,9 +8,9 @@ import torch
 
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.experience import Rollout
 from grpo.jobs import RLJob
-from grpo.problem_order import permutation
+from grpo.rl.batch import Rollout
+from grpo.rl.problem_order import permutation
 from grpo.template import completion_tokens, prompt_tokens
 
 

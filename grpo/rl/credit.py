@@ -1,4 +1,4 @@
-"""From scored completions to what the update reads of each token: one function for each credit of `grpo.methods`."""
+"""From scored completions to what the update reads of each token: one function for each credit of `grpo.rl.methods`."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from grpo.advantages import zero_variance_groups
 from grpo.branches import branch_parts
-from grpo.credit import Step
 from grpo.data import Problem
 from grpo.rewards import Response
+from grpo.rl.credit import Step
 from grpo.rollout import Completion
 from grpo.scoring import Failures
 

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from grpo.advantages import zero_variance_groups
 from grpo.branches import reward_weights
-from grpo.credit import CREDITS, Evidence, Step
 from grpo.data import Problem
 from grpo.engine import make_engine
-from grpo.experience import Rollout
-from grpo.generation import Asked, Generation
-from grpo.groups import Group, kl_of, metrics_of, samples_of
 from grpo.jobs import RLJob
 from grpo.logprobs import completion_logprobs
-from grpo.methods import Method
-from grpo.models import Models
 from grpo.packing import micro_batches
 from grpo.parallel import Parallel
-from grpo.problem_order import ProblemOrder
 from grpo.rewards import total
+from grpo.rl.batch import Rollout
+from grpo.rl.credit import CREDITS, Evidence, Step
+from grpo.rl.groups import Group, kl_of, metrics_of, samples_of
+from grpo.rl.methods import Method
+from grpo.rl.model_set import Models
+from grpo.rl.prefetch import Asked, Generation
+from grpo.rl.problem_order import ProblemOrder
 from grpo.rollout import Completion
 from grpo.scoring import Failures, Scorer
 from grpo.value import values_of

@@ -1,6 +1,6 @@
 """The loop: roll out, update on parts of the rollout, log, look after health, save (DSM algorithm 1, R1 schedule).
 
-What is learnt from, and how, is the method's: see `grpo.methods`.
+What is learnt from, and how, is the method's: see `grpo.rl.methods`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 import torch
 
 from grpo import checkpoint
-from grpo.collect import Collector
 from grpo.data import Problem, read_problems
-from grpo.demonstrations import Demonstrations
 from grpo.errors import InputError, TrainingStopped
-from grpo.experience import Rollout
 from grpo.health import Health
 from grpo.jobs import RLJob
-from grpo.methods import METHODS
-from grpo.models import Models
 from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer, save_tokenizer
-from grpo.problem_order import ProblemOrder
+from grpo.rl.batch import Rollout
+from grpo.rl.collector import Collector
+from grpo.rl.demonstrations import Demonstrations
+from grpo.rl.methods import METHODS
+from grpo.rl.model_set import Models
+from grpo.rl.problem_order import ProblemOrder
+from grpo.rl.update import Update
 from grpo.rollout import generator_for
 from grpo.runlog import Metrics, closing_means, write_result
 from grpo.scoring import Scorer
-from grpo.update import Update
 from grpo.watch import Finding
 
 logger = logging.getLogger(__name__)
