@@ -7,7 +7,7 @@ own work on data. Each of its trainers is run once more directly, by `python -m 
 that both see the same minute of the machine; that time is taken out of the wall time. What stages do themselves
 (problems, filters, judges, tables) is their work too, and named apart. `overhead_share` is the part of the wall time
 that neither needs: servers, flows, MLflow, the store, the start of processes and the watch over them. It is below zero
-where trainers that are forks (grpo/warm.py) spare more than all of that costs. Then the same command again:
+where trainers that are forks (grpo/fork_server.py) spare more than all of that costs. Then the same command again:
 `reused_seconds`.
 """
 

@@ -91,7 +91,7 @@ def _compile_in_a_process(function: Any, signature: tuple[Any, ...]) -> None:
 
 
 def _use_as_many_threads_as_torch() -> None:
-    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork (`grpo.warm`)."""
+    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork (`grpo.fork_server`)."""
     import torch  # here, so that the process that compiles does not load it
 
     count = torch.get_num_threads()

@@ -1,6 +1,6 @@
 """Trainers that begin at once: forks of one process that has loaded everything, for as long as a recipe runs here.
 
-Only where that is safe and of use: see grpo/warm.py. Outside of `warm_trainers`, or when the process is gone, a trainer
+Only where that is safe and of use: see grpo/fork_server.py. Outside of `warm_trainers`, or when the process is gone, a trainer
 is a subprocess like any other.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from grpo.warm import LONGEST
+from grpo.fork_server import LONGEST
 
 TRAINER = [sys.executable, "-m", "grpo.train", "--processes", "1", "--nodes", "1"]
 """How the command of a trainer begins that is one process."""
@@ -77,7 +77,7 @@ class _Warm:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "grpo.warm", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "grpo.fork_server", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # a trainer that cannot be loaded says so in its own log
                 stderr=subprocess.DEVNULL,

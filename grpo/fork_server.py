@@ -1,4 +1,4 @@
-"""A process that has loaded what trainers load, and becomes one each time that it is asked to: ``python -m grpo.warm
+"""A process that has loaded what trainers load, and becomes one each time that it is asked to: ``python -m grpo.fork_server
 SOCKET PARENT``.
 
 Loading torch and transformers takes seconds, which a stage in miniature spends more on than on its work. A fork of a
