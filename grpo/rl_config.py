@@ -119,11 +119,13 @@ class RL(Settings):
     minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 a step).")
     inner_epochs: int = Field(1, ge=1, description="Passes over each rollout. R1: 1.")
 
-    objective: str = Field("grpo", description="What GRPO and PPO maximise: a name in grpo/objectives.py. R1: grpo.")
+    objective: str = Field(
+        "grpo", description="What GRPO and PPO maximise: a name in grpo/algorithms/objectives.py. R1: grpo."
+    )
     clip_eps_low: float = Field(0.2, gt=0, description="Ratio is clipped below at 1 - this. R1: 10, never binding.")
     clip_eps_high: float = Field(0.2, gt=0, description="Ratio is clipped above at 1 + this. R1: 10.")
     kl_coef: float = Field(0.001, ge=0, description="Weight of the KL penalty to the reference. R1: 0.001.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Per token; see grpo/kl.py. GRPO: k3.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Per token; see grpo/algorithms/kl.py. GRPO: k3.")
     kl_stale_correction: bool = Field(False, description="Multiply the penalty by the ratio, for stale samples.")
     reference_refresh_steps: int | None = Field(
         None, ge=1, description="The reference follows the policy every so many steps. R1: 400. None: never."
@@ -133,7 +135,7 @@ class RL(Settings):
     )
 
     advantage: Literal["grpo", "dr_grpo", "batch_std", "rloo"] = Field(
-        "grpo", description="From a group's rewards to advantages; see grpo/advantages.py. R1: grpo."
+        "grpo", description="From a group's rewards to advantages; see grpo/algorithms/advantages.py. R1: grpo."
     )
     std: Literal["population", "sample"] = Field("population", description="Which standard deviation. Unpublished.")
     supervision: Literal["outcome", "process"] = Field(
@@ -226,7 +228,7 @@ class RL(Settings):
     @model_validator(mode="after")
     def _objective_is_known(self) -> RL:
         if self.objective != "grpo":  # torch takes seconds to load: only to check what is not the default
-            from grpo.objectives import OBJECTIVES
+            from grpo.algorithms.objectives import OBJECTIVES
 
             if self.objective not in OBJECTIVES:
                 raise ValueError(f"objective: no {self.objective!r} here; choose from {', '.join(OBJECTIVES)}")

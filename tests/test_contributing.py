@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo import objectives, rewards
+from grpo import rewards
+from grpo.algorithms import objectives
 from grpo.data import Problem
 from grpo.rl_config import RL
 from grpo.template import parse

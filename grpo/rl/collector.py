@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grpo.advantages import zero_variance_groups
+from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import reward_weights
 from grpo.data import Problem
 from grpo.engine import make_engine

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo.advantages import ADVANTAGES, process_advantages
-from grpo.dpo import pair_up
-from grpo.gae import gae, token_rewards, whiten
+from grpo.algorithms.advantages import ADVANTAGES, process_advantages
+from grpo.algorithms.dpo import pair_up
+from grpo.algorithms.gae import gae, token_rewards, whiten
 from grpo.logprobs import stack
 from grpo.rl_config import RL
 

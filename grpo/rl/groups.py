@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.advantages import zero_variance_groups
+from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import branch_parts
 from grpo.data import Problem
 from grpo.rewards import Response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo.advantages import ADVANTAGES, process_advantages, zero_variance_groups
+from grpo.algorithms.advantages import ADVANTAGES, process_advantages, zero_variance_groups
 from grpo.errors import InputError
 
 HENS = [[1.0, 0.0, 1.0, 0.0]]  # 277 is right, 305 is not, 277 is, 297 is not

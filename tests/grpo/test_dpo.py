@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpo.dpo import dpo_loss, pair_up
+from grpo.algorithms.dpo import dpo_loss, pair_up
 
 LN3 = math.log(3)
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from grpo.gae import gae, token_rewards, value_loss, whiten
-from grpo.objectives import Scale
+from grpo.algorithms.gae import gae, token_rewards, value_loss, whiten
+from grpo.algorithms.objectives import Scale
 
 
 def t(*rows) -> torch.Tensor:

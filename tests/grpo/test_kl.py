@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpo.kl import KL
+from grpo.algorithms.kl import KL
 
 LN2, LN3 = math.log(2), math.log(3)
 

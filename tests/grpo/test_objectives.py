@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grpo.algorithms.objectives import OBJECTIVES, Objective, Scale, Tokens
 from grpo.errors import InputError
-from grpo.objectives import OBJECTIVES, Objective, Scale, Tokens
 
 LN2 = math.log(2)
 CLIPPED = [name for name, (_, gain, _) in OBJECTIVES.items() if gain.__name__ == "clipped_surrogate"]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grpo.advantages import process_advantages
+from grpo.algorithms.advantages import process_advantages
 from grpo.config import Hardware
 from grpo.data import Problem, Sample, write_rows
 from grpo.errors import InputError

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from grpo.objectives import Objective, Scale, Tokens
-from grpo.sampler_ratio import correct_for_sampler
+from grpo.algorithms.importance_sampling import correct_for_sampler
+from grpo.algorithms.objectives import Objective, Scale, Tokens
 
 SCALE = Scale(sequences=2, tokens=3, budget=2)
 SAMPLER = torch.tensor([[0.25, 0.5], [0.5, 0.0]]).clamp(min=1e-9).log()

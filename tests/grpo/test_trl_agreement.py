@@ -19,11 +19,11 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from grpo.advantages import ADVANTAGES
+from grpo.algorithms.advantages import ADVANTAGES
+from grpo.algorithms.dpo import dpo_loss
+from grpo.algorithms.objectives import Objective, Scale, Tokens
 from grpo.attention import NAME
-from grpo.dpo import dpo_loss
 from grpo.logprobs import completion_logprobs
-from grpo.objectives import Objective, Scale, Tokens
 
 LENGTHS = [5, 1, 3, 4, 2, 5, 4, 1]
 WIDTH, BUDGET, BETA = 5, 6, 0.3

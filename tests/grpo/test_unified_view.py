@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.dpo import dpo_loss
-from grpo.gae import gae, token_rewards
-from grpo.objectives import Objective, Scale, Tokens
+from grpo.algorithms.dpo import dpo_loss
+from grpo.algorithms.gae import gae, token_rewards
+from grpo.algorithms.objectives import Objective, Scale, Tokens
 
 PROMPT, LENGTHS = 3, [4, 2, 3, 4]
 MASK = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).double()

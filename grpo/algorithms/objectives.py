@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from grpo.algorithms.kl import KL
 from grpo.errors import InputError
-from grpo.kl import KL
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Objective:
     """One of OBJECTIVES minus kl_coef times a KL estimate, the two averaged alike.
 
     `clip_eps_low`, `clip_eps_high`: the ratio is clipped to [1 - low, 1 + high]. `kl_estimator`: a name in KL.
-    `kl_stale_correction`: multiply the estimate by the token ratio, for samples of an older policy (see grpo/kl.py).
+    `kl_stale_correction`: multiply the estimate by the token ratio, for samples of an older policy (see grpo/algorithms/kl.py).
     Raises InputError on a name that does not exist.
     """
 

@@ -1,7 +1,7 @@
 """PPO's side of the story: rewards per token, generalized advantage estimation and the value loss.
 
 Sources: InstructGPT (2203.02155) for the KL penalty inside the reward, DSM eq. 1-2, Schulman et al. 2016 (1506.02438)
-for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/objectives.py with these advantages and kl_coef = 0.
+for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/algorithms/objectives.py with these advantages and kl_coef = 0.
 
 All tensors [B, T] over completion tokens, padded on the right, with mask 1.0 on tokens and 0.0 in the padding. A
 completion that the token budget cut is treated as one that ended: its outcome stands on its last token and nothing
@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo.kl import k1
-from grpo.objectives import Scale, token_mean
+from grpo.algorithms.kl import k1
+from grpo.algorithms.objectives import Scale, token_mean
 
 
 def _next(x: Tensor) -> Tensor:

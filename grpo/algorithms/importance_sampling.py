@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpo.objectives import Scale, Tokens, token_mean
+from grpo.algorithms.objectives import Scale, Tokens, token_mean
 
 
 def correct_for_sampler(
