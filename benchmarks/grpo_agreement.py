@@ -23,13 +23,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
+from grpo.config.rl import RL
 from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.update import Update
-from grpo.rl_config import RL
 from grpo.template import prompt_tokens
 
 NOISE = 0.15

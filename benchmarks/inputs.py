@@ -15,7 +15,7 @@ from real_model import fetch_model, write_problems
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo.config import Pretrain
+from grpo.config.common import Pretrain
 from grpo.data import Message
 from grpo.pretrain import train_tokenizer
 from grpo.template import prompt_tokens

@@ -21,7 +21,7 @@ import torch
 from machine import machine
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from grpo.config import Optimizer, Pretrain
+from grpo.config.common import Optimizer, Pretrain
 from grpo.data import Problem, write_rows
 from grpo.pretrain import train_tokenizer
 

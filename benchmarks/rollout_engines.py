@@ -47,7 +47,7 @@ class Case:
 
 def load_ours(case: Case) -> Engine:
     from grpo import rollout
-    from grpo.config import Hardware, Sampling
+    from grpo.config.common import Hardware, Sampling
     from grpo.policy import load_policy
 
     model = load_policy(case.model, Hardware(device="cpu"))

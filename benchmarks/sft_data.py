@@ -24,7 +24,7 @@ from typing import Any
 from machine import machine
 from measure import run
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.data import Problem, write_rows
 from grpo.written import Text, Written
 

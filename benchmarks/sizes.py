@@ -24,8 +24,8 @@ from growth import DEMO_STEP, REAL_STEP, Models, Step, measure, options, prose, 
 from machine import machine
 
 from grpo.architecture import Architecture
+from grpo.config.rl import RL
 from grpo.memory_model import Lengths, Memory, Place, memory
-from grpo.rl_config import RL
 
 QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from flows.reasoning_rl import files, train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.rl_config import RL
+from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:

@@ -10,7 +10,7 @@ from prefect.states import State
 from flows.forms import Inputs, Seed
 from flows.recipe import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from tasks.miniature import corpus
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"

@@ -8,7 +8,7 @@ from prefect.states import State
 from flows.cold_start_data import EXAMPLES
 from flows.forms import Inputs, Seed
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import SFT
+from grpo.config.common import SFT
 
 
 def build(context: Context) -> Outcome:

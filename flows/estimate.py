@@ -14,10 +14,10 @@ from flows.home import home
 from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
 from flows.students import PREFIX
 from grpo.architecture import Architecture
-from grpo.config import SFT, Hardware
+from grpo.config.common import SFT, Hardware
+from grpo.config.rl import RL
 from grpo.devices import Device
 from grpo.errors import InputError
-from grpo.rl_config import RL
 from tasks.estimate import Assumed, Estimate, Estimator
 from tasks.local_device import local_device
 

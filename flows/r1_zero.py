@@ -9,7 +9,7 @@ from flows.base import zero_template
 from flows.forms import Inputs, Seed
 from flows.reasoning_rl import files, train, user_code
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.rl_config import RL
+from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:

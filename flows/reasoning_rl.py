@@ -13,8 +13,8 @@ from flows.cold_start_data import EXAMPLES
 from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
+from grpo.config.rl import RL
 from grpo.rewards import source_digest
-from grpo.rl_config import RL
 from grpo.steps import is_folder
 
 logger = logging.getLogger(__name__)

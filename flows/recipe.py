@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grpo.config import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluster, RewardModel, Sampling
-from grpo.rl_config import RL, Scoring
-from grpo.text_engine_settings import TextEngineSettings
+from grpo.config.common import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluster, RewardModel, Sampling
+from grpo.config.rl import RL, Scoring
+from grpo.config.text_engines import TextEngineSettings
 from tasks.filters import FilterSettings
 from tasks.gates import Gate
 from tasks.judge import JudgeSettings

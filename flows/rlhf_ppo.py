@@ -13,7 +13,7 @@ from flows.forms import Inputs, Seed
 from flows.reasoning_rl import train, user_code
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.rl_config import RL
+from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:

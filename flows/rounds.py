@@ -17,7 +17,7 @@ from flows.forms import Inputs, Seed
 from flows.reasoning_rl import files, user_code
 from flows.recipe import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.rl_config import RL
+from grpo.config.rl import RL
 
 
 def models_name(number: int) -> str:

@@ -24,10 +24,10 @@ from flows.home import home
 from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import SFTData
 from flows.stage import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
+from grpo.config.text_engines import OwnEngine
 from grpo.data import Sample, read_problems, read_rows
 from grpo.pool import Failure, Pool
 from grpo.rewards import source_digest
-from grpo.text_engine_settings import OwnEngine
 from tasks.calibration import Verified, calibrate, verified
 from tasks.data_card import CARD, write_card
 from tasks.data_plots import plot

@@ -15,7 +15,7 @@ from flows import base, sft
 from flows.forms import Inputs, Seed
 from flows.recipe import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.config import SFT
+from grpo.config.common import SFT
 
 PREFIX = "student_"
 

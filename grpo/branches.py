@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Literal, get_args
 
+from grpo.config.rl import RL
 from grpo.rewards import MODEL_REWARDS
-from grpo.rl_config import RL
 
 Branch = Literal["rule", "preference"]
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.config import Hardware, Sampling
+from grpo.config.common import Hardware, Sampling
 from grpo.data import Message
 from grpo.errors import InputError
 from grpo.policy import load_policy, load_tokenizer

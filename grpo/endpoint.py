@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo.config import Sampling, Template
+from grpo.config.common import Sampling, Template
+from grpo.config.text_engines import Endpoint
 from grpo.data import Problem
 from grpo.errors import InputError, TrainingStopped
 from grpo.http_client import Away, Http, Refused
 from grpo.pace import Pace
 from grpo.template import zero_prompt
-from grpo.text_engine_settings import Endpoint
 from grpo.written import Text, Written
 
 

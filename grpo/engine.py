@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.rl import RL
 from grpo.errors import TrainingStopped
 from grpo.policy import load_policy
 from grpo.rl.model_set import Models
-from grpo.rl_config import RL
 from grpo.rollout import Completion, sample_groups
 from grpo.vllm_local import LocalVLLM
 from grpo.vllm_server import ServerVLLM

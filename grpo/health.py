@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from grpo.config import Settings
+from grpo.config.common import Settings
 from grpo.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
 from grpo.watch import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
 

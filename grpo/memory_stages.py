@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpo.architecture import Architecture
-from grpo.config import Hardware, Sampling, Supervised
+from grpo.config.common import Hardware, Sampling, Supervised
+from grpo.config.rl import RL
+from grpo.config.vllm import VLLM
 from grpo.memory_model import Lengths, Memory, Parts, Place, memory, moment_bytes
-from grpo.rl_config import RL
-from grpo.vllm_settings import VLLM
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo.config import Optimizer
+from grpo.config.common import Optimizer
 from grpo.errors import InputError
 
 Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from grpo import freed_memory
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 
 T = TypeVar("T")

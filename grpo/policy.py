@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from grpo.attention import NAME
 from grpo.block import fuse_blocks
-from grpo.config import Hardware, Lora
+from grpo.config.common import Hardware, Lora
+from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
 from grpo.fused import fuse
-from grpo.jobs import CopyModelJob
 from grpo.runlog import write_result
 
 

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.attention import NAME
-from grpo.config import Pretrain
+from grpo.config.common import Pretrain
+from grpo.config.jobs import PretrainJob
 from grpo.errors import InputError
-from grpo.jobs import PretrainJob
 from grpo.parallel import Parallel
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from grpo.attention import hidden_states
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.jobs import ProcessRewardJob
 from grpo.data import Message, read_columns
 from grpo.errors import InputError
 from grpo.held_out import write_held_out
-from grpo.jobs import ProcessRewardJob
 from grpo.packing import micro_batches, pack
 from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer

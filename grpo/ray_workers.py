@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from grpo.config import RayCluster
+from grpo.config.common import RayCluster
 from grpo.errors import InputError
 
 P = TypeVar("P")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from grpo.config import RewardModel
+from grpo.config.common import RewardModel
+from grpo.config.jobs import RewardModelJob
 from grpo.errors import InputError
 from grpo.held_out import is_right, write_held_out
-from grpo.jobs import RewardModelJob
 from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences

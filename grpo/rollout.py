@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo import freed_memory, kernels
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.decoding import Decoder
 from grpo.few_rows import pays
 

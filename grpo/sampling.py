@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data import Problem, read_problems
-from grpo.jobs import SampleJob, SampleTask
 from grpo.journal import Journal
 from grpo.parallel import Parallel
 from grpo.ray_workers import make_on_ray

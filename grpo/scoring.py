@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo.attention import hidden_states
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.jobs import MEMBER
+from grpo.config.rl import Scoring
 from grpo.data import Message, Problem
 from grpo.errors import InputError, TrainingStopped
-from grpo.jobs import MEMBER
 from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
-from grpo.rl_config import Scoring
 from grpo.rollout import Completion
 from grpo.steps import is_folder, step_rewards
 from grpo.template import parse

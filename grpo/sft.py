@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from grpo.config.jobs import SFTJob
 from grpo.data import read_columns
 from grpo.errors import InputError
-from grpo.jobs import SFTJob
 from grpo.logprobs import completion_logprobs
 from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer, save_tokenizer

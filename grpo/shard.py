@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.jobs import SampleTask
 from grpo.data import Problem, Sample, write_rows
-from grpo.jobs import SampleTask
 from grpo.journal import Journal
 from grpo.rewards import Response
 from grpo.scoring import Failures, Scorer, Scores

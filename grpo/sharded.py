@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.parallel import Parallel
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.config.jobs import StepLabelsJob
 from grpo.data import Problem, Sample, read_problems, read_rows
 from grpo.errors import InputError
-from grpo.jobs import StepLabelsJob
 from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer
 from grpo.process_reward import LABELS

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from grpo import checkpoint
-from grpo.config import Supervised
+from grpo.config.common import Supervised
+from grpo.config.jobs import JobBase
 from grpo.errors import InputError
-from grpo.jobs import JobBase
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
 from grpo.parallel import divide

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from grpo.config import ZERO_TEMPLATE, Template
+from grpo.config.common import ZERO_TEMPLATE, Template
 from grpo.data import Message
 from grpo.errors import InputError
 

@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
-from grpo.config import Hardware, Sampling, Template
+from grpo.config.common import Hardware, Sampling, Template
+from grpo.config.text_engines import Endpoint, OwnEngine, TextEngineSettings
 from grpo.data import Problem
 from grpo.endpoint import EndpointEngine
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import import_function
 from grpo.rollout import Completion, sample_groups
 from grpo.template import prompt_tokens
-from grpo.text_engine_settings import Endpoint, OwnEngine, TextEngineSettings
 from grpo.vllm_local import LocalVLLM
 from grpo.vllm_server import ServerVLLM
 from grpo.written import Text, Written

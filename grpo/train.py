@@ -21,8 +21,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
-from grpo.jobs import JOBS, JobBase
 from grpo.memory_used import MemoryUsed
 from grpo.processes import write_whole_lines
 
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m grpo.train", description="Run one job; grpo/jobs.py lists the fields."
+        prog="python -m grpo.train", description="Run one job; grpo/config/jobs.py lists the fields."
     )
     top.add_argument("--processes", type=_count, metavar="N", help="on each machine; else the job's hardware says it")
     top.add_argument("--nodes", type=_count, metavar="M", help="machines; else the job's hardware says it")

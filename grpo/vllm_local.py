@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpo.checkpoint import rng_state, set_rng_state
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.rollout import Completion
 from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
-from grpo.vllm_settings import VLLM
 from grpo.vllm_update import check_sampled_by, replace_weights, version_of
 from grpo.weight_transfer import BACKEND, UNKNOWN
 

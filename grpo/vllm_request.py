@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.errors import InputError
 
 LOGPROBS = "processed_logprobs"

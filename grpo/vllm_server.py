@@ -25,12 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.http_client import Away, Http, Refused
 from grpo.rollout import Completion
 from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
-from grpo.vllm_settings import VLLM
 from grpo.vllm_update import check_sampled_by, replace_weights, version_of
 from grpo.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
 

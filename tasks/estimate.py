@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from grpo.architecture import Architecture
-from grpo.config import Hardware, Sampling, Supervised
+from grpo.config.common import Hardware, Sampling, Supervised
+from grpo.config.rl import RL
+from grpo.config.text_engines import TextEngineSettings
+from grpo.config.vllm import VLLM
 from grpo.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
 from grpo.memory_model import Lengths, Place
 from grpo.memory_stages import Held, of_rl, of_sampling, of_supervised
-from grpo.rl_config import RL
-from grpo.text_engine_settings import TextEngineSettings
-from grpo.vllm_settings import VLLM
 
 USABLE = 0.9
 """Of a GPU's memory; the rest is left to CUDA, NCCL and what the allocator cannot give out."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpo
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 from tasks.meeting import ENDPOINT, RANK, Meeting
 from tasks.warm import MARK, Forked, forked, load

@@ -11,8 +11,8 @@ import torch
 
 from grpo import rewards
 from grpo.algorithms import objectives
+from grpo.config.rl import RL
 from grpo.data import Problem
-from grpo.rl_config import RL
 from grpo.template import parse
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()

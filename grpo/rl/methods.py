@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo.rl_config import RL, MethodName
+from grpo.config.rl import RL, MethodName
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo.config.rl import RL
 from grpo.errors import InputError
 from grpo.logprobs import trunk_of
 from grpo.parallel import Parallel
 from grpo.policy import load_policy
 from grpo.rl.methods import Method
-from grpo.rl_config import RL
 from grpo.sharded import Sharded, arithmetic, local, shard
 from grpo.value import Value
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo.config.jobs import RLJob
 from grpo.data import Problem
 from grpo.engine import Engine, Fed
-from grpo.jobs import RLJob
 from grpo.parallel import Parallel, divide
 from grpo.rl.model_set import Models
 from grpo.rollout import Completion, seed_of

@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo.config.rl import Curriculum
 from grpo.data import Problem
 from grpo.errors import InputError
-from grpo.rl_config import Curriculum
 
 ALL = ""
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from grpo import checkpoint
+from grpo.config.jobs import RLJob
 from grpo.data import Problem, read_problems
 from grpo.errors import InputError, TrainingStopped
 from grpo.health import Health
-from grpo.jobs import RLJob
 from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.rl.batch import Rollout

@@ -10,6 +10,7 @@ from grpo.algorithms.dpo import dpo_loss
 from grpo.algorithms.gae import value_loss
 from grpo.algorithms.importance_sampling import correct_for_sampler
 from grpo.algorithms.objectives import Objective, Scale, Tokens
+from grpo.config.rl import RL
 from grpo.logprobs import completion_logprobs, stack
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
@@ -17,7 +18,6 @@ from grpo.parallel import Parallel, divide
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
-from grpo.rl_config import RL
 from grpo.sharded import clip_grad_norm
 from grpo.value import values_of
 

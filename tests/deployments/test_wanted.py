@@ -14,7 +14,7 @@ from flows.graphs import GRAPHS
 from flows.r1 import FLOWS
 from flows.recipe_file import load_recipe
 from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
-from grpo.config import SFT
+from grpo.config.common import SFT
 from grpo.errors import InputError
 
 NAME = "r1flow"

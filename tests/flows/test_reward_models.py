@@ -18,7 +18,7 @@ from flows.recipe import RewardModels
 from flows.recipe_file import load_recipe
 from flows.reward_models import STAGE
 from flows.stage import find_key
-from grpo.config import Hardware, Optimizer, Pretrain
+from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data import Problem, write_rows
 from grpo.errors import InputError
 from grpo.held_out import read_held_out

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from grpo.config import Hardware, Optimizer, Pretrain
+from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data import Problem, write_rows
 from grpo.policy import load_policy, load_tokenizer
 from grpo.pretrain import train_tokenizer

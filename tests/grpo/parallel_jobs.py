@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from grpo import saved_tensors
-from grpo.config import Hardware, Optimizer
+from grpo.config.common import Hardware, Optimizer
 from grpo.optimizer import make_optimizer
 from grpo.parallel import Parallel, divide
 from grpo.sharded import Sharded, clip_grad_norm, shard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grpo.config.rl import RL
 from grpo.rl.credit import CREDITS, Credit, Evidence
-from grpo.rl_config import RL
 
 
 def credit(name: str, evidence: Evidence, **fields) -> Credit:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from grpo import rl_config
+from grpo.config.common import rl
 from grpo.engine import Copied, Own
 from grpo.errors import TrainingStopped
 from grpo.rl.trainer import Trainer
@@ -114,4 +114,4 @@ def test_a_copy_samples_what_the_policy_itself_does(lora, rl_fields, tmp_path):
 )
 def test_what_cannot_be_sampled_ahead(fields, message):
     with pytest.raises(ValidationError, match=message):
-        rl_config.RL.model_validate({**AHEAD, **fields})
+        rl.RL.model_validate({**AHEAD, **fields})

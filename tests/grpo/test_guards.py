@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.rl import RL as Settings
 from grpo.data import Problem
 from grpo.health import Health, HealthSettings
 from grpo.rl.groups import Group, kl_of
 from grpo.rl.methods import METHODS
-from grpo.rl_config import RL as Settings
 from grpo.rollout import Completion
 from tests.grpo.job_runner import RL, metrics, result, run, write_job
 

@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo import logprobs
 from grpo.architecture import Architecture
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.rl import RL
 from grpo.memory_model import (
     CHUNK_BYTES,
     FEW_ROWS,
@@ -27,7 +28,6 @@ from grpo.memory_model import (
     memory,
 )
 from grpo.policy import load_policy
-from grpo.rl_config import RL
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from tests.grpo.job_runner import (
     PRETRAIN,
     RL,

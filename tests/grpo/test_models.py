@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from grpo import saved_tensors
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.rl import RL
 from grpo.errors import InputError
 from grpo.logprobs import completion_logprobs
 from grpo.parallel import Parallel
 from grpo.policy import load_policy
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
-from grpo.rl_config import RL
 from grpo.sharded import Sharded
 
 ALONE = Parallel.start(Hardware(device="cpu"))

@@ -9,7 +9,7 @@ import torch
 
 from grpo import saved_tensors
 from grpo.adamw_8bit import AdamW8bit
-from grpo.config import Optimizer
+from grpo.config.common import Optimizer
 from grpo.errors import InputError
 from grpo.optimizer import make_optimizer
 from tests.grpo.job_runner import PRETRAIN, kill_at, metrics, run, same, weights, write_job

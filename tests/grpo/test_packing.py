@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo.attention import NAME
 from grpo.block import fuse_blocks
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.errors import InputError
 from grpo.fused import fuse
 from grpo.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs

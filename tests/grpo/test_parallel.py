@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpo import saved_tensors
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 from grpo.parallel import Parallel, divide, lost_peer
 from tests.grpo import parallel_jobs as jobs
@@ -288,7 +288,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 KILLED = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.parallel import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()

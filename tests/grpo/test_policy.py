@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 from grpo.policy import check_model_folder, load_policy, load_tokenizer
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from grpo.config.rl import Curriculum
 from grpo.data import Problem
 from grpo.errors import InputError
 from grpo.rl.problem_order import ProblemOrder
-from grpo.rl_config import Curriculum
 
 
 def problems(count: int, source: str = "sums") -> list[Problem]:

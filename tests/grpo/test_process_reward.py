@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from grpo.algorithms.advantages import process_advantages
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.rl import RL, Scoring
 from grpo.data import Problem, Sample, write_rows
 from grpo.errors import InputError
 from grpo.held_out import read_held_out
 from grpo.policy import load_reward_model
 from grpo.process_reward import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
 from grpo.rewards import Response
-from grpo.rl_config import RL, Scoring
 from grpo.scoring import Scorer, score_rows
 from grpo.step_labels import chains_of, label_row, prefix_to
 from grpo.steps import split_steps

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from grpo.config import Hardware
+from grpo.config.common import Hardware
+from grpo.config.jobs import MEMBER
+from grpo.config.rl import Scoring
 from grpo.data import Problem
 from grpo.errors import InputError
-from grpo.jobs import MEMBER
 from grpo.policy import load_reward_model
 from grpo.preferences import Preferences, bootstrap, elements
 from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 from grpo.rewards import Response
-from grpo.rl_config import Scoring
 from grpo.scoring import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
 from grpo.template import parse
 

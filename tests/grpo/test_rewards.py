@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from grpo.config.rl import Scoring
 from grpo.data import Problem
 from grpo.errors import InputError
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
-from grpo.rl_config import Scoring
 from grpo.scoring import Scorer
 from grpo.template import parse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.logprobs import completion_logprobs
 from grpo.rollout import choose, generator_for, sample, sample_groups, seed_of
 

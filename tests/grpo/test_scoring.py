@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from grpo.config.rl import Scoring
 from grpo.data import Problem
 from grpo.errors import TrainingStopped
 from grpo.rewards import Response
-from grpo.rl_config import Scoring
 from grpo.scoring import Failures, Scorer
 from grpo.template import parse
 

@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pydantic import ValidationError
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import InputError
 from grpo.vllm_local import LocalVLLM
 from grpo.vllm_request import check, parameters, prompt_seed
 from grpo.vllm_server import ServerVLLM, main, server_command
-from grpo.vllm_settings import VLLM
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.policy import load_tokenizer
 from grpo.rollout import seed_of
 from grpo.vllm_server import ServerVLLM
-from grpo.vllm_settings import VLLM
 from grpo.weight_transfer import UNKNOWN
 from tests.grpo.job_runner import ROOT
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama

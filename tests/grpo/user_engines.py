@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
 from grpo.data import Problem
 from grpo.written import Text, Written
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.config import Optimizer, Pretrain
+from grpo.config.common import Optimizer, Pretrain
 from grpo.pretrain import train_tokenizer
 from tests.grpo.job_runner import ROOT
 

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import TrainingStopped
 from grpo.rollout import seed_of
 from grpo.vllm_local import LocalVLLM
-from grpo.vllm_settings import VLLM
 
 
 def forward_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> torch.Tensor:

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from grpo.config import Sampling
+from grpo.config.common import Sampling
+from grpo.config.vllm import VLLM
 from grpo.errors import TrainingStopped
 from grpo.policy import load_tokenizer
 from grpo.rollout import seed_of
 from grpo.vllm_server import ServerVLLM
-from grpo.vllm_settings import VLLM
 from tests.grpo.vllm_probe import largest_difference, perturb
 
 

@@ -302,7 +302,7 @@ write_whole_lines()
 rank = int(os.environ['RANK'])
 """
 JOINED = """
-from grpo.config import Hardware
+from grpo.config.common import Hardware
 from grpo.parallel import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()

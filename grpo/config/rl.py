@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo.config import Hardware, Lora, Optimizer, Sampling, Settings
+from grpo.config.common import Hardware, Lora, Optimizer, Sampling, Settings
+from grpo.config.vllm import VLLM
 from grpo.health import HealthSettings
 from grpo.rewards import check as check_reward
 from grpo.steps import find as find_step_reward
 from grpo.steps import is_folder
-from grpo.vllm_settings import VLLM
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 

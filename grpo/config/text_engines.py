@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo.config import Settings
-from grpo.vllm_settings import VLLM
+from grpo.config.common import Settings
+from grpo.config.vllm import VLLM
 
 
 class Endpoint(Settings):

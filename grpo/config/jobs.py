@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config import (
+from grpo.config.common import (
     SFT,
     Hardware,
     Pretrain,
@@ -18,8 +18,8 @@ from grpo.config import (
     Settings,
     Template,
 )
-from grpo.rl_config import RL, Scoring
-from grpo.text_engine_settings import TextEngineSettings
+from grpo.config.rl import RL, Scoring
+from grpo.config.text_engines import TextEngineSettings
 
 MEMBER = "member-"
 """How the folders of an ensemble's models begin."""

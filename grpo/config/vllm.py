@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config import Settings
+from grpo.config.common import Settings
 
 _OF_SERVER = ("url", "api_key_env", "timeout_s", "retries", "concurrency", "transfer")
 _OF_LOCAL = (
