@@ -34,7 +34,7 @@ from machine import machine
 from measure import run
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from grpo.policy import load_tokenizer, save_tokenizer
 
 HERE = Path(__file__).parent

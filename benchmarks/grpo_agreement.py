@@ -24,13 +24,13 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from grpo.config.rl import RL
+from grpo.data.template import prompt_tokens
 from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.update import Update
-from grpo.template import prompt_tokens
 
 NOISE = 0.15
 """Standard deviation of old and reference log-probabilities around the model's: about 1 in 5 ratios leaves 0.8..1.2."""

@@ -142,11 +142,11 @@ def ours(case: Case) -> dict[str, Any]:
     import torch
 
     import grpo.rl.update
-    from grpo.data import Problem, write_rows
+    from grpo.data.records import Problem, write_rows
+    from grpo.data.template import prompt_tokens
     from grpo.policy import load_tokenizer
     from grpo.rl.collector import Collector
     from grpo.runlog import Metrics
-    from grpo.template import prompt_tokens
     from grpo.train import main
 
     folder = Path(case.folder)

@@ -29,7 +29,7 @@ from inputs import as_prompts, demo_model, long_prompts, questions, smollm2, sum
 from machine import machine
 from measure import run
 
-from grpo.data import Message
+from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.policy import load_tokenizer
 

@@ -16,9 +16,9 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Pretrain
-from grpo.data import Message
+from grpo.data.records import Message
+from grpo.data.template import prompt_tokens
 from grpo.pretrain import train_tokenizer
-from grpo.template import prompt_tokens
 
 NEVER = "<|never|>"
 DEMO = Path(__file__).parent.parent / "flows" / "recipes" / "tiny.toml"

@@ -22,7 +22,7 @@ from machine import machine
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Optimizer, Pretrain
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from grpo.pretrain import train_tokenizer
 
 GENERAL = {"general_last_steps": 2, "general_share": 0.5}

@@ -19,7 +19,7 @@ from typing import Any
 from machine import machine
 
 from flows.recipe_file import load_recipe
-from grpo.data import read_samples
+from grpo.data.records import read_samples
 from tasks.evaluation import reasoning_metrics
 from tasks.store import Store
 

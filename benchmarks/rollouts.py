@@ -26,8 +26,8 @@ from machine import machine
 from measure import run
 from rollout_engines import Case
 
+from grpo.data.template import prompt_tokens
 from grpo.policy import load_tokenizer
-from grpo.template import prompt_tokens
 
 HERE = Path(__file__).parent
 LABELS = {"ours": "r1flow", "generate": "transformers.generate", "vllm": "vLLM"}

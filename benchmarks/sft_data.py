@@ -25,8 +25,8 @@ from machine import machine
 from measure import run
 
 from grpo.config.common import Sampling
-from grpo.data import Problem, write_rows
-from grpo.written import Text, Written
+from grpo.data.completions import Text, Written
+from grpo.data.records import Problem, write_rows
 
 HERE = Path(__file__).parent
 PER_PROBLEM = 8

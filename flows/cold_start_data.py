@@ -10,7 +10,7 @@ from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
 from flows.recipe import ColdStartData
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.data import read_problems, read_samples
+from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.cold_start import miniature_writer, sampled, solution, written
 from tasks.examples import write_examples

@@ -17,7 +17,7 @@ from flows.recipe import Evaluate
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from flows.students import PREFIX
-from grpo.data import Problem, Sample, read_problems, read_samples
+from grpo.data.records import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.behaviour import instruction_metrics, refusal_metrics
 from tasks.evaluation import alignment_metrics, answer_metrics, reasoning_metrics

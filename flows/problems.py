@@ -14,7 +14,7 @@ from prefect.states import State
 from flows.forms import Inputs, Seed
 from flows.recipe import Problems
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from tasks.decontaminate import decontaminate
 from tasks.miniature import EverydaySource, load_everyday
 from tasks.problem_sources import FileSource, HubSource

@@ -17,7 +17,7 @@ from flows.problems import HELD_OUT
 from flows.recipe import Report
 from flows.run_page import artifact_key
 from flows.stage import Context, Outcome, Stage, Where, run_stage
-from grpo.data import Problem, read_rows
+from grpo.data.records import Problem, read_rows
 from tasks.report import closing_frame, completions, markdown
 from tasks.store import Manifest
 

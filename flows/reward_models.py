@@ -21,9 +21,9 @@ from flows.recipe import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import RewardModel
 from grpo.config.jobs import MEMBER
-from grpo.data import read_problems, read_samples
+from grpo.data.held_out import read_held_out, write_held_out
+from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from grpo.held_out import read_held_out, write_held_out
 from tasks.data_statistics import prompt_text
 from tasks.judge import PROMPT_DIGESTS, make_judge
 from tasks.preference_files import load_preferences

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.common import Hardware, Sampling
-from grpo.data import Message
+from grpo.data.records import Message
+from grpo.data.template import prompt_tokens
 from grpo.errors import InputError
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rollout import sample, seed_of
-from grpo.template import prompt_tokens
 
 
 def main(arguments: list[str]) -> int:

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from grpo.config.common import Sampling, Template
 from grpo.config.text_engines import Endpoint
-from grpo.data import Problem
+from grpo.data.completions import Text, Written
+from grpo.data.records import Problem
+from grpo.data.template import zero_prompt
 from grpo.errors import InputError, TrainingStopped
 from grpo.http_client import Away, Http, Refused
 from grpo.pace import Pace
-from grpo.template import zero_prompt
-from grpo.written import Text, Written
 
 
 class EndpointEngine:

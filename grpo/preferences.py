@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.data import read_columns
+from grpo.data.records import read_columns
 from grpo.packing import shared_prefix
 from grpo.scoring import conversation_tokens
 from grpo.supervised import Example

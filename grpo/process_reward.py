@@ -17,9 +17,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from grpo.attention import hidden_states
 from grpo.config.common import Hardware
 from grpo.config.jobs import ProcessRewardJob
-from grpo.data import Message, read_columns
+from grpo.data.held_out import write_held_out
+from grpo.data.records import Message, read_columns
+from grpo.data.template import prompt_tokens
 from grpo.errors import InputError
-from grpo.held_out import write_held_out
 from grpo.packing import micro_batches, pack
 from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
@@ -27,7 +28,6 @@ from grpo.runlog import write_result
 from grpo.sharded import arithmetic, shard
 from grpo.steps import split_steps
 from grpo.supervised import Example, fit, planned_steps
-from grpo.template import prompt_tokens
 
 MARK = "r1flow_step_label"
 """In the model's config: which label it learnt. A policy's folder would load too, with a head drawn at random."""

@@ -22,11 +22,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import Parts
 from grpo.errors import InputError
 from grpo.language import language_consistency
 from grpo.language import load as load_frequencies
-from grpo.template import Parts
 from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
 from grpo.verifiers import QUICK, agree, verify
 
@@ -36,7 +36,7 @@ class Response:
     """What a reward reads of one completion."""
 
     text: str  # the whole completion, without special tokens
-    parts: Parts  # grpo.template.parse(text)
+    parts: Parts  # grpo.data.template.parse(text)
     tokens: int  # length with the end mark
     finished: bool  # it ended by itself
     max_tokens: int  # the longest length allowed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from grpo.config.jobs import SampleJob, SampleTask
-from grpo.data import Problem, read_problems
+from grpo.data.records import Problem, read_problems
 from grpo.journal import Journal
 from grpo.parallel import Parallel
 from grpo.ray_workers import make_on_ray

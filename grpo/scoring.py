@@ -17,7 +17,8 @@ from grpo.attention import hidden_states
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.config.rl import Scoring
-from grpo.data import Message, Problem
+from grpo.data.records import Message, Problem
+from grpo.data.template import parse
 from grpo.errors import InputError, TrainingStopped
 from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
@@ -25,7 +26,6 @@ from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
 from grpo.rollout import Completion
 from grpo.steps import is_folder, step_rewards
-from grpo.template import parse
 
 if TYPE_CHECKING:
     from grpo.process_reward import StepScorer

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from grpo.config.jobs import SFTJob
-from grpo.data import read_columns
+from grpo.data.records import read_columns
+from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.errors import InputError
 from grpo.logprobs import completion_logprobs
 from grpo.parallel import Parallel
@@ -15,7 +16,6 @@ from grpo.policy import load_policy, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
 from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, closing_loss, fit, planned_steps
-from grpo.template import completion_tokens, prompt_tokens
 
 
 def train_sft(job: SFTJob) -> None:

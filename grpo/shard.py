@@ -12,11 +12,11 @@ from typing import Any
 
 from grpo.config.common import Sampling
 from grpo.config.jobs import SampleTask
-from grpo.data import Problem, Sample, write_rows
+from grpo.data.records import Problem, Sample, write_rows
+from grpo.data.template import parse
 from grpo.journal import Journal
 from grpo.rewards import Response
 from grpo.scoring import Failures, Scorer, Scores
-from grpo.template import parse
 from grpo.text_engines import TextEngine
 
 UNDER_WAY = 256

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.config.jobs import StepLabelsJob
-from grpo.data import Problem, Sample, read_problems, read_rows
+from grpo.data.records import Problem, Sample, read_problems, read_rows
+from grpo.data.template import parse, prompt_tokens
 from grpo.errors import InputError
 from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer
@@ -28,7 +29,6 @@ from grpo.runlog import Metrics, write_result
 from grpo.scoring import Failures, Scorer
 from grpo.shard import seed_of_name
 from grpo.steps import split_steps
-from grpo.template import parse, prompt_tokens
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 

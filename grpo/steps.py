@@ -15,10 +15,10 @@ import numbers
 from collections.abc import Callable
 
 from grpo.arithmetic import Side, agree, chains, value
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import reasoning_span
 from grpo.errors import InputError
 from grpo.rewards import import_function
-from grpo.template import reasoning_span
 
 StepReward = Callable[[Problem, str], float | None]
 """(problem, the step's text) -> its reward, or None where there is nothing to judge."""

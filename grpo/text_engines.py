@@ -20,15 +20,15 @@ import torch
 
 from grpo.config.common import Hardware, Sampling, Template
 from grpo.config.text_engines import Endpoint, OwnEngine, TextEngineSettings
-from grpo.data import Problem
+from grpo.data.completions import Text, Written
+from grpo.data.records import Problem
+from grpo.data.template import prompt_tokens
 from grpo.endpoint import EndpointEngine
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import import_function
 from grpo.rollout import Completion, sample_groups
-from grpo.template import prompt_tokens
 from grpo.vllm_local import LocalVLLM
 from grpo.vllm_server import ServerVLLM
-from grpo.written import Text, Written
 
 
 class TextEngine(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from grpo.template import STYLES, TAG, tag_sequence
+from grpo.data.template import STYLES, TAG, tag_sequence
 
 
 def tags_in_order(text: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from grpo.data import Problem, read_problems
+from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
 from grpo.pool import Failure, Pool
 from grpo.verifiers import verify

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 
 

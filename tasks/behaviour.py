@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from tasks import rubric
 from tasks.constraints import read_constraints, share_satisfied
 from tasks.judge import Judge, Response

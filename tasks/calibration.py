@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
 from tasks.judge_interface import Claim, Judge, Verdict
 

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from grpo.data import Message
+from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.http_client import Away, Http, Refused, backoff
 from grpo.pace import Pace

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
+from grpo.data.template import parse, render
 from grpo.errors import InputError
 from grpo.rewards import REWARDS, Response
-from grpo.template import parse, render
 from tasks.examples import example
 from tasks.filters import FilterSettings, reject
 from tasks.miniature import Habits, demonstrate

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.data import Sample, read_samples
+from grpo.data.records import Sample, read_samples
 from tasks.changes import changed, short
 from tasks.evaluation import RESAMPLES, by_problem, consensus, interval, mean
 from tasks.recipe_runs import RecipeRun

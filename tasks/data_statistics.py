@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.mix_settings import MixSettings, matches
 

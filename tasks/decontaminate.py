@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 
 Tokens = tuple[str, ...]

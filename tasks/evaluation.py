@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from grpo.text_rewards import repeated_share
 
 RESAMPLES = 1000

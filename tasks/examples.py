@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 
 SHARD = 4096
 _SCHEMA = pa.schema(

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grpo.data import Sample
+from grpo.data.records import Sample
 from grpo.errors import InputError
 
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.verifiers import pack_entry
 from tasks.problem_sources import ReasoningGymSource, label, make_problem

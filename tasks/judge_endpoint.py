@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from grpo.data import Message
+from grpo.data.records import Message
 from grpo.errors import InputError
 from tasks.chat_endpoint import ChatEndpoint, request_body
 from tasks.judge_counts import JudgeCounts

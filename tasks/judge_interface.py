@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from tasks.judge_counts import JudgeCounts
 
 Verdict = Literal["correct", "incorrect", "undecided"]

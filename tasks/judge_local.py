@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.data import Message
+from grpo.data.records import Message
 from grpo.errors import InputError
 from tasks.judge_counts import JudgeCounts
 from tasks.judge_model import ModelJudge

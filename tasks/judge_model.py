@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from grpo.data import Message
+from grpo.data.records import Message
 from tasks.judge_counts import JudgeCounts
 from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 from tasks.judge_replies import ASK_AGAIN, Reading, Reply, again, prompt, read

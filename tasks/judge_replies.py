@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from grpo.data import Message
+from grpo.data.records import Message
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.verifiers import verify
 from tasks import rubric
 from tasks.judge_counts import JudgeCounts

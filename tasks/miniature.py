@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.problems import LoadResult
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.data_statistics import DROPPED, KEPT, Cell, Dropped, Shown, Tally
 from tasks.duplicates import completion_digest

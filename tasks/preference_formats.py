@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.data import Message
+from grpo.data.records import Message
+from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.template import parse
 from tasks.problem_sources import short
 from tasks.row_problems import read_messages, read_text
 

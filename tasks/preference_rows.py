@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo.data import Message
+from grpo.data.records import Message
 from tasks.data_statistics import prompt_text
 from tasks.problems import normalise
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from tasks.judge import Judge, Pair, Response
 from tasks.judge_bias import Comparison, bias
 from tasks.preference_rows import label_row, pair_row

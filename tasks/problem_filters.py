@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings, is_right
 from tasks.leaks import states_answer

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpo.data import Message, Problem
+from grpo.data.records import Message, Problem
 from grpo.verifiers import VERIFIERS
 
 _LANGUAGE = r"^[a-z]{2,3}(-[A-Za-z]+)?$"

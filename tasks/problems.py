@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.validate import validate
 from grpo.verifiers import verify

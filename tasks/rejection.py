@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
 from tasks.decontaminate import HeldOut
 from tasks.duplicates import completion_digest

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.data import Problem, Sample, read_rows
+from grpo.data.records import Problem, Sample, read_rows
 
 COLUMNS = {
     "pass@1": "pass@1",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.held_out import Scored, is_right
+from grpo.data.held_out import Scored, is_right
 from tasks.data_statistics import prompt_text
 from tasks.evaluation import RESAMPLES
 from tasks.preferences import JUDGE

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from grpo.code_tests import check as check_tests
-from grpo.data import Message, Problem
+from grpo.data.records import Message, Problem
 from grpo.errors import InputError
 from grpo.verifiers import VERIFIERS, verify
 from tasks.constraints import read_constraints

@@ -7,7 +7,7 @@ same and counts as safe, which is why real general prompts need a model as their
 
 from __future__ import annotations
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.text_rewards import repeated_share
 
 REPEATED_MAX = 0.25

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.data import Sample, read_problems, read_samples, write_rows
+from grpo.data.records import Sample, read_problems, read_samples, write_rows
 from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
 from tasks.judge import Judge, JudgeSettings, make_judge

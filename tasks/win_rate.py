@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
 from tasks.judge import Judge, Pair
 
 

@@ -12,8 +12,8 @@ import torch
 from grpo import rewards
 from grpo.algorithms import objectives
 from grpo.config.rl import RL
-from grpo.data import Problem
-from grpo.template import parse
+from grpo.data.records import Problem
+from grpo.data.template import parse
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 REWARD, OBJECTIVE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

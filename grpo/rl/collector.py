@@ -17,7 +17,7 @@ from torch import Tensor
 from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import reward_weights
 from grpo.config.jobs import RLJob
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.engine import make_engine
 from grpo.logprobs import completion_logprobs
 from grpo.packing import micro_batches

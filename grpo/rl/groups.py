@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import branch_parts
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.rewards import Response
 from grpo.rl.credit import Step
 from grpo.rollout import Completion

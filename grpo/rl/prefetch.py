@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.config.jobs import RLJob
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import prompt_tokens
 from grpo.engine import Engine, Fed
 from grpo.parallel import Parallel, divide
 from grpo.rl.model_set import Models
 from grpo.rollout import Completion, seed_of
 from grpo.scoring import Scorer, Scores, responses_of
-from grpo.template import prompt_tokens
 
 Answers = dict[int, tuple[list[Completion], Scores]]
 """Number of a problem -> its completions and their scores, which may be in the making."""

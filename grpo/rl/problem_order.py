@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.rl import Curriculum
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 
 ALL = ""

@@ -14,7 +14,7 @@ import torch
 
 from grpo import checkpoint
 from grpo.config.jobs import RLJob
-from grpo.data import Problem, read_problems
+from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError, TrainingStopped
 from grpo.health import Health
 from grpo.parallel import Parallel

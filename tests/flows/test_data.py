@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem, Sample, write_rows
-from grpo.template import parse, render
+from grpo.data.records import Problem, Sample, write_rows
+from grpo.data.template import parse, render
 from tasks.data_card import write_card
 from tasks.mix_settings import MixSettings
 from tasks.mixing import mix

@@ -14,7 +14,7 @@ import pytest
 
 from flows.graphs import GRAPHS
 from flows.recipe_file import load_recipe
-from grpo.data import read_samples
+from grpo.data.records import read_samples
 from grpo.errors import InputError
 
 TO_SFT_DATA = ["problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data"]

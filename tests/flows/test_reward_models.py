@@ -19,9 +19,9 @@ from flows.recipe_file import load_recipe
 from flows.reward_models import STAGE
 from flows.stage import find_key
 from grpo.config.common import Hardware, Optimizer, Pretrain
-from grpo.data import Problem, write_rows
+from grpo.data.held_out import read_held_out
+from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
-from grpo.held_out import read_held_out
 from grpo.pretrain import train_tokenizer
 from grpo.scoring import RewardModelScorer
 

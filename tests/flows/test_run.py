@@ -12,7 +12,7 @@ import pytest
 from flows.graphs import R1 as GRAPH
 from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import Recipe
-from grpo.data import read_problems
+from grpo.data.records import read_problems
 from tasks.problems import normalise
 
 NAMES = [step.name for step in GRAPH]

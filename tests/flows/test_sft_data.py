@@ -10,7 +10,7 @@ import pytest
 
 from flows.problems import HELD_OUT, TRAIN
 from flows.sft_data import SAMPLES
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from tasks.store import Store, artifact_key
 
 SETTINGS = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flows.sft_data import SAMPLES
-from grpo.data import read_samples
+from grpo.data.records import read_samples
 
 ROOT = Path(__file__).parents[2]
 COUNT = 80_000

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Hardware, Optimizer, Pretrain
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from grpo.policy import load_policy, load_tokenizer
 from grpo.pretrain import train_tokenizer
 from tests.grpo.job_runner import PRETRAIN, RL, SFT, run, user, write_job

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.health import Health, HealthSettings
 from grpo.rl.groups import Group, kl_of
 from grpo.rl.methods import METHODS

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Hardware
 from grpo.config.jobs import SFTJob
-from grpo.data import read_problems, read_samples
+from grpo.data.held_out import is_right, read_held_out
+from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from grpo.held_out import is_right, read_held_out
 from grpo.preferences import read_preferences
 from grpo.pretrain import read_documents
 from grpo.scoring import RewardModelScorer

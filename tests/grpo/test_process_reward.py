@@ -15,16 +15,16 @@ import torch
 from grpo.algorithms.advantages import process_advantages
 from grpo.config.common import Hardware
 from grpo.config.rl import RL, Scoring
-from grpo.data import Problem, Sample, write_rows
+from grpo.data.held_out import read_held_out
+from grpo.data.records import Problem, Sample, write_rows
+from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.held_out import read_held_out
 from grpo.policy import load_reward_model
 from grpo.process_reward import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
 from grpo.rewards import Response
 from grpo.scoring import Scorer, score_rows
 from grpo.step_labels import chains_of, label_row, prefix_to
 from grpo.steps import split_steps
-from grpo.template import parse
 from grpo.train import RUNNERS, read_job
 from tests.grpo.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job
 from tests.grpo.job_runner import RL as RL_SETTINGS

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo.held_out import read_held_out
+from grpo.data.held_out import read_held_out
 from tests.grpo.job_runner import COMMAND, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
 
 STEPS = {**RL, "steps": 3, "save_every": 1, "minibatches": 1}

@@ -12,14 +12,14 @@ from transformers import AutoModelForSequenceClassification
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.config.rl import Scoring
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.policy import load_reward_model
 from grpo.preferences import Preferences, bootstrap, elements
 from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 from grpo.rewards import Response
 from grpo.scoring import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
-from grpo.template import parse
 
 CPU = Hardware(device="cpu")
 ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]

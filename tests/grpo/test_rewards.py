@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from grpo.config.rl import Scoring
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
 from grpo.scoring import Scorer
-from grpo.template import parse
 
 HENS = [{"role": "user", "content": "325 chickens, 28 roosters, 20 do not lay. How many lay eggs?"}]
 REASONING = Problem("hens", HENS, "277", "number", "reasoning", "en", "test")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.data import Problem, Sample, read_samples, write_rows
+from grpo.data.records import Problem, Sample, read_samples, write_rows
 from grpo.journal import Journal
 from tests.grpo.job_runner import COMMAND, CPU, ENVIRONMENT, ROOT, metrics, result, run, user, wait_until, write_job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.data import Problem, Sample, read_samples, write_rows
+from grpo.data.records import Problem, Sample, read_samples, write_rows
 from tests.grpo.job_runner import CPU, ROOT, result, run, user, write_job
 from tests.grpo.test_vllm_server import served
 from tests.grpo.vllm_models import needs_vllm, tiny_llama

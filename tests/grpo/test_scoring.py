@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from grpo.config.rl import Scoring
-from grpo.data import Problem
+from grpo.data.records import Problem
+from grpo.data.template import parse
 from grpo.errors import TrainingStopped
 from grpo.rewards import Response
 from grpo.scoring import Failures, Scorer
-from grpo.template import parse
 
 PROBLEM = Problem("hens", [], "277", "number", "reasoning", "en", "test")
 

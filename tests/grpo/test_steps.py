@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.pool import Pool
 from grpo.steps import STEP_REWARDS, equations, find, reduction, split_steps, step_rewards

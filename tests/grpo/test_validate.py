@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from grpo.data import Problem, write_rows
+from grpo.data.records import Problem, write_rows
 from grpo.validate import Finding, main, validate
 from grpo.verifiers import pack_entry
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.pool import AnswerFailure
 from grpo.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify

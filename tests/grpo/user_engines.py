@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.config.common import Sampling
-from grpo.data import Problem
-from grpo.written import Text, Written
+from grpo.data.completions import Text, Written
+from grpo.data.records import Problem
 
 
 class Adder:

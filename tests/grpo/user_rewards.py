@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from grpo.code_tests import passes
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.rewards import Response
 
 

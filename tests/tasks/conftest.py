@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem, Sample
-from grpo.template import parse, render
+from grpo.data.records import Problem, Sample
+from grpo.data.template import parse, render
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo.data import Problem, Sample, write_rows
-from grpo.template import parse, render
+from grpo.data.records import Problem, Sample, write_rows
+from grpo.data.template import parse, render
 from tasks.data_card import fenced, table, write_card
 from tasks.data_plots import plot
 from tasks.data_statistics import read

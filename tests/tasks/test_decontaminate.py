@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.decontaminate import Collision, HeldOut, Match, decontaminate, tokens
 from tasks.problem_sources import ReasoningGymSource

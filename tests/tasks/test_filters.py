@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo.data import Sample
+from grpo.data.records import Sample
 from grpo.errors import InputError
 from tasks.filters import FILTERS, FilterSettings, reject, repeated_share
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from tasks.judge import JudgeCounts, JudgeSettings, Pair, Response, make_judge
 from tasks.rubric import quality
 

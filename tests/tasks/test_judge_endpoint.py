@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.judge import Claim, JudgeSettings, OpenAIJudge, Pair, Response
 from tests.faulty_endpoint import KINDS, FaultyEndpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.judge import Claim, JudgeSettings, make_judge
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from tasks.calibration import Verified, calibrate
 from tasks.judge import Claim, JudgeSettings, Pair, Response, make_judge
 from tests.grpo.job_runner import ROOT

@@ -13,9 +13,9 @@ import datasets
 import pyarrow.parquet as pq
 import pytest
 
-from grpo.data import Problem, Sample, read_columns, write_rows
+from grpo.data.records import Problem, Sample, read_columns, write_rows
+from grpo.data.template import parse, render
 from grpo.errors import InputError
-from grpo.template import parse, render
 from tasks import mixing
 from tasks.data_card import write_card
 from tasks.mix_settings import MixSettings

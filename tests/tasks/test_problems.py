@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.data import Problem
+from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.verifiers import verify
 from tasks.problem_sources import FileSource, HubSource, ProblemSource, ReasoningGymSource

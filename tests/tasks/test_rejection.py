@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from grpo.data import Problem, Sample
+from grpo.data.records import Problem, Sample
+from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.template import parse
 from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
 from tasks.judge import JudgeSettings, make_judge

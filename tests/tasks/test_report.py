@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo.data import Sample, write_rows
+from grpo.data.records import Sample, write_rows
 from tasks.report import completions, paper_rows
 
 TABLE = {

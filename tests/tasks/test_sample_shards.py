@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.data import Problem, read_problems, write_rows
+from grpo.data.records import Problem, read_problems, write_rows
 from grpo.errors import InputError
 from tasks.sample_shards import ProblemShard, cut
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from grpo.config.common import ZERO_TEMPLATE, Template
-from grpo.data import Message
+from grpo.data.records import Message
 from grpo.errors import InputError
 
 if TYPE_CHECKING:  # rewards run in light processes that take completions apart and never load transformers
