@@ -25,7 +25,7 @@ from trl import GRPOTrainer
 
 from grpo.config.rl import RL
 from grpo.data.template import prompt_tokens
-from grpo.parallel import Parallel
+from grpo.distributed.process_group import Parallel
 from grpo.policy import load_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import METHODS

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
-from grpo.sharded import local
+from grpo.distributed.fsdp import local
 
 BLOCK = 256
 """Numbers that share a scale: what bitsandbytes's kernels are made for."""

@@ -13,11 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from grpo.attention import NAME
 from grpo.config.common import Pretrain
 from grpo.config.jobs import PretrainJob
+from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.parallel import Parallel
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy
-from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"

@@ -20,12 +20,12 @@ from grpo.config.jobs import ProcessRewardJob
 from grpo.data.held_out import write_held_out
 from grpo.data.records import Message, read_columns
 from grpo.data.template import prompt_tokens
+from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.packing import micro_batches, pack
-from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
-from grpo.sharded import arithmetic, shard
 from grpo.steps import split_steps
 from grpo.supervised import Example, fit, planned_steps
 

@@ -13,13 +13,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.config.common import RewardModel
 from grpo.config.jobs import RewardModelJob
 from grpo.data.held_out import is_right, write_held_out
+from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.parallel import Parallel
 from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.runlog import write_result
 from grpo.scoring import score_sequences
-from grpo.sharded import arithmetic, shard
 from grpo.supervised import Loss, fit, planned_steps
 
 

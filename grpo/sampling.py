@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
+from grpo.distributed.process_group import Parallel
 from grpo.journal import Journal
-from grpo.parallel import Parallel
 from grpo.ray_workers import make_on_ray
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Scorer

@@ -9,12 +9,12 @@ from torch import Tensor
 from grpo.config.jobs import SFTJob
 from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
+from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.logprobs import completion_logprobs
-from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer, save_tokenizer
 from grpo.runlog import write_result
-from grpo.sharded import arithmetic, shard
 from grpo.supervised import Example, closing_loss, fit, planned_steps
 
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from grpo.config.jobs import StepLabelsJob
 from grpo.data.records import Problem, Sample, read_problems, read_rows
 from grpo.data.template import parse, prompt_tokens
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.parallel import Parallel
 from grpo.policy import load_policy, load_tokenizer
 from grpo.process_reward import LABELS
 from grpo.rewards import Response

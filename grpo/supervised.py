@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo import checkpoint
 from grpo.config.common import Supervised
 from grpo.config.jobs import JobBase
+from grpo.distributed import checkpoint
+from grpo.distributed.fsdp import Sharded, clip_grad_norm
+from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
-from grpo.parallel import divide
 from grpo.rl.problem_order import permutation
 from grpo.runlog import Metrics, closing_means
-from grpo.sharded import Sharded, clip_grad_norm
 
 
 @dataclass(frozen=True)

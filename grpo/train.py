@@ -134,7 +134,7 @@ def run(job: JobBase) -> int:
         print(f"error: training stopped: {stopped}", file=sys.stderr)
         return 1
     except Exception as error:
-        from grpo.parallel import lost_peer
+        from grpo.distributed.process_group import lost_peer
 
         if lost_peer(error):
             time.sleep(LOST_S)

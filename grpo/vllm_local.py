@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpo.checkpoint import rng_state, set_rng_state
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
+from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
 from grpo.rollout import Completion
 from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed

@@ -18,10 +18,10 @@ from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import reward_weights
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
+from grpo.distributed.process_group import Parallel
 from grpo.engine import make_engine
 from grpo.logprobs import completion_logprobs
 from grpo.packing import micro_batches
-from grpo.parallel import Parallel
 from grpo.rewards import total
 from grpo.rl.batch import Rollout
 from grpo.rl.credit import CREDITS, Evidence, Step

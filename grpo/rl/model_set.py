@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from grpo.config.rl import RL
+from grpo.distributed.fsdp import Sharded, arithmetic, local, shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.logprobs import trunk_of
-from grpo.parallel import Parallel
 from grpo.policy import load_policy
 from grpo.rl.methods import Method
-from grpo.sharded import Sharded, arithmetic, local, shard
 from grpo.value import Value
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
 from grpo.data.template import prompt_tokens
+from grpo.distributed.process_group import Parallel, divide
 from grpo.engine import Engine, Fed
-from grpo.parallel import Parallel, divide
 from grpo.rl.model_set import Models
 from grpo.rollout import Completion, seed_of
 from grpo.scoring import Scorer, Scores, responses_of

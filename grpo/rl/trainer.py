@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from grpo import checkpoint
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem, read_problems
+from grpo.distributed import checkpoint
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
 from grpo.health import Health
-from grpo.parallel import Parallel
 from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import Collector

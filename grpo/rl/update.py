@@ -11,14 +11,14 @@ from grpo.algorithms.gae import value_loss
 from grpo.algorithms.importance_sampling import correct_for_sampler
 from grpo.algorithms.objectives import Objective, Scale, Tokens
 from grpo.config.rl import RL
+from grpo.distributed.fsdp import clip_grad_norm
+from grpo.distributed.process_group import Parallel, divide
 from grpo.logprobs import completion_logprobs, stack
 from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.packing import micro_batches
-from grpo.parallel import Parallel, divide
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
-from grpo.sharded import clip_grad_norm
 from grpo.value import values_of
 
 Stats = dict[str, Tensor]

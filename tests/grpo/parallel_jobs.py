@@ -16,11 +16,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from grpo import saved_tensors
 from grpo.config.common import Hardware, Optimizer
+from grpo.distributed import tensor_io
+from grpo.distributed.fsdp import Sharded, clip_grad_norm, shard
+from grpo.distributed.process_group import Parallel, divide
 from grpo.optimizer import make_optimizer
-from grpo.parallel import Parallel, divide
-from grpo.sharded import Sharded, clip_grad_norm, shard
 
 VOCABULARY = 67
 ALONE = Parallel(0, 1, 0, torch.device("cpu"))
@@ -346,7 +346,7 @@ def start_and_save(parallel: Parallel, name: str, folder: Path) -> dict[str, Any
     optimizer = adamw(model, KINDS.get(name, "adamw"))
     learn(parallel, model, optimizer, 0)
     learn(parallel, model, optimizer, 1)
-    saved_tensors.write(folder, {"policy": model}, {"adamw": optimizer})
+    tensor_io.write(folder, {"policy": model}, {"adamw": optimizer})
     state = states(model, optimizer)
     return {"saved": weights(model), "state": state, "next": _third(parallel, model, optimizer)}
 
@@ -358,7 +358,7 @@ def load_and_go_on(parallel: Parallel, name: str, folder: Path) -> dict[str, Any
             if parameter.requires_grad:
                 parameter.zero_()
     optimizer = adamw(model, KINDS.get(name, "adamw"))
-    saved_tensors.read(folder, {"policy": model}, {"adamw": optimizer})
+    tensor_io.read(folder, {"policy": model}, {"adamw": optimizer})
     state = states(model, optimizer)
     return {"saved": weights(model), "state": state, "next": _third(parallel, model, optimizer)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo import checkpoint, saved_tensors
+from grpo.distributed import checkpoint, tensor_io
 from tests.grpo.parallel_jobs import ALONE
 
 
@@ -63,7 +63,7 @@ def test_only_the_newest_is_kept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000100"]
 
 
-@pytest.mark.parametrize(("where", "name"), [(saved_tensors, "write"), (checkpoint, "_sync")])
+@pytest.mark.parametrize(("where", "name"), [(tensor_io, "write"), (checkpoint, "_sync")])
 def test_a_kill_while_writing_leaves_the_older_one(tmp_path, monkeypatch, where, name):
     save(tmp_path, 1)
 

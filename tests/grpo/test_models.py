@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo import saved_tensors
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
+from grpo.distributed import tensor_io
+from grpo.distributed.fsdp import Sharded
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.logprobs import completion_logprobs
-from grpo.parallel import Parallel
 from grpo.policy import load_policy
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
-from grpo.sharded import Sharded
 
 ALONE = Parallel.start(Hardware(device="cpu"))
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14]]
@@ -118,8 +118,8 @@ def test_a_restored_run_has_the_same_models(model_folder, tmp_path):
         made, other = models(model_folder, **fields), models(model_folder, **fields)
         move(made.policy)
         made.refresh_reference()
-        saved_tensors.write(tmp_path / str(number), made.modules(), {})
-        saved_tensors.read(tmp_path / str(number), other.modules(), {})
+        tensor_io.write(tmp_path / str(number), made.modules(), {})
+        tensor_io.read(tmp_path / str(number), other.modules(), {})
         assert torch.equal(logprobs(other.policy), logprobs(made.policy))
         with made.reference() as reference, other.reference() as restored:
             assert torch.equal(logprobs(restored), logprobs(reference))

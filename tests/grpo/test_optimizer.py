@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from grpo import saved_tensors
 from grpo.adamw_8bit import AdamW8bit
 from grpo.config.common import Optimizer
+from grpo.distributed import tensor_io
 from grpo.errors import InputError
 from grpo.optimizer import make_optimizer
 from tests.grpo.job_runner import PRETRAIN, kill_at, metrics, run, same, weights, write_job
@@ -118,10 +118,10 @@ def test_a_checkpoint_goes_on_bit_by_bit(tmp_path):
     model = Two(320)
     optimizer = optimizer_for(model, "adamw_8bit")
     step(model, optimizer, 0)
-    saved_tensors.write(tmp_path, {"model": model}, {"adamw": optimizer})
+    tensor_io.write(tmp_path, {"model": model}, {"adamw": optimizer})
     other = Two(320)
     resumed = optimizer_for(other, "adamw_8bit")
-    saved_tensors.read(tmp_path, {"model": other}, {"adamw": resumed})
+    tensor_io.read(tmp_path, {"model": other}, {"adamw": resumed})
     for each, its in ((model, optimizer), (other, resumed)):
         step(each, its, 1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -133,10 +133,10 @@ def test_the_checkpoint_of_another_kind_is_refused(tmp_path):
         optimizer = optimizer_for(model, kind)
         model(torch.ones(1, 320)).sum().backward()
         optimizer.step()
-        saved_tensors.write(tmp_path / kind, {"model": model}, {"adamw": optimizer})
+        tensor_io.write(tmp_path / kind, {"model": model}, {"adamw": optimizer})
     for kind, folder in (("adamw", "adamw_8bit"), ("adamw_8bit", "adamw")):
         with pytest.raises(InputError, match=r"first\.weight\.exp_avg_scale is .* take the settings it was made with"):
-            saved_tensors.read(tmp_path / folder, {"model": model}, {"adamw": optimizer_for(model, kind)})
+            tensor_io.read(tmp_path / folder, {"model": model}, {"adamw": optimizer_for(model, kind)})
 
 
 def test_without_bitsandbytes_one_line_says_so(monkeypatch):

@@ -18,10 +18,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo import saved_tensors
 from grpo.config.common import Hardware
+from grpo.distributed import tensor_io
+from grpo.distributed.process_group import Parallel, divide, lost_peer
 from grpo.errors import InputError
-from grpo.parallel import Parallel, divide, lost_peer
 from tests.grpo import parallel_jobs as jobs
 from tests.grpo.job_runner import ENVIRONMENT, ROOT
 
@@ -237,11 +237,11 @@ def test_one_process_goes_on_bit_by_bit(teams, tmp_path):
 
 
 def test_another_model_is_refused(tmp_path):
-    saved_tensors.write(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
+    tensor_io.write(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
     with pytest.raises(InputError, match=r"policy\.weight is \(2, 3\) there and \(2, 4\) here"):
-        saved_tensors.read(tmp_path, {"policy": torch.nn.Linear(4, 2)}, {})
+        tensor_io.read(tmp_path, {"policy": torch.nn.Linear(4, 2)}, {})
     with pytest.raises(InputError, match=r"policy\.bias is \(2,\) there and missing here"):
-        saved_tensors.read(tmp_path, {"policy": torch.nn.Linear(3, 2, bias=False)}, {})
+        tensor_io.read(tmp_path, {"policy": torch.nn.Linear(3, 2, bias=False)}, {})
 
 
 def test_weights_that_never_had_a_gradient_have_no_state(tmp_path):
@@ -250,12 +250,12 @@ def test_weights_that_never_had_a_gradient_have_no_state(tmp_path):
     optimizer = torch.optim.AdamW([*used.parameters(), *unused.parameters()])
     used(torch.ones(2)).backward()
     optimizer.step()
-    saved_tensors.write(tmp_path, modules, {"adamw": optimizer})
+    tensor_io.write(tmp_path, modules, {"adamw": optimizer})
     # Meanwhile all learn; the checkpoint takes it back.
     fresh = torch.optim.AdamW([*used.parameters(), *unused.parameters()])
     (used(torch.ones(2)) + unused(torch.ones(2))).backward()
     fresh.step()
-    saved_tensors.read(tmp_path, modules, {"adamw": fresh})
+    tensor_io.read(tmp_path, modules, {"adamw": fresh})
     assert list(fresh.state) == [used.weight]
     assert torch.equal(fresh.state[used.weight]["exp_avg"], optimizer.state[used.weight]["exp_avg"])
 
@@ -263,14 +263,14 @@ def test_weights_that_never_had_a_gradient_have_no_state(tmp_path):
 def test_adapters_are_kept_without_their_base_and_frozen_models_whole(tmp_path):
     reference = torch.nn.Linear(2, 1).requires_grad_(False)
     modules = {"policy": jobs.MODELS["lora"](), "initial": reference}
-    saved_tensors.write(tmp_path, modules, {})
+    tensor_io.write(tmp_path, modules, {})
     saved = torch.distributed.checkpoint.FileSystemReader(tmp_path).read_metadata().state_dict_metadata
     assert sum(name.startswith("policy") for name in saved) == 42  # 3 blocks of 7 linear layers with 2 matrices each
     assert {name for name in saved if not name.startswith("policy")} == {"initial.weight", "initial.bias"}
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
-    saved_tensors.write(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
+    tensor_io.write(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
 
     class Evil:
         def __reduce__(self):
@@ -278,7 +278,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(pickle.UnpicklingError, match="mkdir has no place in a checkpoint"):
-        saved_tensors.read(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
+        tensor_io.read(tmp_path, {"policy": torch.nn.Linear(3, 2)}, {})
     assert not (tmp_path / "ran").exists()
 
 
@@ -289,7 +289,7 @@ KILLED = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
 from grpo.config.common import Hardware
-from grpo.parallel import Parallel, lost_peer
+from grpo.distributed.process_group import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
 if parallel.rank == 1:

@@ -303,7 +303,7 @@ rank = int(os.environ['RANK'])
 """
 JOINED = """
 from grpo.config.common import Hardware
-from grpo.parallel import Parallel, lost_peer
+from grpo.distributed.process_group import Parallel, lost_peer
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
 print("joined")

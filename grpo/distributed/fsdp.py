@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from grpo.config.common import Hardware
-from grpo.parallel import Parallel
+from grpo.distributed.process_group import Parallel
 
 T = TypeVar("T")
 

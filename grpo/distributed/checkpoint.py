@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo import saved_tensors
+from grpo.distributed import tensor_io
+from grpo.distributed.process_group import Parallel
+from grpo.distributed.tensor_io import Modules, Optimizers
 from grpo.errors import InputError
-from grpo.parallel import Parallel
-from grpo.saved_tensors import Modules, Optimizers
 
 _PREFIX = "step-"
 _TENSORS, _PLAIN = "tensors", "plain.pt"
@@ -36,7 +36,7 @@ def save(
     parallel.barrier()
     if not writing.is_dir():
         raise InputError(f"{state}: not shared with the first process's machine; keep it on a shared file system")
-    saved_tensors.write(writing / _TENSORS, modules, optimizers)
+    tensor_io.write(writing / _TENSORS, modules, optimizers)
     if parallel.main:
         with (writing / _PLAIN).open("wb") as file:
             torch.save(plain, file)
@@ -58,7 +58,7 @@ def load_latest(
     newest = parallel.same(_saved(state)[-1:])
     if not newest:
         return None
-    saved_tensors.read(newest[0] / _TENSORS, modules, optimizers)
+    tensor_io.read(newest[0] / _TENSORS, modules, optimizers)
     plain = torch.load(newest[0] / _PLAIN, weights_only=True)
     return int(newest[0].name.removeprefix(_PREFIX)), plain
 
