@@ -37,7 +37,7 @@ class Case:
 
     @property
     def longest(self) -> int:
-        return max(max(group) for rollout in self.limits for group in rollout)
+        return max(max(group) for sampler in self.limits for group in sampler)
 
     def write(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,13 +46,13 @@ class Case:
 
 
 def load_ours(case: Case) -> Engine:
-    from grpo import rollout
     from grpo.config.common import Hardware, Sampling
+    from grpo.generation import sampler
     from grpo.policy import load_policy
 
     model = load_policy(case.model, Hardware(device="cpu"))
     settings = Sampling(temperature=1.0, max_new_tokens=case.longest, batch_size=case.rows)
-    rows_of = rollout._Rows
+    rows_of = sampler._Rows
 
     def engine(prompts: Prompts, limits: Limits) -> Limits:
         class Limited(rows_of):  # type: ignore[misc, valid-type]
@@ -62,9 +62,9 @@ def load_ours(case: Case) -> Engine:
                 ends = [limits[prompt][number] for prompt, number in self.whose]
                 return [row for row, count in enumerate(self.counts.flatten().tolist()) if count == ends[row]]
 
-        rollout._Rows = Limited  # type: ignore[misc]
-        seeds = [rollout.seed_of(case.seed, number) for number in range(len(prompts))]
-        groups = rollout.sample(model, prompts, len(limits[0]), settings, eos_id=-1, seeds=seeds)
+        sampler._Rows = Limited  # type: ignore[misc]
+        seeds = [sampler.seed_of(case.seed, number) for number in range(len(prompts))]
+        groups = sampler.sample(model, prompts, len(limits[0]), settings, eos_id=-1, seeds=seeds)
         return [[len(completion.tokens) for completion in group] for group in groups]
 
     return engine

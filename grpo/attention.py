@@ -49,7 +49,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """What transformers calls. Returns [1, N, H, D]."""
     if layout is None:
-        raise RuntimeError("this model attends by layout only: call it through grpo.logprobs or grpo.rollout")
+        raise RuntimeError(
+            "this model attends by layout only: call it through grpo.logprobs or grpo.generation.sampler"
+        )
     if sliding_window is not None and layout.longest > sliding_window:
         raise InputError(
             f"sequences of {layout.longest} tokens: the model looks back at {sliding_window} only (sliding window), "

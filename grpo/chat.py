@@ -12,8 +12,8 @@ from grpo.config.common import Hardware, Sampling
 from grpo.data.records import Message
 from grpo.data.template import prompt_tokens
 from grpo.errors import InputError
+from grpo.generation.sampler import sample, seed_of
 from grpo.policy import load_policy, load_tokenizer
-from grpo.rollout import sample, seed_of
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
 Every number counts tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them,
 activations as autograd saves them for the backward pass of a transformers decoder with grouped attention and a gated
 feed-forward block (the way of counting is that of Korthikanti et al., arXiv 2205.05198, section 4), the head as
-`grpo.logprobs` computes it, caches as `grpo.decoding` does. What is not counted: the program itself and its libraries,
+`grpo.logprobs` computes it, caches as `grpo.generation.decoder` does. What is not counted: the program itself and its libraries,
 what an allocator keeps, buffers of NCCL.
 """
 
@@ -24,7 +24,7 @@ FEW_ROWS = 48
 FEW_ROWS_PAY_FROM = 128
 """As in grpo.few_rows: sequences up to which, and steps from which, it packs weights."""
 ROOM = 64
-"""Tokens of a sampler's first cache; it doubles from there (`grpo.decoding`)."""
+"""Tokens of a sampler's first cache; it doubles from there (`grpo.generation.decoder`)."""
 Parts = dict[str, float]
 
 

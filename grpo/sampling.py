@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
 from grpo.distributed.process_group import Parallel
+from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.journal import Journal
 from grpo.ray_workers import make_on_ray
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Scorer
 from grpo.shard import Group, Shard, writing_file
-from grpo.text_engines import Prompting, TextEngine, make_text_engine
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0

@@ -20,11 +20,11 @@ from grpo.config.rl import Scoring
 from grpo.data.records import Message, Problem
 from grpo.data.template import parse
 from grpo.errors import InputError, TrainingStopped
+from grpo.generation.sampler import Completion
 from grpo.packing import pack, shared_prefix
 from grpo.policy import load_reward_model, load_tokenizer
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
-from grpo.rollout import Completion
 from grpo.steps import is_folder, step_rewards
 
 if TYPE_CHECKING:

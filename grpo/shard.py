@@ -14,10 +14,10 @@ from grpo.config.common import Sampling
 from grpo.config.jobs import SampleTask
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse
+from grpo.generation.text_engines import TextEngine
 from grpo.journal import Journal
 from grpo.rewards import Response
 from grpo.scoring import Failures, Scorer, Scores
-from grpo.text_engines import TextEngine
 
 UNDER_WAY = 256
 """Groups that may be scored while others are sampled, before the first of them is waited for."""

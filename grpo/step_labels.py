@@ -21,10 +21,10 @@ from grpo.data.records import Problem, Sample, read_problems, read_rows
 from grpo.data.template import parse, prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
+from grpo.generation.sampler import sample_groups
 from grpo.policy import load_policy, load_tokenizer
 from grpo.process_reward import LABELS
 from grpo.rewards import Response
-from grpo.rollout import sample_groups
 from grpo.runlog import Metrics, write_result
 from grpo.scoring import Failures, Scorer
 from grpo.shard import seed_of_name

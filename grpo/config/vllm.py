@@ -23,7 +23,7 @@ _OF_LOCAL = (
 class VLLM(Settings):
     """vLLM as the engine that samples; it must be installed where it runs (`pip install vllm`).
 
-    A server is started with `python -m grpo.vllm_server MODEL`, and takes vLLM's own options there.
+    A server is started with `python -m grpo.generation.vllm.server MODEL`, and takes vLLM's own options there.
     """
 
     kind: Literal["local", "server"] = Field(

@@ -19,7 +19,8 @@ from grpo.branches import reward_weights
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
-from grpo.engine import make_engine
+from grpo.generation.engines import make_engine
+from grpo.generation.sampler import Completion
 from grpo.logprobs import completion_logprobs
 from grpo.packing import micro_batches
 from grpo.rewards import total
@@ -30,7 +31,6 @@ from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
 from grpo.rl.prefetch import Asked, Generation
 from grpo.rl.problem_order import ProblemOrder
-from grpo.rollout import Completion
 from grpo.scoring import Failures, Scorer
 from grpo.value import values_of
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import branch_parts
 from grpo.data.records import Problem
+from grpo.generation.sampler import Completion
 from grpo.rewards import Response
 from grpo.rl.credit import Step
-from grpo.rollout import Completion
 from grpo.scoring import Failures
 
 

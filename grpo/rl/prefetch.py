@@ -12,9 +12,9 @@ from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
 from grpo.data.template import prompt_tokens
 from grpo.distributed.process_group import Parallel, divide
-from grpo.engine import Engine, Fed
+from grpo.generation.engines import Engine, Fed
+from grpo.generation.sampler import Completion, seed_of
 from grpo.rl.model_set import Models
-from grpo.rollout import Completion, seed_of
 from grpo.scoring import Scorer, Scores, responses_of
 
 Answers = dict[int, tuple[list[Completion], Scores]]

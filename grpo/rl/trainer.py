@@ -17,6 +17,7 @@ from grpo.data.records import Problem, read_problems
 from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
+from grpo.generation.sampler import generator_for
 from grpo.health import Health
 from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.rl.batch import Rollout
@@ -26,7 +27,6 @@ from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
-from grpo.rollout import generator_for
 from grpo.runlog import Metrics, closing_means, write_result
 from grpo.scoring import Scorer
 from grpo.watch import Finding

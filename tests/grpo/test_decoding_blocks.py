@@ -24,10 +24,10 @@ from transformers import (
 from grpo import decoding_blocks
 from grpo.attention import NAME
 from grpo.block import fuse_blocks
-from grpo.decoding import Decoder
 from grpo.decoding_blocks import JOINED, can_decode
 from grpo.few_rows import MOST, PAYS_FROM, FewRows, pays
 from grpo.fused import fuse
+from grpo.generation.decoder import Decoder
 from grpo.logprobs import trunk_of
 from tests.grpo import small_models
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from grpo.config.common import rl
-from grpo.engine import Copied, Own
 from grpo.errors import TrainingStopped
+from grpo.generation.engines import Copied, Own
 from grpo.rl.trainer import Trainer
 from grpo.train import read_job
 from tests.grpo.job_runner import RL, kill_at, metrics, result, run, run_here, same, steps, weights, write_job

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
 from grpo.data.records import Problem
+from grpo.generation.sampler import Completion
 from grpo.health import Health, HealthSettings
 from grpo.rl.groups import Group, kl_of
 from grpo.rl.methods import METHODS
-from grpo.rollout import Completion
 from tests.grpo.job_runner import RL, metrics, result, run, write_job
 
 

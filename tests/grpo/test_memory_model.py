@@ -152,8 +152,8 @@ def test_activations_of_a_token_by_hand() -> None:
 
 
 def test_limits_are_those_of_the_head() -> None:
-    from grpo.decoding import GROWTH
     from grpo.few_rows import MOST, PAYS_FROM
+    from grpo.generation.decoder import GROWTH
 
     assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
     assert (MOST, PAYS_FROM) == (FEW_ROWS, FEW_ROWS_PAY_FROM)

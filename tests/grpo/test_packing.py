@@ -23,9 +23,9 @@ from grpo.block import fuse_blocks
 from grpo.config.common import Sampling
 from grpo.errors import InputError
 from grpo.fused import fuse
+from grpo.generation.sampler import sample
 from grpo.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
 from grpo.packing import micro_batches, pack, shared_prefix
-from grpo.rollout import sample
 
 CPU = torch.device("cpu")
 SHAPE = dict(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.weight_transfer import UNKNOWN
+from grpo.generation.vllm.weight_transfer import UNKNOWN
 from tests.grpo.job_runner import ROOT
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama
 

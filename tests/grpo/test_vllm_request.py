@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.errors import InputError
-from grpo.vllm_local import LocalVLLM
-from grpo.vllm_request import check, parameters, prompt_seed
-from grpo.vllm_server import ServerVLLM, main, server_command
+from grpo.generation.vllm.local import LocalVLLM
+from grpo.generation.vllm.request import check, parameters, prompt_seed
+from grpo.generation.vllm.server import ServerVLLM, main, server_command
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,9 @@ def test_without_vllm_there_is_one_line(capsys, model_folder):
 
 def test_a_server_that_is_not_there_is_one_line_with_the_command_that_starts_one(model_folder):
     settings = VLLM(kind="server", url="http://127.0.0.1:9", retries=0)
-    with pytest.raises(InputError, match=r"no server: .* refused; start one with: python -m grpo.vllm_server"):
+    with pytest.raises(
+        InputError, match=r"no server: .* refused; start one with: python -m grpo.generation.vllm.server"
+    ):
         ServerVLLM(model_folder, settings, eos_id=1)
 
 

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.errors import InputError, TrainingStopped
+from grpo.generation.sampler import seed_of
+from grpo.generation.vllm.server import ServerVLLM
+from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.policy import load_tokenizer
-from grpo.rollout import seed_of
-from grpo.vllm_server import ServerVLLM
-from grpo.weight_transfer import UNKNOWN
 from tests.grpo.job_runner import ROOT
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama
 from tests.grpo.vllm_probe import largest_difference, perturb
@@ -41,7 +41,7 @@ def served(model, log, *options):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "1G")
-    command = [PYTHON, "-m", "grpo.vllm_server", model, "--port", port, *common, *options]
+    command = [PYTHON, "-m", "grpo.generation.vllm.server", model, "--port", port, *common, *options]
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING"}
     with log.open("w") as output:
         server = subprocess.Popen(

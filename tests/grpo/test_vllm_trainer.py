@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from grpo.errors import TrainingStopped
-from grpo.vllm_server import ServerVLLM
+from grpo.generation.vllm.server import ServerVLLM
 from tests.grpo.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, write_job
 from tests.grpo.test_vllm_server import served
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama

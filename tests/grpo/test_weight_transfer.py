@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from grpo.weight_transfer import Fingerprint, Receiver, Sender, buckets, layout
+from grpo.generation.vllm.weight_transfer import Fingerprint, Receiver, Sender, buckets, layout
 
 WEIGHTS = [
     ("a", torch.arange(6.0).reshape(2, 3)),

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.errors import TrainingStopped
-from grpo.rollout import seed_of
-from grpo.vllm_local import LocalVLLM
+from grpo.generation.sampler import seed_of
+from grpo.generation.vllm.local import LocalVLLM
 
 
 def forward_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> torch.Tensor:

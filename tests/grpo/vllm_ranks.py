@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.errors import TrainingStopped
+from grpo.generation.sampler import seed_of
+from grpo.generation.vllm.server import ServerVLLM
 from grpo.policy import load_tokenizer
-from grpo.rollout import seed_of
-from grpo.vllm_server import ServerVLLM
 from tests.grpo.vllm_probe import largest_difference, perturb
 
 

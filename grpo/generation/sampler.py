@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 
 from grpo import freed_memory, kernels
 from grpo.config.common import Sampling
-from grpo.decoding import Decoder
 from grpo.few_rows import pays
+from grpo.generation.decoder import Decoder
 
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""

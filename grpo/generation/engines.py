@@ -21,12 +21,12 @@ from torch import Tensor
 from grpo.config.common import Sampling
 from grpo.config.rl import RL
 from grpo.errors import TrainingStopped
+from grpo.generation.sampler import Completion, sample_groups
+from grpo.generation.vllm.local import LocalVLLM
+from grpo.generation.vllm.server import ServerVLLM
+from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.policy import load_policy
 from grpo.rl.model_set import Models
-from grpo.rollout import Completion, sample_groups
-from grpo.vllm_local import LocalVLLM
-from grpo.vllm_server import ServerVLLM
-from grpo.weight_transfer import UNKNOWN
 
 Weights = Iterable[tuple[str, Tensor]]
 

@@ -22,16 +22,16 @@ from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
-from grpo.rollout import Completion
-from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
-from grpo.vllm_update import check_sampled_by, replace_weights, version_of
-from grpo.weight_transfer import BACKEND, UNKNOWN
+from grpo.generation.sampler import Completion
+from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
+from grpo.generation.vllm.weight_transfer import BACKEND, UNKNOWN
+from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of
 
 _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 
 class LocalVLLM:
-    """See `grpo.engine.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`, completions
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`, completions
     carry none, and any nucleus is allowed."""
 
     exact = False  # other kernels, which round otherwise
@@ -67,7 +67,7 @@ class LocalVLLM:
             "distributed_executor_backend": ("external_launcher" if self._shared else "mp" if self._spawned else "uni"),
             "logprobs_mode": LOGPROBS,
             "generation_config": "vllm",
-            "worker_extension_cls": "grpo.vllm_worker.Extension",
+            "worker_extension_cls": "grpo.generation.vllm.worker.Extension",
             "weight_transfer_config": {"backend": BACKEND},
         }
         try:
@@ -150,7 +150,7 @@ class LocalVLLM:
         """What the workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""
         return version_of(self.states())
 
-    # The steps of an update: grpo.vllm_update.Control.
+    # The steps of an update: grpo.generation.vllm.weight_update.Control.
 
     def start(self) -> None:
         self._llm.start_weight_update()

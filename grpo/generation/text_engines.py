@@ -23,12 +23,12 @@ from grpo.config.text_engines import Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Text, Written
 from grpo.data.records import Problem
 from grpo.data.template import prompt_tokens
-from grpo.endpoint import EndpointEngine
+from grpo.generation.endpoint import EndpointEngine
+from grpo.generation.sampler import Completion, sample_groups
+from grpo.generation.vllm.local import LocalVLLM
+from grpo.generation.vllm.server import ServerVLLM
 from grpo.policy import load_policy, load_tokenizer
 from grpo.rewards import import_function
-from grpo.rollout import Completion, sample_groups
-from grpo.vllm_local import LocalVLLM
-from grpo.vllm_server import ServerVLLM
 
 
 class TextEngine(Protocol):

@@ -1,6 +1,6 @@
 """vLLM as a server on devices of its own: how a trainer uses it, and how it is started.
 
-python -m grpo.vllm_server MODEL [vLLM's own options, such as --port 8000 --tensor-parallel-size 2]
+python -m grpo.generation.vllm.server MODEL [vLLM's own options, such as --port 8000 --tensor-parallel-size 2]
 
 starts vLLM's OpenAI-compatible server so that it takes weights from a trainer. Whoever reaches its port can do so too:
 it listens on this machine alone, unless --host says otherwise. The trainer's side needs no vLLM.
@@ -28,18 +28,18 @@ from transformers import AutoConfig
 from grpo.config.common import Sampling
 from grpo.config.vllm import VLLM
 from grpo.errors import InputError, TrainingStopped
+from grpo.generation.sampler import Completion
+from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
+from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
+from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of
 from grpo.http_client import Away, Http, Refused
-from grpo.rollout import Completion
-from grpo.vllm_request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
-from grpo.vllm_update import check_sampled_by, replace_weights, version_of
-from grpo.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
 
 _TRANSFER_S = 300.0
 """Longest wait for one tensor to be taken; long enough for a server that is still busy with the one before."""
 
 
 class ServerVLLM:
-    """See `grpo.engine.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
+    """See `grpo.generation.engines.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
 
     exact = False  # other kernels, which round otherwise
 
@@ -53,7 +53,7 @@ class ServerVLLM:
         self._sender: Sender | None = None
         self._held = UNKNOWN
         self._shared = dist.is_initialized() and dist.get_world_size() > 1
-        start = f"start one with: python -m grpo.vllm_server {model}"
+        start = f"start one with: python -m grpo.generation.vllm.server {model}"
         try:
             served = self._http.get("/v1/models")["data"][0]
             self._name, self._longest = served["id"], served["max_model_len"]
@@ -179,7 +179,7 @@ class ServerVLLM:
             self._sender = sender
         return self._sender
 
-    # The steps of an update: grpo.vllm_update.Control.
+    # The steps of an update: grpo.generation.vllm.weight_update.Control.
 
     def start(self) -> None:
         self._once("/start_weight_update")
@@ -253,7 +253,7 @@ def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[
     """What starts a server in this Python's environment, and the variables that it needs. `options` are vLLM's."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--logprobs-mode", LOGPROBS, "--generation-config", "vllm", "--enable-scale-out"]
-    command += ["--worker-extension-cls", "grpo.vllm_worker.Extension"]
+    command += ["--worker-extension-cls", "grpo.generation.vllm.worker.Extension"]
     command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_SERVER_DEV_MODE": "1"}
@@ -261,7 +261,9 @@ def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m grpo.vllm_server", description="Start vLLM for a trainer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo.generation.vllm.server", description="Start vLLM for a trainer."
+    )
     parser.add_argument("model", help="Hugging Face folder or hub name; its weights are replaced by the trainer's")
     known, options = parser.parse_known_args(arguments)
     if importlib.util.find_spec("vllm") is None:

@@ -1,7 +1,7 @@
 """The part that runs inside vLLM: takes new weights, and says which it holds.
 
 vLLM loads this file in each of its workers (`worker_extension_cls`); importing it registers the weight-transfer engine
-`BACKEND`. `grpo.vllm_update` says what an update consists of. vLLM's own `load_weights` fuses and shards, and its
+`BACKEND`. `grpo.generation.vllm.weight_update` says what an update consists of. vLLM's own `load_weights` fuses and shards, and its
 layer-wise reload packs weights again where a platform packs them.
 """
 
@@ -24,14 +24,14 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from grpo.weight_transfer import BACKEND, SHAPE, UNKNOWN, Backend, Fingerprint, Receiver
+from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Backend, Fingerprint, Receiver
 
 logger = logging.getLogger("vllm.r1flow")
 
 
 @dataclass
 class Rendezvous(WeightTransferInitInfo):
-    """Where the trainer waits; `grpo.weight_transfer.Sender.rendezvous` makes it."""
+    """Where the trainer waits; `grpo.generation.vllm.weight_transfer.Sender.rendezvous` makes it."""
 
     address: str
     port: int
@@ -51,7 +51,7 @@ class Part(WeightTransferUpdateInfo):
 
 
 class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
-    """Notes what goes wrong in `fault` instead of raising it: see `grpo.vllm_update`."""
+    """Notes what goes wrong in `fault` instead of raising it: see `grpo.generation.vllm.weight_update`."""
 
     init_info_cls, update_info_cls = Rendezvous, Part
 

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from grpo.errors import TrainingStopped
-from grpo.weight_transfer import UNKNOWN, Fingerprint, buckets
+from grpo.generation.vllm.weight_transfer import UNKNOWN, Fingerprint, buckets
 
 Bucket = list[tuple[str, Tensor]]
 
 
 class Control(Protocol):
-    """vLLM's own steps of an update, and `grpo.vllm_worker.Extension`'s answers."""
+    """vLLM's own steps of an update, and `grpo.generation.vllm.worker.Extension`'s answers."""
 
     def start(self) -> None: ...
 
     def part(self, **part: Any) -> None:
-        """One of the kinds of `grpo.vllm_worker.Part`."""
+        """One of the kinds of `grpo.generation.vllm.worker.Part`."""
 
     def finish(self) -> None: ...
 
