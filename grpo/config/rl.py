@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling, Settings
 from grpo.config.vllm import VLLM
-from grpo.health import HealthSettings
+from grpo.health.checks import HealthSettings
 from grpo.rewards import check as check_reward
 from grpo.steps import find as find_step_reward
 from grpo.steps import is_folder

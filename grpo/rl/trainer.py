@@ -18,7 +18,8 @@ from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import generator_for
-from grpo.health import Health
+from grpo.health.base import Finding
+from grpo.health.checks import Health
 from grpo.policy import load_tokenizer, save_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import Collector
@@ -29,7 +30,6 @@ from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
 from grpo.runlog import Metrics, closing_means, write_result
 from grpo.scoring import Scorer
-from grpo.watch import Finding
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
 from grpo.data.records import Problem
 from grpo.generation.sampler import Completion
-from grpo.health import Health, HealthSettings
+from grpo.health.checks import Health, HealthSettings
 from grpo.rl.groups import Group, kl_of
 from grpo.rl.methods import METHODS
 from tests.grpo.job_runner import RL, metrics, result, run, write_job

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from grpo.health import CHECKS, Health, HealthSettings
+from grpo.health.checks import CHECKS, Health, HealthSettings
 
 NAN, INF = float("nan"), float("inf")
 
@@ -349,7 +349,7 @@ def test_a_wrong_setting_is_refused_where_it_stands(settings, where):
 
 
 def test_health_needs_no_torch():
-    code = "import sys, grpo.health; sys.exit('torch' in sys.modules)"
+    code = "import sys, grpo.health.checks; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import Field
 
 from grpo.config.common import Settings
-from grpo.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
-from grpo.watch import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
+from grpo.health.base import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
+from grpo.health.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
 
 
 class NotFinite(Watch):

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from pydantic import Field
 
-from grpo.watch import Memory, Reading, Record, Watch, finite
+from grpo.health.base import Memory, Reading, Record, Watch, finite
 
 
 class KLBudget(Watch):
