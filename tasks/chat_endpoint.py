@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from grpo.data.records import Message
 from grpo.errors import InputError
-from grpo.http_client import Away, Http, Refused, backoff
-from grpo.pace import Pace
+from grpo.http.client import Away, Http, Refused, backoff
+from grpo.http.rate_limit import Pace
 from tasks.judge_counts import JudgeCounts
 from tasks.judge_replies import Reply
 from tasks.judge_settings import JudgeSettings
@@ -35,7 +35,7 @@ _MISTAKES = {401, 403, 404, 405}
 
 
 class Fault(NamedTuple):
-    """`kind`: that of grpo.http_client.Away, "not_json", "no_choices", or "refused" with its `status`."""
+    """`kind`: that of grpo.http.client.Away, "not_json", "no_choices", or "refused" with its `status`."""
 
     kind: str
     message: str

@@ -14,8 +14,8 @@ from grpo.data.completions import Text, Written
 from grpo.data.records import Problem
 from grpo.data.template import zero_prompt
 from grpo.errors import InputError, TrainingStopped
-from grpo.http_client import Away, Http, Refused
-from grpo.pace import Pace
+from grpo.http.client import Away, Http, Refused
+from grpo.http.rate_limit import Pace
 
 
 class EndpointEngine:

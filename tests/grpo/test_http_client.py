@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from grpo import http_client
-from grpo.http_client import Away, Http, Refused
-from grpo.pace import Pace
+from grpo.http import client as http_client
+from grpo.http.client import Away, Http, Refused
+from grpo.http.rate_limit import Pace
 
 
 class Service(ThreadingHTTPServer):

@@ -32,7 +32,7 @@ from grpo.generation.sampler import Completion
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
 from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
 from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of
-from grpo.http_client import Away, Http, Refused
+from grpo.http.client import Away, Http, Refused
 
 _TRANSFER_S = 300.0
 """Longest wait for one tensor to be taken; long enough for a server that is still busy with the one before."""

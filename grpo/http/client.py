@@ -23,7 +23,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from grpo.pace import Pace
+from grpo.http.rate_limit import Pace
 
 _CONNECT_S, _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 0.5, 30.0
 _jitter = random.SystemRandom()
