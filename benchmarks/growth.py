@@ -35,7 +35,7 @@ from measure import run
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from grpo.data.records import Problem, write_rows
-from grpo.policy import load_tokenizer, save_tokenizer
+from grpo.model.loading import load_tokenizer, save_tokenizer
 
 HERE = Path(__file__).parent
 MAX_GROWTH = 1.3

@@ -26,7 +26,7 @@ from trl import GRPOTrainer
 from grpo.config.rl import RL
 from grpo.data.template import prompt_tokens
 from grpo.distributed.process_group import Parallel
-from grpo.policy import load_tokenizer
+from grpo.model.loading import load_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models

@@ -144,7 +144,7 @@ def ours(case: Case) -> dict[str, Any]:
     import grpo.rl.update
     from grpo.data.records import Problem, write_rows
     from grpo.data.template import prompt_tokens
-    from grpo.policy import load_tokenizer
+    from grpo.model.loading import load_tokenizer
     from grpo.rl.collector import Collector
     from grpo.runlog import Metrics
     from grpo.train import main

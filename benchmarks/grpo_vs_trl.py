@@ -31,7 +31,7 @@ from measure import run
 
 from grpo.data.records import Message
 from grpo.errors import InputError
-from grpo.policy import load_tokenizer
+from grpo.model.loading import load_tokenizer
 
 HERE = Path(__file__).parent
 AGREE = 1e-4

@@ -4,7 +4,7 @@
 
 The settings are those of benchmarks/grpo_vs_trl.py. The step is the second of a run; the update is told from what
 comes before it (sampling, rewards, the reference's pass). Seconds are what operations took by themselves; the rest of
-the wall time is Python, and waiting. Loops of `grpo.kernels` are counted as operations.
+the wall time is Python, and waiting. Loops of `grpo.model.cpu.kernels` are counted as operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {
         *("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log", "sample_tokens"),
     ),
 }
-LOOPS = ("decode_attention", "sum_rows", "sample_tokens")  # of `grpo.kernels`; its others are of the rest
+LOOPS = ("decode_attention", "sum_rows", "sample_tokens")  # of `grpo.model.cpu.kernels`; its others are of the rest
 SETTINGS = ("small", "long", "demo")
 REST = "norms, gates, additions"
 BEFORE, UPDATE = "before the update", "update"
@@ -74,7 +74,7 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
 
     import grpo.rl.trainer
     import grpo.rl.update
-    from grpo import kernels
+    from grpo.model.cpu import kernels
 
     given = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
     case = replace(make_case(name, given), warm_up=1, steps=1)

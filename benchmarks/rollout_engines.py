@@ -48,7 +48,7 @@ class Case:
 def load_ours(case: Case) -> Engine:
     from grpo.config.common import Hardware, Sampling
     from grpo.generation import sampler
-    from grpo.policy import load_policy
+    from grpo.model.loading import load_policy
 
     model = load_policy(case.model, Hardware(device="cpu"))
     settings = Sampling(temperature=1.0, max_new_tokens=case.longest, batch_size=case.rows)

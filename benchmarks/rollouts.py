@@ -27,7 +27,7 @@ from measure import run
 from rollout_engines import Case
 
 from grpo.data.template import prompt_tokens
-from grpo.policy import load_tokenizer
+from grpo.model.loading import load_tokenizer
 
 HERE = Path(__file__).parent
 LABELS = {"ours": "r1flow", "generate": "transformers.generate", "vllm": "vLLM"}

@@ -13,7 +13,7 @@ from grpo.data.records import Message
 from grpo.data.template import prompt_tokens
 from grpo.errors import InputError
 from grpo.generation.sampler import sample, seed_of
-from grpo.policy import load_policy, load_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
 Every number counts tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them,
 activations as autograd saves them for the backward pass of a transformers decoder with grouped attention and a gated
 feed-forward block (the way of counting is that of Korthikanti et al., arXiv 2205.05198, section 4), the head as
-`grpo.logprobs` computes it, caches as `grpo.generation.decoder` does. What is not counted: the program itself and its libraries,
+`grpo.model.packed.logprobs` computes it, caches as `grpo.generation.decoder` does. What is not counted: the program itself and its libraries,
 what an allocator keeps, buffers of NCCL.
 """
 
@@ -17,12 +17,12 @@ from grpo.config.rl import RL
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""As in grpo.logprobs, which needs torch: logits of a chunk, and probabilities kept for the backward pass."""
+"""As in grpo.model.packed.logprobs, which needs torch: logits of a chunk, and probabilities kept for the backward pass."""
 CODES = 1 + 4 / 256
 """Bytes of a moment in 8 bits: a code, and a scale for each 256 (`grpo.adamw_8bit`)."""
 FEW_ROWS = 48
 FEW_ROWS_PAY_FROM = 128
-"""As in grpo.few_rows: sequences up to which, and steps from which, it packs weights."""
+"""As in grpo.model.cpu.prepacked_linear: sequences up to which, and steps from which, it packs weights."""
 ROOM = 64
 """Tokens of a sampler's first cache; it doubles from there (`grpo.generation.decoder`)."""
 Parts = dict[str, float]
@@ -98,7 +98,7 @@ def activation_bytes(a: Architecture, number: int, keys_per_token: float = 1.0) 
 
 
 def _norms(a: Architecture, number: int) -> float:
-    # Each of two: its input, its output and a scale (`grpo.fused`).
+    # Each of two: its input, its output and a scale (`grpo.model.fused.layers`).
     return 2 * (2 * number * a.hidden + 4)
 
 
@@ -115,7 +115,7 @@ def _attention(a: Architecture, number: int, keys_per_token: float) -> float:
 
 
 def _feed_forward(a: Architecture, number: int) -> float:
-    # Gate and up (`grpo.fused`). An expert keeps silu(gate) and the product too, and has inputs and outputs of its own.
+    # Gate and up (`grpo.model.fused.layers`). An expert keeps silu(gate) and the product too, and has inputs and outputs of its own.
     if a.experts is None:
         return number * 2 * a.feed_forward
     passed = a.experts.active + a.experts.shared

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import read_columns
-from grpo.packing import shared_prefix
+from grpo.model.packed.packing import shared_prefix
 from grpo.scoring import conversation_tokens
 from grpo.supervised import Example
 

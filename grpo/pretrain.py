@@ -10,12 +10,12 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from grpo.attention import NAME
 from grpo.config.common import Pretrain
 from grpo.config.jobs import PretrainJob
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
+from grpo.model.packed.attention import NAME
 from grpo.runlog import write_result
 from grpo.sft import cross_entropy
 from grpo.supervised import Example, closing_loss, fit

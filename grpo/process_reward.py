@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from grpo.attention import hidden_states
 from grpo.config.common import Hardware
 from grpo.config.jobs import ProcessRewardJob
 from grpo.data.held_out import write_held_out
@@ -23,8 +22,9 @@ from grpo.data.template import prompt_tokens
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.packing import micro_batches, pack
-from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.packing import micro_batches, pack
 from grpo.runlog import write_result
 from grpo.steps import split_steps
 from grpo.supervised import Example, fit, planned_steps

@@ -16,7 +16,7 @@ from grpo.data.held_out import is_right, write_held_out
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.policy import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.runlog import write_result
 from grpo.scoring import score_sequences

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.attention import hidden_states
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.config.rl import Scoring
@@ -21,8 +20,9 @@ from grpo.data.records import Message, Problem
 from grpo.data.template import parse
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import Completion
-from grpo.packing import pack, shared_prefix
-from grpo.policy import load_reward_model, load_tokenizer
+from grpo.model.loading import load_reward_model, load_tokenizer
+from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.packing import pack, shared_prefix
 from grpo.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
 from grpo.steps import is_folder, step_rewards

@@ -12,8 +12,8 @@ from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.logprobs import completion_logprobs
-from grpo.policy import load_policy, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.model.packed.logprobs import completion_logprobs
 from grpo.runlog import write_result
 from grpo.supervised import Example, closing_loss, fit, planned_steps
 

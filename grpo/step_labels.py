@@ -22,7 +22,7 @@ from grpo.data.template import parse, prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.generation.sampler import sample_groups
-from grpo.policy import load_policy, load_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer
 from grpo.process_reward import LABELS
 from grpo.rewards import Response
 from grpo.runlog import Metrics, write_result

@@ -16,8 +16,8 @@ from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.errors import InputError
+from grpo.model.packed.packing import micro_batches
 from grpo.optimizer import learning_rate_share, make_optimizer
-from grpo.packing import micro_batches
 from grpo.rl.problem_order import permutation
 from grpo.runlog import Metrics, closing_means
 

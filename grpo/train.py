@@ -34,7 +34,7 @@ RUNNERS = {
     "process_reward_model": "grpo.process_reward:train_process_reward_model",
     "rl": "grpo.rl.trainer:train_rl",
     "sample": "grpo.sampling:run_sampling",
-    "copy_model": "grpo.policy:copy_model",
+    "copy_model": "grpo.model.loading:copy_model",
 }
 """Named, not imported: a sampling job need not load what only training needs."""
 FULL_BYTES = 2**20

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo import kernels
-from grpo.attention import Packed, hidden_states
-from grpo.decoding_blocks import Blocks, can_decode
-from grpo.logprobs import trunk_of
-from grpo.packing import pack
+from grpo.model.cpu import kernels
+from grpo.model.fused.decode_step import Blocks, can_decode
+from grpo.model.packed.attention import Packed, hidden_states
+from grpo.model.packed.logprobs import trunk_of
+from grpo.model.packed.packing import pack
 
 GROWTH = 64
 """Tokens that the sequences' caches have room for at first; then the room doubles."""
@@ -27,7 +27,7 @@ class Decoder:
     """The sequences that are being written: rows 0 to n - 1, and their groups 0 to g - 1."""
 
     def __init__(self, model: Any, packed_rows: int = 0):
-        """`packed_rows`: as for `grpo.decoding_blocks.Blocks`, for models that these know."""
+        """`packed_rows`: as for `grpo.model.fused.decode_step.Blocks`, for models that these know."""
         self.trunk, self.head = trunk_of(model), model.get_output_embeddings()
         self.device = next(model.parameters()).device
         self._blocks = Blocks(self.trunk, self.head, packed_rows) if can_decode(self.trunk, self.head) else None
@@ -164,7 +164,7 @@ class _Batch:
     future: Tensor | None  # [n, 1, 1, T]: -inf for what a row has not said, else 0; None: they are even
     every_row: Tensor  # [n]
     dtype: torch.dtype
-    compiled: bool  # whether own tokens are looked at by `grpo.kernels`, which needs no mask
+    compiled: bool  # whether own tokens are looked at by `grpo.model.cpu.kernels`, which needs no mask
 
     @classmethod
     def of(cls, prompt_lengths: list[int], group_of: list[int], said: Tensor, like: Tensor) -> _Batch:

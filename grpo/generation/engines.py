@@ -25,7 +25,7 @@ from grpo.generation.sampler import Completion, sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
-from grpo.policy import load_policy
+from grpo.model.loading import load_policy
 from grpo.rl.model_set import Models
 
 Weights = Iterable[tuple[str, Tensor]]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo import freed_memory, kernels
+from grpo import freed_memory
 from grpo.config.common import Sampling
-from grpo.few_rows import pays
 from grpo.generation.decoder import Decoder
+from grpo.model.cpu import kernels
+from grpo.model.cpu.prepacked_linear import pays
 
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""

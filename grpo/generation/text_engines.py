@@ -27,7 +27,7 @@ from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.sampler import Completion, sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
-from grpo.policy import load_policy, load_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer
 from grpo.rewards import import_function
 
 

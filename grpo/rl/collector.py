@@ -21,8 +21,9 @@ from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
 from grpo.generation.sampler import Completion
-from grpo.logprobs import completion_logprobs
-from grpo.packing import micro_batches
+from grpo.model.packed.logprobs import completion_logprobs
+from grpo.model.packed.packing import micro_batches
+from grpo.model.packed.value_head import values_of
 from grpo.rewards import total
 from grpo.rl.batch import Rollout
 from grpo.rl.credit import CREDITS, Evidence, Step
@@ -32,7 +33,6 @@ from grpo.rl.model_set import Models
 from grpo.rl.prefetch import Asked, Generation
 from grpo.rl.problem_order import ProblemOrder
 from grpo.scoring import Failures, Scorer
-from grpo.value import values_of
 
 T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]

@@ -12,7 +12,7 @@ from grpo.algorithms.advantages import ADVANTAGES, process_advantages
 from grpo.algorithms.dpo import pair_up
 from grpo.algorithms.gae import gae, token_rewards, whiten
 from grpo.config.rl import RL
-from grpo.logprobs import stack
+from grpo.model.packed.logprobs import stack
 
 Step = tuple[int, float]
 """(index of the token that ends a step, the step's reward)"""

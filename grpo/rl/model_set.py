@@ -18,10 +18,10 @@ from grpo.config.rl import RL
 from grpo.distributed.fsdp import Sharded, arithmetic, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.logprobs import trunk_of
-from grpo.policy import load_policy
+from grpo.model.loading import load_policy
+from grpo.model.packed.logprobs import trunk_of
+from grpo.model.packed.value_head import Value
 from grpo.rl.methods import Method
-from grpo.value import Value
 
 
 class Models:

@@ -20,7 +20,7 @@ from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import generator_for
 from grpo.health.base import Finding
 from grpo.health.checks import Health
-from grpo.policy import load_tokenizer, save_tokenizer
+from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import Collector
 from grpo.rl.demonstrations import Demonstrations

@@ -13,13 +13,13 @@ from grpo.algorithms.objectives import Objective, Scale, Tokens
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
-from grpo.logprobs import completion_logprobs, stack
+from grpo.model.packed.logprobs import completion_logprobs, stack
+from grpo.model.packed.packing import micro_batches
+from grpo.model.packed.value_head import values_of
 from grpo.optimizer import learning_rate_share, make_optimizer
-from grpo.packing import micro_batches
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
-from grpo.value import values_of
 
 Stats = dict[str, Tensor]
 Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data.records import Problem, write_rows
-from grpo.policy import load_policy, load_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer
 from grpo.pretrain import train_tokenizer
 from tests.grpo.job_runner import PRETRAIN, RL, SFT, run, user, write_job
 

@@ -21,14 +21,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grpo import decoding_blocks
-from grpo.attention import NAME
-from grpo.block import fuse_blocks
-from grpo.decoding_blocks import JOINED, can_decode
-from grpo.few_rows import MOST, PAYS_FROM, FewRows, pays
-from grpo.fused import fuse
 from grpo.generation.decoder import Decoder
-from grpo.logprobs import trunk_of
+from grpo.model.cpu.prepacked_linear import MOST, PAYS_FROM, FewRows, pays
+from grpo.model.fused import decode_step
+from grpo.model.fused.blocks import fuse_blocks
+from grpo.model.fused.decode_step import JOINED, can_decode
+from grpo.model.fused.layers import fuse
+from grpo.model.packed.attention import NAME
+from grpo.model.packed.logprobs import trunk_of
 from tests.grpo import small_models
 
 SHAPE = small_models.SHAPE | dict(head_dim=8)
@@ -73,7 +73,7 @@ def plain_logits(model, sequences):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joined, monkeypatch):
-    monkeypatch.setattr(decoding_blocks, "JOINED", joined)
+    monkeypatch.setattr(decode_step, "JOINED", joined)
     if packed_rows and not torch.backends.mkl.is_available():
         pytest.skip("torch has no MKL here")
     model = made(name)

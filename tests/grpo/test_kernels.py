@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from grpo import kernels
+from grpo.model.cpu import kernels
 
 SHAPES = [(1, 2), (3, 10), (70, 33), (200, 96)]
 

@@ -12,7 +12,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo import logprobs
 from grpo.architecture import Architecture
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
@@ -27,7 +26,8 @@ from grpo.memory_model import (
     activation_bytes,
     memory,
 )
-from grpo.policy import load_policy
+from grpo.model.loading import load_policy
+from grpo.model.packed import logprobs
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -152,8 +152,8 @@ def test_activations_of_a_token_by_hand() -> None:
 
 
 def test_limits_are_those_of_the_head() -> None:
-    from grpo.few_rows import MOST, PAYS_FROM
     from grpo.generation.decoder import GROWTH
+    from grpo.model.cpu.prepacked_linear import MOST, PAYS_FROM
 
     assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
     assert (MOST, PAYS_FROM) == (FEW_ROWS, FEW_ROWS_PAY_FROM)

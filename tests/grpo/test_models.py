@@ -11,8 +11,8 @@ from grpo.distributed import tensor_io
 from grpo.distributed.fsdp import Sharded
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.logprobs import completion_logprobs
-from grpo.policy import load_policy
+from grpo.model.loading import load_policy
+from grpo.model.packed.logprobs import completion_logprobs
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 

@@ -18,14 +18,14 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from grpo.attention import NAME
-from grpo.block import fuse_blocks
 from grpo.config.common import Sampling
 from grpo.errors import InputError
-from grpo.fused import fuse
 from grpo.generation.sampler import sample
-from grpo.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
-from grpo.packing import micro_batches, pack, shared_prefix
+from grpo.model.fused.blocks import fuse_blocks
+from grpo.model.fused.layers import fuse
+from grpo.model.packed.attention import NAME
+from grpo.model.packed.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
+from grpo.model.packed.packing import micro_batches, pack, shared_prefix
 
 CPU = torch.device("cpu")
 SHAPE = dict(

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.config.common import Hardware
 from grpo.errors import InputError
-from grpo.policy import check_model_folder, load_policy, load_tokenizer
+from grpo.model.loading import check_model_folder, load_policy, load_tokenizer
 
 CPU = Hardware(device="cpu")
 

@@ -19,7 +19,7 @@ from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.policy import load_reward_model
+from grpo.model.loading import load_reward_model
 from grpo.process_reward import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
 from grpo.rewards import Response
 from grpo.scoring import Scorer, score_rows

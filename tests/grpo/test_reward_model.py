@@ -15,7 +15,7 @@ from grpo.config.rl import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.policy import load_reward_model
+from grpo.model.loading import load_reward_model
 from grpo.preferences import Preferences, bootstrap, elements
 from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 from grpo.rewards import Response

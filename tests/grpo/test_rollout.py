@@ -7,7 +7,7 @@ import torch
 
 from grpo.config.common import Sampling
 from grpo.generation.sampler import choose, generator_for, sample, sample_groups, seed_of
-from grpo.logprobs import completion_logprobs
+from grpo.model.packed.logprobs import completion_logprobs
 
 
 @pytest.fixture(scope="module")

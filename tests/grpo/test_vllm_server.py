@@ -23,7 +23,7 @@ from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
-from grpo.policy import load_tokenizer
+from grpo.model.loading import load_tokenizer
 from tests.grpo.job_runner import ROOT
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama
 from tests.grpo.vllm_probe import largest_difference, perturb

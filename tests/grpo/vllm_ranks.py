@@ -22,7 +22,7 @@ from grpo.config.vllm import VLLM
 from grpo.errors import TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.server import ServerVLLM
-from grpo.policy import load_tokenizer
+from grpo.model.loading import load_tokenizer
 from tests.grpo.vllm_probe import largest_difference, perturb
 
 

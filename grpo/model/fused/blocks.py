@@ -17,10 +17,10 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
-from grpo import kernels
-from grpo.attention import NAME
-from grpo.fused import add_product, call, same
-from grpo.packing import pack
+from grpo.model.cpu import kernels
+from grpo.model.fused.layers import add_product, call, same
+from grpo.model.packed.attention import NAME
+from grpo.model.packed.packing import pack
 
 TRUNKS = {
     LlamaModel: LlamaDecoderLayer,
@@ -41,7 +41,7 @@ def fuse_blocks(model: Any) -> None:
 
 
 def _looks_back(block: Any) -> bool:
-    """Whether a block has a window; `grpo.attention.attend` says what is not supported."""
+    """Whether a block has a window; `grpo.model.packed.attention.attend` says what is not supported."""
     attention = block.self_attn
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) is not None
 

@@ -1,6 +1,6 @@
 """A model's next logits for one token of each of many sequences, in float32 on a CPU, with as few operations as can be.
 
-The blocks are those of `grpo.block`; here their modules are not called, queries, keys and values are one product, and
+The blocks are those of `grpo.model.fused.blocks`; here their modules are not called, queries, keys and values are one product, and
 nothing is kept. Small operations by the thousand are what a rollout's time is made of besides reading the weights.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from grpo import kernels
-from grpo.block import taken_over
-from grpo.few_rows import FewRows
-from grpo.fused import apart, epsilon, is_fused
+from grpo.model.cpu import kernels
+from grpo.model.cpu.prepacked_linear import FewRows
+from grpo.model.fused.blocks import taken_over
+from grpo.model.fused.layers import apart, epsilon, is_fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
-"""As `grpo.attention.Layout.attend`."""
+"""As `grpo.model.packed.attention.Layout.attend`."""
 
 JOINED = 2**18
 """Numbers up to which weights that see the same states are copied into one: calls cost more than so small products."""
@@ -46,7 +46,7 @@ def _is_plain(block: Any) -> bool:
 
 
 class Blocks:
-    """The model in as many steps as its weights stay what they are. They are packed (`grpo.few_rows`) for `packed_rows`
+    """The model in as many steps as its weights stay what they are. They are packed (`grpo.model.cpu.prepacked_linear`) for `packed_rows`
     sequences, which serves down to more than half as many; 0: they are not."""
 
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):

@@ -3,7 +3,7 @@
 Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy that it
 keeps on disk. The second pass may vectorize a sum in another order, so a first run would differ from a second in the
 last bit. A function that is not on disk yet is therefore compiled by a process of its own (`python -m
-grpo.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for itself, which
+grpo.model.cpu.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for itself, which
 is also the same each time.
 """
 
@@ -106,7 +106,7 @@ def _use_as_many_threads_as_torch() -> None:
 if __name__ == "__main__":
     module, name, signature = pickle.loads(sys.stdin.buffer.read())
     importlib.import_module(module)
-    from grpo import compilation  # the module that the loops know, which is not this one
+    from grpo.model.cpu import compilation  # the module that the loops know, which is not this one
 
     compilation._on_disk.clear()
     getattr(sys.modules[module], name).dispatcher.compile(signature)

@@ -17,9 +17,9 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from grpo import kernels
 from grpo.errors import InputError
-from grpo.fused import call
+from grpo.model.cpu import kernels
+from grpo.model.fused.layers import call
 
 NAME = "r1flow"
 
@@ -50,7 +50,7 @@ def attend(
     """What transformers calls. Returns [1, N, H, D]."""
     if layout is None:
         raise RuntimeError(
-            "this model attends by layout only: call it through grpo.logprobs or grpo.generation.sampler"
+            "this model attends by layout only: call it through grpo.model.packed.logprobs or grpo.generation.sampler"
         )
     if sliding_window is not None and layout.longest > sliding_window:
         raise InputError(

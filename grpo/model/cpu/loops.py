@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from grpo.compilation import compiled, exact, inlined, parallel_over_rows
+from grpo.model.cpu.compilation import compiled, exact, inlined, parallel_over_rows
 
 
 @parallel_over_rows

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import loops
+from grpo.model.cpu import loops
 
 
 def supports(*tensors: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 Weights, names and values stay as they are. A module is taken over only if it has the known parts and, asked, says what
 it said before; whatever is unknown stays as transformers has it. Known are RMSNorm, the MLP with SiLU gate and
-embeddings of any model, and whole blocks (`grpo.block`).
+embeddings of any model, and whole blocks (`grpo.model.fused.blocks`).
 
 Where a weight has a gradient already, as in all micro-batches of a step but the first, a product is added to it in
 place, so that no second gradient of its size exists. `torch.autograd.grad` would not see that: it is for weights
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-from grpo import kernels
+from grpo.model.cpu import kernels
 
 
 def fuse(model: Any) -> None:

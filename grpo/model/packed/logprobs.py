@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.attention import hidden_states
-from grpo.fused import add_product
-from grpo.packing import integers, pack, ranges
+from grpo.model.fused.layers import add_product
+from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.packing import integers, pack, ranges
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 """Logits held at once, in float32: enough for full speed of the matrix product, small beside any model. On a CPU less

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from grpo.attention import NAME
-from grpo.block import fuse_blocks
 from grpo.config.common import Hardware, Lora
 from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
-from grpo.fused import fuse
+from grpo.model.fused.blocks import fuse_blocks
+from grpo.model.fused.layers import fuse
+from grpo.model.packed.attention import NAME
 from grpo.runlog import write_result
 
 

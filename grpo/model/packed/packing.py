@@ -1,6 +1,6 @@
 """Sequences side by side without padding, and the prompt of a group once for all of its completions.
 
-A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.attention`), so nothing in a
+A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.model.packed.attention`), so nothing in a
 model but its attention has to know, and no mask of [N, N] exists.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo.attention import Packed, Rows
+from grpo.model.packed.attention import Packed, Rows
 
 Tokens = Sequence[int]
 
