@@ -145,8 +145,8 @@ def ours(case: Case) -> dict[str, Any]:
     from grpo.data.records import Problem, write_rows
     from grpo.data.template import prompt_tokens
     from grpo.model.loading import load_tokenizer
+    from grpo.processes.metrics_log import Metrics
     from grpo.rl.collector import Collector
-    from grpo.runlog import Metrics
     from grpo.train import main
 
     folder = Path(case.folder)

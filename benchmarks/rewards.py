@@ -21,7 +21,7 @@ from typing import Any
 from machine import machine
 
 from grpo.data.records import Problem
-from grpo.pool import Pool
+from grpo.processes.pool import Pool
 from grpo.sandbox import Limits, protections, run
 from grpo.verifiers import verify
 

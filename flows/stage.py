@@ -27,7 +27,7 @@ from flows.progress import Progress
 from flows.references import Input, external, resolve
 from flows.run_page import RunPage
 from grpo.errors import InputError
-from grpo.memory_used import FILE as MEMORY_USED
+from grpo.processes.peak_memory import FILE as MEMORY_USED
 from tasks.launch import launch, load_ahead
 from tasks.meeting import Meeting
 from tasks.run_names import name_run

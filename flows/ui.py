@@ -20,7 +20,7 @@ from flows.services import (
     write_state,
 )
 from flows.supervisor import Supervisor
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 
 
 def add(commands: Any) -> None:

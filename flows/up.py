@@ -23,7 +23,7 @@ from flows.home import home
 from flows.services import STATE, Databases
 from flows.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
 from grpo.errors import InputError
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 
 MARK = "R1FLOW_INSTALLATION"
 """In the environment of everything that an installation starts, and of what that starts: its home folder."""

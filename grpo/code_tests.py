@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from grpo.errors import InputError
-from grpo.pool_worker import AnswerFailure
+from grpo.processes.pool_worker import AnswerFailure
 from grpo.sandbox import Limits, Result, run
 
 LIMITS = Limits(wall_s=4.0, cpu_s=4)
 TOTAL_S = 8.0
-"""Seconds for all runs of a program: less than `grpo.pool` gives an item, so that a slow program is told as one."""
+"""Seconds for all runs of a program: less than `grpo.processes.pool` gives an item, so that a slow program is told as one."""
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)")
 _PYTHON = ("python", "python3", "py")
 _BROKEN = {

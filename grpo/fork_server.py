@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 from grpo import train
-from grpo.processes import die_with_parent
+from grpo.processes.lifetime import die_with_parent
 
 LONGEST = 2**20
 """Bytes of a message, at most."""

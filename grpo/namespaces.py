@@ -10,7 +10,7 @@ import ctypes
 import os
 import stat
 
-from grpo.processes import prctl
+from grpo.processes.lifetime import prctl
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
     0x00020000,

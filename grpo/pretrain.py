@@ -16,7 +16,7 @@ from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.packed.attention import NAME
-from grpo.runlog import write_result
+from grpo.processes.metrics_log import write_result
 from grpo.sft import cross_entropy
 from grpo.supervised import Example, closing_loss, fit
 

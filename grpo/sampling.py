@@ -16,8 +16,8 @@ from grpo.data.records import Problem, read_problems
 from grpo.distributed.process_group import Parallel
 from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.journal import Journal
+from grpo.processes.metrics_log import Metrics, write_result
 from grpo.ray_workers import make_on_ray
-from grpo.runlog import Metrics, write_result
 from grpo.scoring import Scorer
 from grpo.shard import Group, Shard, writing_file
 

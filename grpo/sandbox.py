@@ -23,7 +23,7 @@ from typing import Literal
 
 from grpo import scratch
 from grpo.errors import InputError
-from grpo.processes import LINUX
+from grpo.processes.lifetime import LINUX
 
 Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
 

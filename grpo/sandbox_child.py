@@ -18,7 +18,7 @@ import time
 from typing import Any, NoReturn
 
 from grpo import namespaces, scratch
-from grpo.processes import LINUX, Alarm, adopt_orphans, descendants, die_with_parent, end_descendants
+from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, descendants, die_with_parent, end_descendants
 from grpo.sandbox_launch import TICK_S, Launch, write
 
 _LAST_WORDS = {

@@ -23,7 +23,7 @@ from grpo.generation.sampler import Completion
 from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.packed.attention import hidden_states
 from grpo.model.packed.packing import pack, shared_prefix
-from grpo.pool import Failure, Pool
+from grpo.processes.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
 from grpo.steps import is_folder, step_rewards
 

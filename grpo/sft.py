@@ -14,7 +14,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
 from grpo.model.packed.logprobs import completion_logprobs
-from grpo.runlog import write_result
+from grpo.processes.metrics_log import write_result
 from grpo.supervised import Example, closing_loss, fit, planned_steps
 
 

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 
 from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
-from grpo.memory_used import MemoryUsed
-from grpo.processes import write_whole_lines
+from grpo.processes.lifetime import write_whole_lines
+from grpo.processes.peak_memory import MemoryUsed
 
 RUNNERS = {
     "pretrain": "grpo.pretrain:pretrain",

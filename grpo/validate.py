@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
-from grpo.pool import Failure, Pool
+from grpo.processes.pool import Failure, Pool
 from grpo.verifiers import verify
 
 IN_FLIGHT = 1000

@@ -100,7 +100,7 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
 def code(problem: Problem, answer: str) -> float:
     """1.0 if the program in the answer passes all of ``metadata["tests"]``; see grpo/code_tests.py.
 
-    Raises `grpo.pool.AnswerFailure` if the program breaks a limit.
+    Raises `grpo.processes.pool.AnswerFailure` if the program breaks a limit.
     """
     from grpo.code_tests import check, passes
 

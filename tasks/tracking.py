@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from grpo.errors import InputError
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 from tasks.store import Manifest
 from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked, with_tags
 from tasks.tracking_database import make_database

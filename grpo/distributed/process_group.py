@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from grpo import freed_memory
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from grpo.processes.lifetime import malloc
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Parallel:
         world = _number("WORLD_SIZE", 1)
         device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
         if device.type == "cpu":
-            freed_memory.keep()
+            malloc.keep()
         if world > 1:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)

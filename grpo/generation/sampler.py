@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo import freed_memory
 from grpo.config.common import Sampling
 from grpo.generation.decoder import Decoder
 from grpo.model.cpu import kernels
 from grpo.model.cpu.prepacked_linear import pays
+from grpo.processes.lifetime import malloc
 
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""
@@ -126,12 +126,12 @@ def sample_groups(
     rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
     packs = pays(rows, settings.max_new_tokens)
     if packs:  # what comes on top of all else should not come on top of what an update has left free
-        freed_memory.give_back()
+        malloc.give_back()
     decoder = Decoder(model, packed_rows=rows if packs else 0)
     yield from _sample(decoder, prompts, per_prompt, settings, eos_id, seeds)
     if packs:
         del decoder
-        freed_memory.give_back()
+        malloc.give_back()
 
 
 def _sample(

@@ -16,7 +16,7 @@ from grpo.errors import InputError
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
-from grpo.runlog import write_result
+from grpo.processes.metrics_log import write_result
 
 
 def choose_device(hardware: Hardware) -> torch.device:

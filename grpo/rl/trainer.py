@@ -21,6 +21,7 @@ from grpo.generation.sampler import generator_for
 from grpo.health.base import Finding
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
+from grpo.processes.metrics_log import Metrics, closing_means, write_result
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import Collector
 from grpo.rl.demonstrations import Demonstrations
@@ -28,7 +29,6 @@ from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
-from grpo.runlog import Metrics, closing_means, write_result
 from grpo.scoring import Scorer
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import pytest
 
 from flows.server import free_port
 from flows.take_up import living
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 from tests.flows.conftest import R1, SMALLER
 
 DEADLINE_S = 3600.0

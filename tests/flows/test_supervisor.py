@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 
 PROGRAM = """
 import os, sys

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from grpo.pool import AnswerFailure, Failure, Pool
-from grpo.processes import descendants
+from grpo.processes.lifetime import descendants
+from grpo.processes.pool import AnswerFailure, Failure, Pool
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -306,7 +306,7 @@ def test_a_killed_worker_takes_its_daemons_along(tmp_path) -> None:
 OWNER = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from grpo.pool import Pool
+from grpo.processes.pool import Pool
 from tests.grpo.test_pool import leave_a_daemon
 pool = Pool(2, 1000.0, None)
 pool.submit(leave_a_daemon, {marker!r})
@@ -339,7 +339,7 @@ def test_no_worker_outlives_the_process_of_the_pool(tmp_path, then: str) -> None
 def test_control_c_reaches_the_owner_alone(tmp_path) -> None:
     code = (
         f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from grpo.pool import Pool\n"
+        "from grpo.processes.pool import Pool\n"
         "pool = Pool(1, 60.0, None)\n"
         "pool.submit(abs, -1).result()\n"
         "slow = pool.submit(time.sleep, 0.5)\n"

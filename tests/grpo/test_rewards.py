@@ -13,7 +13,7 @@ from grpo.config.rl import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.pool import Failure, Pool
+from grpo.processes.pool import Failure, Pool
 from grpo.rewards import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
 from grpo.scoring import Scorer
 

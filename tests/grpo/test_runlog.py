@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from grpo.runlog import Metrics, closing_means, replace_text, write_result
+from grpo.processes.metrics_log import Metrics, closing_means, replace_text, write_result
 
 
 def records(path):
@@ -68,7 +68,7 @@ def test_replaced_text_is_the_old_or_the_new(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("grpo.runlog.os.fsync", killed)
+        patched.setattr("grpo.processes.metrics_log.os.fsync", killed)
         with pytest.raises(KeyboardInterrupt):
             replace_text(path, "new")
     assert path.read_text() == "old"

@@ -20,7 +20,7 @@ import pytest
 
 from grpo import sandbox, scratch
 from grpo.errors import InputError
-from grpo.pool import Pool
+from grpo.processes.pool import Pool
 from grpo.sandbox import Limits, Means, protections, run
 from tests.grpo.hostile import PROGRAMS, SMALL, means_of_kind
 

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.pool import Pool
+from grpo.processes.pool import Pool
 from grpo.steps import STEP_REWARDS, equations, find, reduction, split_steps, step_rewards
 from tasks.miniature import Habits, sum_reasoning
 

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.pool import AnswerFailure
+from grpo.processes.pool import AnswerFailure
 from grpo.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify
 
 

@@ -16,7 +16,7 @@ from grpo.architecture import Architecture
 from grpo.config.common import SFT, Hardware, Sampling
 from grpo.config.rl import RL
 from grpo.devices import DEVICES, Device, forward_operations, learn_s, read_s, sample_s
-from grpo.memory_used import FILE
+from grpo.processes.peak_memory import FILE
 from tasks.estimate import Assumed, Estimate, Estimator
 from tasks.local_device import calibrate, processor
 

@@ -297,7 +297,7 @@ def torchrun(tmp_path, monkeypatch):
 
 WORKER = f"""
 sys.path.insert(0, {str(ROOT)!r})
-from grpo.processes import write_whole_lines
+from grpo.processes.lifetime import write_whole_lines
 write_whole_lines()
 rank = int(os.environ['RANK'])
 """

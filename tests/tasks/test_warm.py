@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from grpo.processes import process_name
+from grpo.processes.lifetime import process_name
 from tasks import warm
 from tasks.launch import StageFailed, launch, load_ahead
 

@@ -1,4 +1,4 @@
-"""The processes behind one worker of `grpo.pool`: a supervisor, and its child that runs the functions.
+"""The processes behind one worker of `grpo.processes.pool`: a supervisor, and its child that runs the functions.
 
 The supervisor only waits. When the child ends, or the pool's process does, however suddenly, it takes everything
 the child ever started along. It imports nothing but the standard library, and so is ready in milliseconds.
@@ -18,7 +18,7 @@ import time
 from typing import Any, NoReturn
 
 from grpo.errors import InputError
-from grpo.processes import LINUX, Alarm, adopt_orphans, die_with_parent, end_descendants
+from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, die_with_parent, end_descendants
 
 CLEANUP_S = 1.0
 """How long a sandbox that a killed worker leaves behind has to remove its folder."""

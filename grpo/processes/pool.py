@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
-from grpo.places import Place
-from grpo.pool_worker import CLEANUP_S, AnswerFailure, receive, send
+from grpo.processes.pool_worker import CLEANUP_S, AnswerFailure, receive, send
+from grpo.processes.slots import Place
 
 __all__ = ["AnswerFailure", "Failure", "Pool"]
 
 START_LIMIT_S = 120.0
 """How long a worker may take to start and to import what it is to run; none of it counts against an item."""
-_BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from grpo.pool_worker import main; main()"
+_BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from grpo.processes.pool_worker import main; main()"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from grpo.runlog import replace_text
+from grpo.processes.metrics_log import replace_text
 
 FILE = "memory.json"
 
