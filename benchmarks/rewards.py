@@ -22,8 +22,8 @@ from machine import machine
 
 from grpo.data.records import Problem
 from grpo.processes.pool import Pool
+from grpo.rewards.verifiers import verify
 from grpo.sandbox import Limits, protections, run
-from grpo.verifiers import verify
 
 SLOW_SHARE, SLOW_S = 0.01, 0.2
 WARM_UP = 200

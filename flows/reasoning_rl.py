@@ -14,8 +14,8 @@ from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.rl import RL
-from grpo.rewards import source_digest
-from grpo.steps import is_folder
+from grpo.rewards.functions import source_digest
+from grpo.rewards.steps import is_folder
 
 logger = logging.getLogger(__name__)
 

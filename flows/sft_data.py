@@ -27,7 +27,7 @@ from flows.stage import Context, Outcome, Stage, Where, clear_folder, hashed_val
 from grpo.config.text_engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
 from grpo.processes.pool import Failure, Pool
-from grpo.rewards import source_digest
+from grpo.rewards.functions import source_digest
 from tasks.calibration import Verified, calibrate, verified
 from tasks.data_card import CARD, write_card
 from tasks.data_plots import plot

@@ -26,7 +26,7 @@ from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.model.packed.attention import hidden_states
 from grpo.model.packed.packing import micro_batches, pack
 from grpo.processes.metrics_log import write_result
-from grpo.steps import split_steps
+from grpo.rewards.steps import split_steps
 from grpo.supervised import Example, fit, planned_steps
 
 MARK = "r1flow_step_label"

@@ -24,8 +24,8 @@ from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.packed.attention import hidden_states
 from grpo.model.packed.packing import pack, shared_prefix
 from grpo.processes.pool import Failure, Pool
-from grpo.rewards import MODEL_REWARDS, Response, find, load, score_many, score_one
-from grpo.steps import is_folder, step_rewards
+from grpo.rewards.functions import MODEL_REWARDS, Response, find, load, score_many, score_one
+from grpo.rewards.steps import is_folder, step_rewards
 
 if TYPE_CHECKING:
     from grpo.process_reward import StepScorer

@@ -25,10 +25,10 @@ from grpo.generation.sampler import sample_groups
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.process_reward import LABELS
 from grpo.processes.metrics_log import Metrics, write_result
-from grpo.rewards import Response
+from grpo.rewards.functions import Response
+from grpo.rewards.steps import split_steps
 from grpo.scoring import Failures, Scorer
 from grpo.shard import seed_of_name
-from grpo.steps import split_steps
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 

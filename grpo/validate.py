@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
-from grpo.verifiers import verify
+from grpo.rewards.verifiers import verify
 
 IN_FLIGHT = 1000
 """Problems that are handed to the pool ahead of its work; bounds memory only."""

@@ -14,7 +14,7 @@ from typing import Any
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse, render
 from grpo.errors import InputError
-from grpo.rewards import REWARDS, Response
+from grpo.rewards.functions import REWARDS, Response
 from tasks.examples import example
 from tasks.filters import FilterSettings, reject
 from tasks.miniature import Habits, demonstrate

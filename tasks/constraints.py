@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from grpo.errors import InputError
-from grpo.language import language_consistency
+from grpo.rewards.language import language_consistency
 
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
 
@@ -89,7 +89,7 @@ class EndsWith(_Constraint):
 
 
 class Language(_Constraint):
-    """The share of its words in this language (grpo/language.py) is at least `share`."""
+    """The share of its words in this language (grpo/rewards/language.py) is at least `share`."""
 
     kind: Literal["language"] = "language"
     language: str = Field(pattern=r"^[a-z]{2}$")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
-from grpo.text_rewards import repeated_share
+from grpo.rewards.text import repeated_share
 
 RESAMPLES = 1000
 

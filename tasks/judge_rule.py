@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.data.records import Problem
-from grpo.verifiers import verify
+from grpo.rewards.verifiers import verify
 from tasks import rubric
 from tasks.judge_counts import JudgeCounts
 from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict

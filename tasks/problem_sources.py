@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpo.data.records import Message, Problem
-from grpo.verifiers import VERIFIERS
+from grpo.rewards.verifiers import VERIFIERS
 
 _LANGUAGE = r"^[a-z]{2,3}(-[A-Za-z]+)?$"
 

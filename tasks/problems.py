@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.verifiers import verify
 from grpo.validate import validate
-from grpo.verifiers import verify
 from tasks.generated_problems import generate
 from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource, label, short
 from tasks.row_files import rows

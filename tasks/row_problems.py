@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
-from grpo.code_tests import check as check_tests
 from grpo.data.records import Message, Problem
 from grpo.errors import InputError
-from grpo.verifiers import VERIFIERS, verify
+from grpo.rewards.code import check as check_tests
+from grpo.rewards.verifiers import VERIFIERS, verify
 from tasks.constraints import read_constraints
 from tasks.problem_sources import FileSource, HubSource, label, make_problem, short
 

@@ -8,7 +8,7 @@ same and counts as safe, which is why real general prompts need a model as their
 from __future__ import annotations
 
 from grpo.data.records import Problem
-from grpo.text_rewards import repeated_share
+from grpo.rewards.text import repeated_share
 
 REPEATED_MAX = 0.25
 """Largest share of runs of four words that occur again: in a short answer, a closing phrase said twice, not thrice."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo import rewards
 from grpo.algorithms import objectives
 from grpo.config.rl import RL
 from grpo.data.records import Problem
 from grpo.data.template import parse
+from grpo.rewards.functions import functions
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 REWARD, OBJECTIVE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -26,15 +26,15 @@ def settings(**fields) -> RL:
 
 
 def test_the_new_reward(monkeypatch):
-    monkeypatch.setattr(rewards, "REWARDS", dict(rewards.REWARDS))
-    exec(REWARD, vars(rewards) | {"REWARDS": rewards.REWARDS})
+    monkeypatch.setattr(functions, "REWARDS", dict(functions.REWARDS))
+    exec(REWARD, vars(functions) | {"REWARDS": functions.REWARDS})
     term = settings(rewards={"one_word": {"weight": 0.5, "bonus": 2.0}}).rewards["one_word"]
     problem = Problem("hens", [], "277", "number", "reasoning", "en", "test")
     for answer, score in (("277", 2.0), ("277 hens", 0.0)):
         text = f"<think>subtract</think><answer>{answer}</answer>"
-        response = rewards.Response(text, parse(text), tokens=9, finished=True, max_tokens=20)
-        assert rewards.score_one("one_word", term.options, problem, response) == score
-    assert rewards.total({"one_word": 2.0}, {"one_word": term.weight}) == 1.0
+        response = functions.Response(text, parse(text), tokens=9, finished=True, max_tokens=20)
+        assert functions.score_one("one_word", term.options, problem, response) == score
+    assert functions.total({"one_word": 2.0}, {"one_word": term.weight}) == 1.0
 
 
 def test_the_new_objective(monkeypatch):

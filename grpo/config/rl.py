@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling, Settings
 from grpo.config.vllm import VLLM
 from grpo.health.checks import HealthSettings
-from grpo.rewards import check as check_reward
-from grpo.steps import find as find_step_reward
-from grpo.steps import is_folder
+from grpo.rewards.functions import check as check_reward
+from grpo.rewards.steps import find as find_step_reward
+from grpo.rewards.steps import is_folder
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 
@@ -143,7 +143,7 @@ class RL(Settings):
     )
     step_reward: str = Field(
         "equations",
-        description="Scores steps under process supervision: a name of grpo/steps.py, module:function, or the folder "
+        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, or the folder "
         "of a process reward model, a path that begins with . / or ~.",
     )
 
@@ -184,7 +184,7 @@ class RL(Settings):
 
     rewards: Rewards = Field(
         {"accuracy": RewardTerm(), "format": RewardTerm()},
-        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards.py, 'helpful' "
+        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards/functions.py, 'helpful' "
         "and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language directly.",
     )
     uncertainty_penalty: float = Field(

@@ -23,7 +23,7 @@ class Problem:
     """One prompt with what is needed to score an answer to it.
 
     `domain` decides the reward branch: reasoning problems are verified, general prompts are judged.
-    `verifier` names an entry of `grpo.verifiers.VERIFIERS`; `metadata` is what that verifier needs.
+    `verifier` names an entry of `grpo.rewards.verifiers.VERIFIERS`; `metadata` is what that verifier needs.
     """
 
     id: str

@@ -13,7 +13,7 @@ from grpo.algorithms.advantages import zero_variance_groups
 from grpo.branches import branch_parts
 from grpo.data.records import Problem
 from grpo.generation.sampler import Completion
-from grpo.rewards import Response
+from grpo.rewards.functions import Response
 from grpo.rl.credit import Step
 from grpo.scoring import Failures
 

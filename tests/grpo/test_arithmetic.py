@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from grpo.arithmetic import MAX_BITS, Side, agree, chains, value
+from grpo.rewards.arithmetic import MAX_BITS, Side, agree, chains, value
 
 
 @pytest.mark.parametrize(

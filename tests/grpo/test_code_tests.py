@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.code_tests import extract, passes
 from grpo.errors import InputError
 from grpo.processes.pool import AnswerFailure, Failure, Pool
+from grpo.rewards.code import extract, passes
 from grpo.sandbox import Limits
 
 LIMITS = Limits(wall_s=20.0, cpu_s=15, memory_bytes=400 << 20, processes=16, disk_bytes=4 << 20, output_bytes=50_000)

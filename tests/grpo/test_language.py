@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.errors import InputError
-from grpo.language import language_consistency, words
+from grpo.rewards.language import language_consistency, words
 
 ENGLISH = "First we subtract the roosters, because they never lay any eggs."
 GERMAN = "Zuerst ziehen wir die Hähne ab, denn sie legen niemals Eier."

@@ -18,7 +18,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_reward_model
 from grpo.preferences import Preferences, bootstrap, elements
 from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
-from grpo.rewards import Response
+from grpo.rewards.functions import Response
 from grpo.scoring import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
 
 CPU = Hardware(device="cpu")

@@ -14,7 +14,7 @@ from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
-from grpo.rewards import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
+from grpo.rewards.functions import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
 from grpo.scoring import Scorer
 
 HENS = [{"role": "user", "content": "325 chickens, 28 roosters, 20 do not lay. How many lay eggs?"}]
@@ -283,7 +283,7 @@ def test_total_is_the_weighted_sum():
 
 
 def test_a_process_that_scores_loads_no_torch():
-    code = "import sys, grpo.rewards, grpo.steps; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, grpo.rewards.functions, grpo.rewards.steps; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

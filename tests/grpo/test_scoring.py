@@ -10,7 +10,7 @@ from grpo.config.rl import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import TrainingStopped
-from grpo.rewards import Response
+from grpo.rewards.functions import Response
 from grpo.scoring import Failures, Scorer
 
 PROBLEM = Problem("hens", [], "277", "number", "reasoning", "en", "test")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
+from grpo.rewards.text import conclusions, repeated_share, single_tags, tags_in_order
 
 
 @pytest.mark.parametrize(

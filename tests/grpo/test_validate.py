@@ -11,8 +11,8 @@ import pytest
 import reasoning_gym
 
 from grpo.data.records import Problem, write_rows
+from grpo.rewards.verifiers import pack_entry
 from grpo.validate import Finding, main, validate
-from grpo.verifiers import pack_entry
 
 
 def problem(name: str, verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:

@@ -11,7 +11,7 @@ import pytest
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.processes.pool import AnswerFailure
-from grpo.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify
+from grpo.rewards.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify
 
 
 def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:

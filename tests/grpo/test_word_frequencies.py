@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import wordfreq
 
-from grpo.word_frequencies import zipf
+from grpo.rewards.word_frequencies import zipf
 
 
 @pytest.mark.parametrize("language", ["en", "fr", "it", "ru", "ar", "zh"])

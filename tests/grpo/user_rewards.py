@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from grpo.code_tests import passes
 from grpo.data.records import Problem
-from grpo.rewards import Response
+from grpo.rewards.code import passes
+from grpo.rewards.functions import Response
 
 
 def brief(problem: Problem, response: Response, *, below: int = 9) -> float:

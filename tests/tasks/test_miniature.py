@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from grpo.language import language_consistency
+from grpo.rewards.language import language_consistency
 from tasks import rubric
 from tasks.cold_start import miniature_writer, sampled, solution, written
 from tasks.filters import FilterSettings

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.verifiers import verify
+from grpo.rewards.verifiers import verify
 from tasks.problem_sources import FileSource, HubSource, ProblemSource, ReasoningGymSource
 from tasks.problems import LoadResult, drop_duplicates, load, split
 

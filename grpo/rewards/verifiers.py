@@ -98,11 +98,11 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
 
 
 def code(problem: Problem, answer: str) -> float:
-    """1.0 if the program in the answer passes all of ``metadata["tests"]``; see grpo/code_tests.py.
+    """1.0 if the program in the answer passes all of ``metadata["tests"]``; see grpo/rewards/code.py.
 
     Raises `grpo.processes.pool.AnswerFailure` if the program breaks a limit.
     """
-    from grpo.code_tests import check, passes
+    from grpo.rewards.code import check, passes
 
     tests = problem.metadata.get("tests", [])
     try:

@@ -25,10 +25,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from grpo.data.records import Problem
 from grpo.data.template import Parts
 from grpo.errors import InputError
-from grpo.language import language_consistency
-from grpo.language import load as load_frequencies
-from grpo.text_rewards import conclusions, repeated_share, single_tags, tags_in_order
-from grpo.verifiers import QUICK, agree, verify
+from grpo.rewards.language import language_consistency
+from grpo.rewards.language import load as load_frequencies
+from grpo.rewards.text import conclusions, repeated_share, single_tags, tags_in_order
+from grpo.rewards.verifiers import QUICK, agree, verify
 
 
 @dataclass(frozen=True)

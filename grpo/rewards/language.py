@@ -17,8 +17,8 @@ from collections.abc import Callable
 import regex
 
 from grpo.errors import InputError
-from grpo.word_frequencies import languages as available
-from grpo.word_frequencies import zipf
+from grpo.rewards.word_frequencies import languages as available
+from grpo.rewards.word_frequencies import zipf
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "LATIN": ("en", "de", "fr", "es", "it", "pt", "nl"),

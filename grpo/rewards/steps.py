@@ -14,11 +14,11 @@ import math
 import numbers
 from collections.abc import Callable
 
-from grpo.arithmetic import Side, agree, chains, value
 from grpo.data.records import Problem
 from grpo.data.template import reasoning_span
 from grpo.errors import InputError
-from grpo.rewards import import_function
+from grpo.rewards.arithmetic import Side, agree, chains, value
+from grpo.rewards.functions import import_function
 
 StepReward = Callable[[Problem, str], float | None]
 """(problem, the step's text) -> its reward, or None where there is nothing to judge."""
