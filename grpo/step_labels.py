@@ -27,8 +27,8 @@ from grpo.process_reward import LABELS
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
+from grpo.sampling.shard import seed_of_name
 from grpo.scoring import Failures, Scorer
-from grpo.shard import seed_of_name
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 

@@ -33,7 +33,7 @@ RUNNERS = {
     "step_labels": "grpo.step_labels:run_step_labels",
     "process_reward_model": "grpo.process_reward:train_process_reward_model",
     "rl": "grpo.rl.trainer:train_rl",
-    "sample": "grpo.sampling:run_sampling",
+    "sample": "grpo.sampling.job:run_sampling",
     "copy_model": "grpo.model.loading:copy_model",
 }
 """Named, not imported: a sampling job need not load what only training needs."""

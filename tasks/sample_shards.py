@@ -31,7 +31,7 @@ class ProblemShard:
     problems: Path
 
     def samples(self, folder: Path) -> Path:
-        """Where the job of grpo/sampling.py writes what becomes of it."""
+        """Where the job of grpo/sampling/job.py writes what becomes of it."""
         return folder / self.key / "shard-00000.parquet"
 
 

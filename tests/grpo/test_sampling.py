@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo.data.records import Problem, Sample, read_samples, write_rows
-from grpo.journal import Journal
+from grpo.sampling.journal import Journal
 from tests.grpo.job_runner import COMMAND, CPU, ENVIRONMENT, ROOT, metrics, result, run, user, wait_until, write_job
 
 ADDER = {"kind": "function", "function": "tests.grpo.user_engines:adder"}

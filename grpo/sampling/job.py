@@ -15,11 +15,11 @@ from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
 from grpo.distributed.process_group import Parallel
 from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
-from grpo.journal import Journal
 from grpo.processes.metrics_log import Metrics, write_result
-from grpo.ray_workers import make_on_ray
+from grpo.sampling.journal import Journal
+from grpo.sampling.ray import make_on_ray
+from grpo.sampling.shard import Group, Shard, writing_file
 from grpo.scoring import Scorer
-from grpo.shard import Group, Shard, writing_file
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0

@@ -15,8 +15,8 @@ from grpo.config.jobs import SampleTask
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse
 from grpo.generation.text_engines import TextEngine
-from grpo.journal import Journal
 from grpo.rewards.functions import Response
+from grpo.sampling.journal import Journal
 from grpo.scoring import Failures, Scorer, Scores
 
 UNDER_WAY = 256
