@@ -23,7 +23,7 @@ from machine import machine
 from grpo.data.records import Problem
 from grpo.processes.pool import Pool
 from grpo.rewards.verifiers import verify
-from grpo.sandbox import Limits, protections, run
+from grpo.sandbox.run import Limits, protections, run
 
 SLOW_SHARE, SLOW_S = 0.01, 0.2
 WARM_UP = 200

@@ -1,6 +1,6 @@
 """Rewards for code: a program is right if it passes its tests (R1, section 2.2: "code by running tests").
 
-A test is ``{"stdin": text, "stdout": text}`` or ``{"assert": text}``. Programs run in `grpo.sandbox`.
+A test is ``{"stdin": text, "stdout": text}`` or ``{"assert": text}``. Programs run in `grpo.sandbox.run`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from grpo.processes.pool_worker import AnswerFailure
-from grpo.sandbox import Limits, Result, run
+from grpo.sandbox.run import Limits, Result, run
 
 LIMITS = Limits(wall_s=4.0, cpu_s=4)
 TOTAL_S = 8.0

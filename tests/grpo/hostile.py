@@ -13,7 +13,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from grpo.sandbox import Limits, Means, _candidates, run
+from grpo.sandbox.run import Limits, Means, _candidates, run
 
 MIB = 1 << 20
 SMALL = Limits(wall_s=20.0, cpu_s=15, memory_bytes=400 * MIB, processes=20, disk_bytes=8 * MIB, output_bytes=100_000)

@@ -9,7 +9,7 @@ import pytest
 from grpo.errors import InputError
 from grpo.processes.pool import AnswerFailure, Failure, Pool
 from grpo.rewards.code import extract, passes
-from grpo.sandbox import Limits
+from grpo.sandbox.run import Limits
 
 LIMITS = Limits(wall_s=20.0, cpu_s=15, memory_bytes=400 << 20, processes=16, disk_bytes=4 << 20, output_bytes=50_000)
 DOUBLE = [{"assert": "assert double(2) == 4"}, {"assert": "assert double(-3) == -6\nassert double(0) == 0"}]

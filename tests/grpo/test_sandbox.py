@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from grpo import sandbox, scratch
 from grpo.errors import InputError
 from grpo.processes.pool import Pool
-from grpo.sandbox import Limits, Means, protections, run
+from grpo.sandbox.run import Limits, Means, protections, run, scratch_dir
+from grpo.sandbox.run import run as sandbox
 from tests.grpo.hostile import PROGRAMS, SMALL, means_of_kind
 
 ROOT = Path(__file__).parents[2]
@@ -290,7 +290,7 @@ def test_a_program_that_stops_its_own_supervisor_is_ended_from_outside(remains) 
     program = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)"
     code = (
         f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(HOSTILE.parent)!r}]\nimport hostile\n"
-        f"from grpo.sandbox import Limits, run\n"
+        f"from grpo.sandbox.run import Limits, run\n"
         f"print(run({program!r}, '', Limits(wall_s=1), hostile.means_of_kind('no namespaces')).kind)"
     )
     done = subprocess.run(
@@ -321,13 +321,13 @@ def test_a_folder_is_measured_and_removed_however_deep(tmp_path) -> None:
     (folder / "empty").touch()  # counts as one
     (folder / "outside").symlink_to(tmp_path)
     (tmp_path / "kept").touch()
-    assert scratch.size(str(folder)) == 5 * 4096
+    assert scratch_dir.size(str(folder)) == 5 * 4096
     inside = os.open(folder, os.O_RDONLY)
     for _ in range(1_000):  # 1,000 x 5 characters are more than a path may have
         os.mkdir("deep", dir_fd=inside)
         inside, outer = os.open("deep", os.O_RDONLY, dir_fd=inside), inside
         os.close(outer)
     os.close(inside)
-    assert scratch.size(str(folder)) == float("inf")
-    scratch.remove(str(folder))
+    assert scratch_dir.size(str(folder)) == float("inf")
+    scratch_dir.remove(str(folder))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]

@@ -10,8 +10,8 @@ import resource
 import signal
 from typing import Any, NoReturn
 
-from grpo import namespaces
 from grpo.processes.lifetime import LINUX, Alarm, die_with_parent, prctl
+from grpo.sandbox.run import namespaces
 
 TICK_S = 0.05
 """Seconds between two looks at what no rlimit covers."""

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpo import scratch
 from grpo.errors import InputError
 from grpo.processes.lifetime import LINUX
+from grpo.sandbox.run import scratch_dir
 
 Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
 
-_BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox_child import main; main()"
+_BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox.supervisor import main; main()"
 _ANSWER_S = 30.0
 """How much longer than the program the supervisor may take: to start, to kill and to clean."""
 _MARK = "SANDBOX_RUN"
@@ -169,7 +169,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
     # Without namespaces a program of our own user can kill or stop its supervisor; then it is for us to clean.
     _sweep(mark)
     if folder and os.path.isdir(folder):
-        scratch.remove(folder)
+        scratch_dir.remove(folder)
     return {"kind": "crash", "stdout": "", "stderr": "the program brought down its sandbox"}
 
 

@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from grpo import namespaces, scratch
 from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, descendants, die_with_parent, end_descendants
-from grpo.sandbox_launch import TICK_S, Launch, write
+from grpo.sandbox.launch import TICK_S, Launch, write
+from grpo.sandbox.run import namespaces, scratch_dir
 
 _LAST_WORDS = {
     "MemoryError": "memory",
@@ -45,7 +45,7 @@ def main() -> NoReturn:
         finally:
             end_descendants(0)
             if order["folder"] and os.path.isdir(order["folder"]):
-                scratch.remove(order["folder"])
+                scratch_dir.remove(order["folder"])
     except Exception as error:  # nothing that a program can bring about; it must not be taken for its doing
         result = {"kind": "failed", "stdout": "", "stderr": f"{type(error).__name__}: {error}"}
     if result is not None:
@@ -160,7 +160,7 @@ class _Run:
             return "processes"
         if memory > self.limits["memory_bytes"]:
             return "memory"
-        return "disk" if self.folder and scratch.size(self.folder) > self.limits["disk_bytes"] else ""
+        return "disk" if self.folder and scratch_dir.size(self.folder) > self.limits["disk_bytes"] else ""
 
     def _told_by_its_end(self, stderr: str) -> str:
         if not self.ended:
