@@ -19,7 +19,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.processes.metrics_log import write_result
-from grpo.scoring import score_sequences
+from grpo.scoring.scorer import score_sequences
 from grpo.supervised import Loss, fit, planned_steps
 
 

@@ -28,7 +28,7 @@ from grpo.processes.metrics_log import Metrics, write_result
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
 from grpo.sampling.shard import seed_of_name
-from grpo.scoring import Failures, Scorer
+from grpo.scoring.scorer import Failures, Scorer
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 

@@ -139,7 +139,7 @@ REWARDS: dict[str, Reward] = {
 """By name. The domains are R1's branches (stage 4): a sample is scored by its own only."""
 
 MODEL_REWARDS = ("helpful", "safe")
-"""Scored by reward models, on general prompts only; see grpo/scoring.py."""
+"""Scored by reward models, on general prompts only; see grpo/scoring/scorer.py."""
 
 
 def find(name: str) -> Reward:

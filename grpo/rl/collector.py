@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
-from grpo.branches import reward_weights
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
@@ -32,7 +31,8 @@ from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
 from grpo.rl.prefetch import Asked, Generation
 from grpo.rl.problem_order import ProblemOrder
-from grpo.scoring import Failures, Scorer
+from grpo.scoring.scorer import Failures, Scorer
+from grpo.scoring.weights import reward_weights
 
 T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]

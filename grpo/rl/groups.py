@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
-from grpo.branches import branch_parts
 from grpo.data.records import Problem
 from grpo.generation.sampler import Completion
 from grpo.rewards.functions import Response
 from grpo.rl.credit import Step
-from grpo.scoring import Failures
+from grpo.scoring.scorer import Failures
+from grpo.scoring.weights import branch_parts
 
 
 @dataclass

@@ -15,7 +15,7 @@ from grpo.distributed.process_group import Parallel, divide
 from grpo.generation.engines import Engine, Fed
 from grpo.generation.sampler import Completion, seed_of
 from grpo.rl.model_set import Models
-from grpo.scoring import Scorer, Scores, responses_of
+from grpo.scoring.scorer import Scorer, Scores, responses_of
 
 Answers = dict[int, tuple[list[Completion], Scores]]
 """Number of a problem -> its completions and their scores, which may be in the making."""

@@ -29,7 +29,7 @@ from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
-from grpo.scoring import Scorer
+from grpo.scoring.scorer import Scorer
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
 from grpo.sampling.ray import make_on_ray
 from grpo.sampling.shard import Group, Shard, writing_file
-from grpo.scoring import Scorer
+from grpo.scoring.scorer import Scorer
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0

@@ -17,7 +17,7 @@ from grpo.data.template import parse
 from grpo.generation.text_engines import TextEngine
 from grpo.rewards.functions import Response
 from grpo.sampling.journal import Journal
-from grpo.scoring import Failures, Scorer, Scores
+from grpo.scoring.scorer import Failures, Scorer, Scores
 
 UNDER_WAY = 256
 """Groups that may be scored while others are sampled, before the first of them is waited for."""

@@ -23,7 +23,7 @@ from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
 from grpo.pretrain import train_tokenizer
-from grpo.scoring import RewardModelScorer
+from grpo.scoring.scorer import RewardModelScorer
 
 TRAINING = {
     "epochs": 12,

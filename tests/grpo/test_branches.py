@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.branches import branch_of, branch_parts, reward_weights
 from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
+from grpo.scoring.weights import branch_of, branch_parts, reward_weights
 from tests.grpo.job_runner import RL, metrics, run, write_job
 
 

@@ -21,7 +21,7 @@ from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from grpo.preferences import read_preferences
 from grpo.pretrain import read_documents
-from grpo.scoring import RewardModelScorer
+from grpo.scoring.scorer import RewardModelScorer
 from grpo.sft import read_pairs
 from tests.grpo.job_runner import (
     COMMAND,

@@ -23,7 +23,7 @@ from grpo.model.loading import load_reward_model
 from grpo.process_reward import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
-from grpo.scoring import Scorer, score_rows
+from grpo.scoring.scorer import Scorer, score_rows
 from grpo.step_labels import chains_of, label_row, prefix_to
 from grpo.train import RUNNERS, read_job
 from tests.grpo.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job

@@ -19,7 +19,7 @@ from grpo.model.loading import load_reward_model
 from grpo.preferences import Preferences, bootstrap, elements
 from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 from grpo.rewards.functions import Response
-from grpo.scoring import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
+from grpo.scoring.scorer import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
 
 CPU = Hardware(device="cpu")
 ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]

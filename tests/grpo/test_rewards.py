@@ -15,7 +15,7 @@ from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
-from grpo.scoring import Scorer
+from grpo.scoring.scorer import Scorer
 
 HENS = [{"role": "user", "content": "325 chickens, 28 roosters, 20 do not lay. How many lay eggs?"}]
 REASONING = Problem("hens", HENS, "277", "number", "reasoning", "en", "test")

@@ -11,7 +11,7 @@ from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import TrainingStopped
 from grpo.rewards.functions import Response
-from grpo.scoring import Failures, Scorer
+from grpo.scoring.scorer import Failures, Scorer
 
 PROBLEM = Problem("hens", [], "277", "number", "reasoning", "en", "test")
 
