@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalL
 from grpo.config.common import Pretrain
 from grpo.data.records import Message
 from grpo.data.template import prompt_tokens
-from grpo.pretrain import train_tokenizer
+from grpo.training.pretrain import train_tokenizer
 
 NEVER = "<|never|>"
 DEMO = Path(__file__).parent.parent / "flows" / "recipes" / "tiny.toml"

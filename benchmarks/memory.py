@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Optimizer, Pretrain
 from grpo.data.records import Problem, write_rows
-from grpo.pretrain import train_tokenizer
+from grpo.training.pretrain import train_tokenizer
 
 GENERAL = {"general_last_steps": 2, "general_share": 0.5}
 WEIGHTS = {"accuracy": 1, "format": 1}

@@ -22,7 +22,7 @@ from tasks.estimate import Assumed, Estimate, Estimator
 from tasks.local_device import local_device
 
 FILE = "estimate.json"
-_TAGS = 4  # tokens that grpo.pretrain adds to its vocabulary
+_TAGS = 4  # tokens that grpo.training.pretrain adds to its vocabulary
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """As in grpo.model.packed.logprobs, which needs torch: logits of a chunk, and probabilities kept for the backward pass."""
 CODES = 1 + 4 / 256
-"""Bytes of a moment in 8 bits: a code, and a scale for each 256 (`grpo.adamw_8bit`)."""
+"""Bytes of a moment in 8 bits: a code, and a scale for each 256 (`grpo.training.adamw_8bit`)."""
 FEW_ROWS = 48
 FEW_ROWS_PAY_FROM = 128
 """As in grpo.model.cpu.prepacked_linear: sequences up to which, and steps from which, it packs weights."""

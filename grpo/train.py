@@ -27,11 +27,11 @@ from grpo.processes.lifetime import write_whole_lines
 from grpo.processes.peak_memory import MemoryUsed
 
 RUNNERS = {
-    "pretrain": "grpo.pretrain:pretrain",
-    "sft": "grpo.sft:train_sft",
-    "reward_model": "grpo.reward_model:train_reward_model",
-    "step_labels": "grpo.step_labels:run_step_labels",
-    "process_reward_model": "grpo.process_reward:train_process_reward_model",
+    "pretrain": "grpo.training.pretrain:pretrain",
+    "sft": "grpo.training.sft:train_sft",
+    "reward_model": "grpo.training.reward_model:train_reward_model",
+    "step_labels": "grpo.training.step_labels:run_step_labels",
+    "process_reward_model": "grpo.training.process_reward_model:train_process_reward_model",
     "rl": "grpo.rl.trainer:train_rl",
     "sample": "grpo.sampling.job:run_sampling",
     "copy_model": "grpo.model.loading:copy_model",

@@ -16,10 +16,10 @@ from grpo.distributed.process_group import Parallel, divide
 from grpo.model.packed.logprobs import completion_logprobs, stack
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.value_head import values_of
-from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
+from grpo.training.optimizer import learning_rate_share, make_optimizer
 
 Stats = dict[str, Tensor]
 Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]

@@ -28,7 +28,7 @@ from grpo.rewards.functions import MODEL_REWARDS, Response, find, load, score_ma
 from grpo.rewards.steps import is_folder, step_rewards
 
 if TYPE_CHECKING:
-    from grpo.process_reward import StepScorer
+    from grpo.training.process_reward_model import StepScorer
 
 
 def responses_of(tokenizer: Any, completions: Sequence[Completion], max_tokens: int) -> list[Response]:
@@ -138,7 +138,7 @@ class Scorer:
         self.helpful = RewardModelScorer(helpful_model, **options) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, **options) if safe_model else None
         if self.step_reward is not None and is_folder(self.step_reward):
-            from grpo.process_reward import StepScorer  # with what trains it: few jobs need it
+            from grpo.training.process_reward_model import StepScorer  # with what trains it: few jobs need it
 
             self.step_model = StepScorer(self.step_reward, hardware)
 

@@ -22,8 +22,8 @@ from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
-from grpo.pretrain import train_tokenizer
 from grpo.scoring.scorer import RewardModelScorer
+from grpo.training.pretrain import train_tokenizer
 
 TRAINING = {
     "epochs": 12,

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and its tokenizer, made with grpo.pretrain's own functions."""
+"""A tiny Llama with random weights and its tokenizer, made with grpo.training.pretrain's own functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data.records import Problem, write_rows
 from grpo.model.loading import load_policy, load_tokenizer
-from grpo.pretrain import train_tokenizer
+from grpo.training.pretrain import train_tokenizer
 from tests.grpo.job_runner import PRETRAIN, RL, SFT, run, user, write_job
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from grpo.config.common import Hardware, Optimizer
 from grpo.distributed import tensor_io
 from grpo.distributed.fsdp import Sharded, clip_grad_norm, shard
 from grpo.distributed.process_group import Parallel, divide
-from grpo.optimizer import make_optimizer
+from grpo.training.optimizer import make_optimizer
 
 VOCABULARY = 67
 ALONE = Parallel(0, 1, 0, torch.device("cpu"))

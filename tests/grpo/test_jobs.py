@@ -19,10 +19,10 @@ from grpo.config.jobs import SFTJob
 from grpo.data.held_out import is_right, read_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from grpo.preferences import read_preferences
-from grpo.pretrain import read_documents
 from grpo.scoring.scorer import RewardModelScorer
-from grpo.sft import read_pairs
+from grpo.training.preferences import read_preferences
+from grpo.training.pretrain import read_documents
+from grpo.training.sft import read_pairs
 from tests.grpo.job_runner import (
     COMMAND,
     CPU,

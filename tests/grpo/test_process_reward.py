@@ -20,12 +20,12 @@ from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model
-from grpo.process_reward import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
 from grpo.scoring.scorer import Scorer, score_rows
-from grpo.step_labels import chains_of, label_row, prefix_to
 from grpo.train import RUNNERS, read_job
+from grpo.training.process_reward_model import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
+from grpo.training.step_labels import chains_of, label_row, prefix_to
 from tests.grpo.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job
 from tests.grpo.job_runner import RL as RL_SETTINGS
 
@@ -92,7 +92,9 @@ def test_a_score_is_read_at_the_token_that_ends_the_step(tokenizer, model_folder
 def test_the_loss_is_a_sum_over_steps(tokenizer, monkeypatch):
     # Logits ln 3 and 0: -ln 3/4 for a right step, -(0.25 ln 1/2 + 0.75 ln 1/2) = ln 2 for a soft label of a quarter.
     read = steps_of(tokenizer, user("?"), TEXT, ENDS, (1.0, 0.25))
-    monkeypatch.setattr("grpo.process_reward.step_logits", lambda model, examples: torch.tensor([math.log(3), 0.0]))
+    monkeypatch.setattr(
+        "grpo.training.process_reward_model.step_logits", lambda model, examples: torch.tensor([math.log(3), 0.0])
+    )
     assert step_loss(None, [read]).item() == pytest.approx(math.log(4 / 3) + math.log(2))
 
 

@@ -16,10 +16,10 @@ from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model
-from grpo.preferences import Preferences, bootstrap, elements
-from grpo.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 from grpo.rewards.functions import Response
 from grpo.scoring.scorer import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
+from grpo.training.preferences import Preferences, bootstrap, elements
+from grpo.training.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 
 CPU = Hardware(device="cpu")
 ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]

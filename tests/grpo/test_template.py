@@ -10,7 +10,7 @@ import torch
 from grpo.data.template import ZERO_TEMPLATE, Parts, completion_tokens, parse, prompt_tokens, reasoning_span, render
 from grpo.errors import InputError
 from grpo.model.loading import load_tokenizer
-from grpo.sft import cross_entropy, tokenize
+from grpo.training.sft import cross_entropy, tokenize
 
 USER = [{"role": "user", "content": "What is 1 + 2?"}]
 

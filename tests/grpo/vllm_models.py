@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Optimizer, Pretrain
-from grpo.pretrain import train_tokenizer
+from grpo.training.pretrain import train_tokenizer
 from tests.grpo.job_runner import ROOT
 
 PYTHON = ROOT / "build/vllm/bin/python"

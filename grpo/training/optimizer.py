@@ -44,7 +44,7 @@ def _adamw(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optim
 
 def _adamw_8bit(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
     try:
-        from grpo.adamw_8bit import DEVICES, AdamW8bit
+        from grpo.training.adamw_8bit import DEVICES, AdamW8bit
     except ImportError as error:
         raise InputError(
             f"optimizer.kind 'adamw_8bit' needs bitsandbytes ({error}); pip install bitsandbytes, or take 'adamw'"

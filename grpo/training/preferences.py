@@ -13,7 +13,7 @@ from typing import Any
 from grpo.data.records import read_columns
 from grpo.model.packed.packing import shared_prefix
 from grpo.scoring.scorer import conversation_tokens
-from grpo.supervised import Example
+from grpo.training.supervised import Example
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
 OPTIONAL = ("strength", "source")

@@ -15,7 +15,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
 from grpo.model.packed.logprobs import completion_logprobs
 from grpo.processes.metrics_log import write_result
-from grpo.supervised import Example, closing_loss, fit, planned_steps
+from grpo.training.supervised import Example, closing_loss, fit, planned_steps
 
 
 def train_sft(job: SFTJob) -> None:

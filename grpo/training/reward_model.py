@@ -17,10 +17,10 @@ from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
-from grpo.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.processes.metrics_log import write_result
 from grpo.scoring.scorer import score_sequences
-from grpo.supervised import Loss, fit, planned_steps
+from grpo.training.preferences import Preferences, Row, bootstrap, elements, read_preferences
+from grpo.training.supervised import Loss, fit, planned_steps
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:

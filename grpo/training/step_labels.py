@@ -23,12 +23,12 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.generation.sampler import sample_groups
 from grpo.model.loading import load_policy, load_tokenizer
-from grpo.process_reward import LABELS
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
 from grpo.sampling.shard import seed_of_name
 from grpo.scoring.scorer import Failures, Scorer
+from grpo.training.process_reward_model import LABELS
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 

@@ -17,8 +17,8 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.packed.attention import NAME
 from grpo.processes.metrics_log import write_result
-from grpo.sft import cross_entropy
-from grpo.supervised import Example, closing_loss, fit
+from grpo.training.sft import cross_entropy
+from grpo.training.supervised import Example, closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

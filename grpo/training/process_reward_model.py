@@ -1,7 +1,7 @@
 """A process reward model: a score at the end of each step of a chain of reasoning (Math-Shepherd, arXiv 2312.08935).
 
 The reward model's architecture, a scalar head on the policy's, read where steps end instead of at the last token. It is
-trained on the labels of `grpo.step_labels` by binary cross-entropy, and scores steps for process supervision.
+trained on the labels of `grpo.training.step_labels` by binary cross-entropy, and scores steps for process supervision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo.model.packed.attention import hidden_states
 from grpo.model.packed.packing import micro_batches, pack
 from grpo.processes.metrics_log import write_result
 from grpo.rewards.steps import split_steps
-from grpo.supervised import Example, fit, planned_steps
+from grpo.training.supervised import Example, fit, planned_steps
 
 MARK = "r1flow_step_label"
 """In the model's config: which label it learnt. A policy's folder would load too, with a head drawn at random."""

@@ -17,9 +17,9 @@ from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.model.packed.packing import micro_batches
-from grpo.optimizer import learning_rate_share, make_optimizer
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.rl.problem_order import permutation
+from grpo.training.optimizer import learning_rate_share, make_optimizer
 
 
 @dataclass(frozen=True)
