@@ -1,4 +1,4 @@
-"""Which settings for which model size, out of the memory model (grpo/memory_model.py), and how far that is right.
+"""Which settings for which model size, out of the memory model (tasks/estimate/memory.py), and how far that is right.
 
     python benchmarks/sizes.py [--output docs/sizes.md] [--check none] [--json]
 
@@ -23,9 +23,9 @@ from typing import Any
 from growth import DEMO_STEP, REAL_STEP, Models, Step, measure, options, prose, say
 from machine import machine
 
-from grpo.architecture import Architecture
 from grpo.config.rl import RL
-from grpo.memory_model import Lengths, Memory, Place, memory
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.memory import Lengths, Memory, Place, memory
 
 QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -285,7 +285,7 @@ def check(names: list[str], given: argparse.Namespace) -> dict[str, dict[str, Ch
 def markdown(checked: dict[str, dict[str, Checked]], given: argparse.Namespace) -> str:
     intro = f"""
     `python benchmarks/sizes.py{options(given)}`. Numbers on this page come from the memory model,
-    `grpo/memory_model.py`: it counts the tensors that a step keeps on each device, and is fitted to nothing. Only the
+    `tasks/estimate/memory.py`: it counts the tensors that a step keeps on each device, and is fitted to nothing. Only the
     first section is measured. **No size above 135M was trained on GPUs with these settings**: take them to start from.
     """
     lines = ["# Which settings for which model size", "", *prose(intro), *_check_section(checked, given), *_overview()]

@@ -13,13 +13,13 @@ from flows.graphs import Step
 from flows.home import home
 from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
 from flows.students import PREFIX
-from grpo.architecture import Architecture
 from grpo.config.common import SFT, Hardware
 from grpo.config.rl import RL
-from grpo.devices import Device
 from grpo.errors import InputError
-from tasks.estimate import Assumed, Estimate, Estimator
-from tasks.local_device import local_device
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.devices import Device
+from tasks.estimate.local_device import local_device
+from tasks.estimate.stages import Assumed, Estimate, Estimator
 
 FILE = "estimate.json"
 _TAGS = 4  # tokens that grpo.training.pretrain adds to its vocabulary

@@ -14,10 +14,10 @@ from flows.home import home
 from flows.progress import duration
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe
-from grpo.devices import DEVICES, Device
 from grpo.errors import InputError
-from tasks.estimate import Assumed, Estimate
-from tasks.local_device import calibrate, local_device, processor
+from tasks.estimate.devices import DEVICES, Device
+from tasks.estimate.local_device import calibrate, local_device, processor
+from tasks.estimate.stages import Assumed, Estimate
 
 
 def assumptions(given: argparse.Namespace) -> Assumptions:

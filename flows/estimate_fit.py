@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from grpo.devices import Device
 from grpo.errors import InputError
-from tasks.estimate import USABLE, Estimate
+from tasks.estimate.devices import Device
+from tasks.estimate.stages import USABLE, Estimate
 
 
 def check(found: Mapping[str, Estimate], device: Device) -> str | None:

@@ -12,10 +12,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.architecture import Architecture
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
-from grpo.memory_model import (
+from grpo.model.loading import load_policy
+from grpo.model.packed import logprobs
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.memory import (
     CHUNK_BYTES,
     FEW_ROWS,
     FEW_ROWS_PAY_FROM,
@@ -26,8 +28,6 @@ from grpo.memory_model import (
     activation_bytes,
     memory,
 )
-from grpo.model.loading import load_policy
-from grpo.model.packed import logprobs
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from grpo.architecture import Architecture
 from grpo.config.common import SFT, Hardware, Sampling
 from grpo.config.rl import RL
-from grpo.devices import DEVICES, Device, forward_operations, learn_s, read_s, sample_s
 from grpo.processes.peak_memory import FILE
-from tasks.estimate import Assumed, Estimate, Estimator
-from tasks.local_device import calibrate, processor
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.devices import DEVICES, Device, forward_operations, learn_s, read_s, sample_s
+from tasks.estimate.local_device import calibrate, processor
+from tasks.estimate.stages import Assumed, Estimate, Estimator
 
 ROOT = Path(__file__).parents[2]
 # 2 layers: attention 4 x 10 x 10, feed-forward 3 x 10 x 20, norms 2 x 10; 50 tokens, tied, a last norm.

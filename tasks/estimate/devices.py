@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.architecture import Architecture
+from tasks.estimate.architecture import Architecture
 
 ROWS_MAX = 256
 """Sequences that vLLM decodes side by side by default."""

@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grpo.devices import DEVICES, Device
 from grpo.errors import InputError
+from tasks.estimate.devices import DEVICES, Device
 
 _FILE = "calibration.json"
 
@@ -37,7 +37,9 @@ def processor(home: Path) -> Device:
 
 def calibrate(home: Path) -> Device:
     """Measure this machine's processor and remember it; takes seconds."""
-    done = subprocess.run([sys.executable, "-m", "grpo.calibrate"], capture_output=True, text=True, env=_environment())
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.estimate.calibrate"], capture_output=True, text=True, env=_environment()
+    )
     if done.returncode:
         raise InputError(f"calibration failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}")
     home.mkdir(parents=True, exist_ok=True)

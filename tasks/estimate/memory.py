@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.architecture import Architecture
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
+from tasks.estimate.architecture import Architecture
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.architecture import Architecture
 from grpo.config.common import Hardware, Sampling, Supervised
 from grpo.config.rl import RL
 from grpo.config.vllm import VLLM
-from grpo.memory_model import Lengths, Memory, Parts, Place, memory, moment_bytes
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.memory import Lengths, Memory, Parts, Place, memory, moment_bytes
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from grpo.architecture import Architecture
 from grpo.config.common import Hardware, Sampling, Supervised
 from grpo.config.rl import RL
 from grpo.config.text_engines import TextEngineSettings
 from grpo.config.vllm import VLLM
-from grpo.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
-from grpo.memory_model import Lengths, Place
-from grpo.memory_stages import Held, of_rl, of_sampling, of_supervised
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
+from tasks.estimate.memory import Lengths, Place
+from tasks.estimate.memory_stages import Held, of_rl, of_sampling, of_supervised
 
 USABLE = 0.9
 """Of a GPU's memory; the rest is left to CUDA, NCCL and what the allocator cannot give out."""

@@ -1,4 +1,4 @@
-"""``python -m grpo.calibrate``: what this machine's processor reaches; the last line of stdout is JSON.
+"""``python -m tasks.estimate.calibrate``: what this machine's processor reaches; the last line of stdout is JSON.
 
 Three numbers, of small Llamas of random weights: operations a second of a forward and
 backward pass over many tokens, bytes a second of one token's pass through large layers, and the seconds that a layer
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.architecture import Architecture
-from grpo.devices import forward_operations
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.devices import forward_operations
 
 TOKENS, REPEATS = 2048, 4
 
