@@ -20,7 +20,7 @@ from machine import machine
 
 from flows.recipe_file import load_recipe
 from grpo.data.records import read_samples
-from tasks.evaluation import reasoning_metrics
+from tasks.evaluation.metrics import reasoning_metrics
 from tasks.store import Store
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -19,12 +19,12 @@ from flows.stage import Context, Outcome, Stage, Where, run_stage
 from flows.students import PREFIX
 from grpo.data.records import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
-from tasks.behaviour import instruction_metrics, refusal_metrics
-from tasks.evaluation import alignment_metrics, answer_metrics, reasoning_metrics
+from tasks.evaluation.metrics import alignment_metrics, answer_metrics, reasoning_metrics
+from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
+from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judge import EVALUATION_DIGESTS, Judge, make_judge
 from tasks.report import closing_frame, markdown
 from tasks.store import Manifest
-from tasks.win_rate import compare, length_controlled, win_rate
 
 CHECKPOINTS = {
     "base": "base",

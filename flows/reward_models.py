@@ -25,14 +25,14 @@ from grpo.data.held_out import read_held_out, write_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.data_statistics import prompt_text
+from tasks.evaluation.reward_model import combine, quality, tables
+from tasks.evaluation.reward_model_plots import plot
 from tasks.judge import PROMPT_DIGESTS, make_judge
 from tasks.preference_files import load_preferences
 from tasks.preference_rows import drop_duplicates, write_preferences
 from tasks.preferences import labels, pairs
 from tasks.problems import normalise
 from tasks.replay import replay
-from tasks.reward_plots import plot
-from tasks.reward_quality import combine, quality, tables
 
 logger = logging.getLogger(__name__)
 

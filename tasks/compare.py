@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.data.records import Sample, read_samples
 from tasks.changes import changed, short
-from tasks.evaluation import RESAMPLES, by_problem, consensus, interval, mean
+from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
 from tasks.recipe_runs import RecipeRun
 from tasks.report import COLUMNS, INTERVAL
 from tasks.store import Manifest

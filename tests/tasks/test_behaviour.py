@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.behaviour import instruction_metrics, refusal_metrics
+from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.judge import JudgeSettings, make_judge
 from tests.faulty_endpoint import FaultyEndpoint
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation import alignment_metrics, answer_metrics, consensus, interval, reasoning_metrics
+from tasks.evaluation.metrics import alignment_metrics, answer_metrics, consensus, interval, reasoning_metrics
 
 
 def test_pass_at_1_is_the_mean_over_problems(sample: Any) -> None:

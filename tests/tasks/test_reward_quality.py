@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks.reward_plots import plot
-from tasks.reward_quality import agreement, calibration, combine, quality
+from tasks.evaluation.reward_model import agreement, calibration, combine, quality
+from tasks.evaluation.reward_model_plots import plot
 
 
 def pair(chosen: float, rejected: float, prompt: str = "Hi", strength: float = 2.0, source: str = "judge") -> Any:

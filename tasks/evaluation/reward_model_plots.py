@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tasks.data_plots import new_figure
-from tasks.reward_quality import Quality
+from tasks.evaluation.reward_model import Quality
 
 
 def plot(found: Quality, folder: Path, name: str) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo.data.held_out import Scored, is_right
 from tasks.data_statistics import prompt_text
-from tasks.evaluation import RESAMPLES
+from tasks.evaluation.metrics import RESAMPLES
 from tasks.preferences import JUDGE
 
 CONFIDENCE = 0.95
