@@ -26,8 +26,8 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from flows.evaluate import CHECKPOINTS, checkpoints
-    from tasks.export import check_folder, export
-    from tasks.model_card import About, lineage
+    from tasks.export.folder import check_folder, export
+    from tasks.export.model_card import About, lineage
     from tasks.run_lookup import how_made
 
     folder = given.folder.expanduser()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from grpo.errors import InputError
-from tasks.model_card import About, card
+from tasks.export.model_card import About, card
 from tasks.store import MANIFEST, Store
 
 CARD = "README.md"
