@@ -34,8 +34,8 @@ from flows.run_page import artifact_key
 from flows.server import keeps_runs
 from flows.stage import Stage, Where, run_stage
 from grpo.errors import InputError
-from tasks.decisions import Decision, Decisions
-from tasks.gates import Gate, Verdict, decision_key, plain, read_gate
+from tasks.gates.approvals import Decision, Decisions
+from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
 from tasks.store import Manifest
 from tasks.tracking import Tracking
 

@@ -14,7 +14,7 @@ from grpo.config.common import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluste
 from grpo.config.rl import RL, Scoring
 from grpo.config.text_engines import TextEngineSettings
 from tasks.filters import FilterSettings
-from tasks.gates import Gate
+from tasks.gates.conditions import Gate
 from tasks.judge import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings

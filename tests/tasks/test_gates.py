@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.errors import InputError
-from tasks.decisions import Decision, Decisions
-from tasks.gates import Condition, Gate, decision_key, plain, read_gate
+from tasks.gates.approvals import Decision, Decisions
+from tasks.gates.conditions import Condition, Gate, decision_key, plain, read_gate
 
 NAMES = {"cold_start_sft": "dev1", "reasoning_rl": "dev2"}
 
