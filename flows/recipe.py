@@ -15,7 +15,7 @@ from grpo.config.rl import RL, Scoring
 from grpo.config.text_engines import TextEngineSettings
 from tasks.filters import FilterSettings
 from tasks.gates.conditions import Gate
-from tasks.judge import JudgeSettings
+from tasks.judges.create import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
 from tasks.preference_files import PreferenceFile

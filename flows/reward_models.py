@@ -27,7 +27,7 @@ from grpo.errors import InputError
 from tasks.data_statistics import prompt_text
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
-from tasks.judge import PROMPT_DIGESTS, make_judge
+from tasks.judges.create import PROMPT_DIGESTS, make_judge
 from tasks.preference_files import load_preferences
 from tasks.preference_rows import drop_duplicates, write_preferences
 from tasks.preferences import labels, pairs

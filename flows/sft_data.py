@@ -28,10 +28,10 @@ from grpo.config.text_engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import source_digest
-from tasks.calibration import Verified, calibrate, verified
 from tasks.data_card import CARD, write_card
 from tasks.data_plots import plot
-from tasks.judge import PROMPT_DIGESTS, JudgeCounts
+from tasks.judges.calibration import Verified, calibrate, verified
+from tasks.judges.create import PROMPT_DIGESTS, JudgeCounts
 from tasks.launch import StageFailed
 from tasks.mixing import TRAIN as EXAMPLES
 from tasks.mixing import mix

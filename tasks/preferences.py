@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.data.records import Problem, Sample
-from tasks.judge import Judge, Pair, Response
-from tasks.judge_bias import Comparison, bias
+from tasks.judges.bias import Comparison, bias
+from tasks.judges.create import Judge, Pair, Response
 from tasks.preference_rows import label_row, pair_row
 
 JUDGE = "judge"
@@ -20,7 +20,7 @@ JUDGE = "judge"
 class Judged(NamedTuple):
     rows: list[dict[str, Any]]
     counts: dict[str, int]
-    bias: dict[str, float]  # see tasks/judge_bias.py
+    bias: dict[str, float]  # see tasks/judges/bias.py
 
 
 def pairs(

@@ -15,7 +15,7 @@ from grpo.errors import InputError
 from tasks.decontaminate import HeldOut
 from tasks.duplicates import completion_digest
 from tasks.filters import FILTERS, FilterSettings, reject
-from tasks.judge import Claim, Judge, Response
+from tasks.judges.create import Claim, Judge, Response
 from tasks.near_duplicates import Shingles
 from tasks.problem_filters import PROBLEM_FILTERS, Group, reject_problem
 

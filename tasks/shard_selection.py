@@ -11,7 +11,7 @@ from typing import Any
 from grpo.data.records import Sample, read_problems, read_samples, write_rows
 from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
-from tasks.judge import Judge, JudgeSettings, make_judge
+from tasks.judges.create import Judge, JudgeSettings, make_judge
 from tasks.rejection import select
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo.data.records import Problem, Sample
-from tasks.judge import Judge, Pair
+from tasks.judges.create import Judge, Pair
 
 
 class Comparison(NamedTuple):

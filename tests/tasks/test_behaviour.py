@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
-from tasks.judge import JudgeSettings, make_judge
+from tasks.judges.create import JudgeSettings, make_judge
 from tests.faulty_endpoint import FaultyEndpoint
 
 SORRY = "sorry, no"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from tasks.calibration import Verified, calibrate, choose, measure, verified, wilson
-from tasks.judge import Claim, JudgeSettings, make_judge
+from tasks.judges.calibration import Verified, calibrate, choose, measure, verified, wilson
+from tasks.judges.create import Claim, JudgeSettings, make_judge
 from tests.faulty_endpoint import FaultyEndpoint
 
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.data.records import Problem
-from tasks.judge import JudgeCounts, JudgeSettings, Pair, Response, make_judge
-from tasks.rubric import quality
+from tasks.judges.create import JudgeCounts, JudgeSettings, Pair, Response, make_judge
+from tasks.judges.rubric import quality
 
 GREETING = Problem(
     "p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test", {"mentions": ["hello"]}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasks.judge_bias import Comparison, bias
+from tasks.judges.bias import Comparison, bias
 
 
 def test_first_place_and_length_by_hand() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.judge import Claim, JudgeSettings, OpenAIJudge, Pair, Response
+from tasks.judges.create import Claim, JudgeSettings, OpenAIJudge, Pair, Response
 from tests.faulty_endpoint import KINDS, FaultyEndpoint
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")

@@ -9,7 +9,7 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.judge import Claim, JudgeSettings, make_judge
+from tasks.judges.create import Claim, JudgeSettings, make_judge
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo.data.records import Problem
-from tasks.calibration import Verified, calibrate
-from tasks.judge import Claim, JudgeSettings, Pair, Response, make_judge
+from tasks.judges.calibration import Verified, calibrate
+from tasks.judges.create import Claim, JudgeSettings, Pair, Response, make_judge
 from tests.grpo.job_runner import ROOT
 from tests.grpo.test_vllm_server import served
 from tests.grpo.vllm_models import needs_vllm

@@ -10,9 +10,9 @@ import pytest
 
 from grpo.errors import InputError
 from grpo.rewards.language import language_consistency
-from tasks import rubric
 from tasks.cold_start import miniature_writer, sampled, solution, written
 from tasks.filters import FilterSettings
+from tasks.judges import rubric
 from tasks.miniature import (
     SUMS,
     EverydaySource,

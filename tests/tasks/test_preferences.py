@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.judge import JudgeSettings, make_judge
+from tasks.judges.create import JudgeSettings, make_judge
 from tasks.preference_rows import drop_duplicates, held_out, pair_row
 from tasks.preferences import Judged, labels, pairs
 

@@ -18,7 +18,7 @@ from grpo.data.template import parse
 from grpo.errors import InputError
 from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
-from tasks.judge import JudgeSettings, make_judge
+from tasks.judges.create import JudgeSettings, make_judge
 from tasks.rejection import REASONS, select
 
 JUDGE = make_judge(JudgeSettings(verifier="exact"))

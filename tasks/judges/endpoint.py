@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from grpo.data.records import Message
 from grpo.errors import InputError
-from tasks.chat_endpoint import ChatEndpoint, request_body
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_model import ModelJudge
-from tasks.judge_replies import Reply
-from tasks.judge_settings import JudgeSettings
+from tasks.judges.chat_client import ChatEndpoint, request_body
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.llm import ModelJudge
+from tasks.judges.prompts_and_replies import Reply
+from tasks.judges.settings import JudgeSettings
 
 
 class OpenAIJudge(ModelJudge):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from grpo.data.records import Problem
-from tasks.judge_counts import JudgeCounts
+from tasks.judges.counts import JudgeCounts
 
 Verdict = Literal["correct", "incorrect", "undecided"]
 PREFERENCE = {"A>>B": 2.0, "A>B": 1.0, "A=B": 0.0, "B>A": -1.0, "B>>A": -2.0}

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
-from tasks.judge_interface import Claim, Judge, Verdict
+from tasks.judges.base import Claim, Judge, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from grpo.data.records import Message
 from grpo.errors import InputError
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_model import ModelJudge
-from tasks.judge_replies import Reply
-from tasks.judge_settings import JudgeSettings
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.llm import ModelJudge
+from tasks.judges.prompts_and_replies import Reply
+from tasks.judges.settings import JudgeSettings
 
 
 class LocalJudge(ModelJudge):

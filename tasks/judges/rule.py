@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from grpo.data.records import Problem
 from grpo.rewards.verifiers import verify
-from tasks import rubric
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict
-from tasks.judge_settings import JudgeSettings
+from tasks.judges import rubric
+from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.settings import JudgeSettings
 
 
 class RuleJudge(Judge):

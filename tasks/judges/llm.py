@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from grpo.data.records import Message
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict
-from tasks.judge_replies import ASK_AGAIN, Reading, Reply, again, prompt, read
-from tasks.judge_settings import JudgeSettings
+from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.prompts_and_replies import ASK_AGAIN, Reading, Reply, again, prompt, read
+from tasks.judges.settings import JudgeSettings
 
 T = TypeVar("T")
 _CORRECTNESS: dict[str, Verdict] = {"correct": "correct", "incorrect": "incorrect"}

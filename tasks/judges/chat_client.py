@@ -24,9 +24,9 @@ from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.http.client import Away, Http, Refused, backoff
 from grpo.http.rate_limit import Pace
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_replies import Reply
-from tasks.judge_settings import JudgeSettings
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.prompts_and_replies import Reply
+from tasks.judges.settings import JudgeSettings
 
 _LONGEST_WAIT_S = 60.0
 _BUSY = {"429", "503"}

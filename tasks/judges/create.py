@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.judge_counts import JudgeCounts
-from tasks.judge_endpoint import OpenAIJudge
-from tasks.judge_interface import PREFERENCE, Claim, Judge, Pair, Response, Verdict
-from tasks.judge_local import LocalJudge
-from tasks.judge_replies import EVALUATION_DIGESTS, PROMPT_DIGESTS
-from tasks.judge_rule import RuleJudge
-from tasks.judge_settings import JudgeSettings
+from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.endpoint import OpenAIJudge
+from tasks.judges.local import LocalJudge
+from tasks.judges.prompts_and_replies import EVALUATION_DIGESTS, PROMPT_DIGESTS
+from tasks.judges.rule import RuleJudge
+from tasks.judges.settings import JudgeSettings
 
 __all__ = [
     "EVALUATION_DIGESTS",
