@@ -18,7 +18,7 @@ from tasks.gates.conditions import Gate
 from tasks.judges.create import JudgeSettings
 from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
-from tasks.preference_files import PreferenceFile
+from tasks.preferences.files import PreferenceFile
 from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource
 
 
@@ -150,7 +150,7 @@ class RewardModels(Section):
     files: list[PreferenceFile] = Field(
         [],
         description="Preferences that exist already, beside the judged ones: pairs, ranked lists or safe/unsafe "
-        "labels; see tasks/preference_files.py.",
+        "labels; see tasks/preferences/files.py.",
     )
     responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
     sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")

@@ -28,11 +28,11 @@ from tasks.data_statistics import prompt_text
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
 from tasks.judges.create import PROMPT_DIGESTS, make_judge
-from tasks.preference_files import load_preferences
-from tasks.preference_rows import drop_duplicates, write_preferences
-from tasks.preferences import labels, pairs
+from tasks.preferences.files import load_preferences
+from tasks.preferences.judged import labels, pairs
+from tasks.preferences.replay import replay
+from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.problems import normalise
-from tasks.replay import replay
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 from grpo.data.held_out import Scored, is_right
 from tasks.data_statistics import prompt_text
 from tasks.evaluation.metrics import RESAMPLES
-from tasks.preferences import JUDGE
+from tasks.preferences.judged import JUDGE
 
 CONFIDENCE = 0.95
 BINS = 10

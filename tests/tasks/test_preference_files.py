@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import InputError
-from tasks.preference_files import Loaded, PreferenceFile, load_preferences
+from tasks.preferences.files import Loaded, PreferenceFile, load_preferences
 
 QUESTION = {"role": "user", "content": "How are you?"}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tasks.judges.create import JudgeSettings, make_judge
-from tasks.preference_rows import drop_duplicates, held_out, pair_row
-from tasks.preferences import Judged, labels, pairs
+from tasks.preferences.judged import Judged, labels, pairs
+from tasks.preferences.rows import drop_duplicates, held_out, pair_row
 
 DEFAULTS: dict[str, Any] = {
     "judgments": 4,

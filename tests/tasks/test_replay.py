@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from tasks.preference_rows import write_preferences
-from tasks.replay import replay
+from tasks.preferences.replay import replay
+from tasks.preferences.rows import write_preferences
 
 
 def rows(name: str, train: int, held_out: int = 0) -> list[dict[str, Any]]:

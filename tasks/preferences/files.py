@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.errors import InputError
-from tasks.preference_formats import read_row
-from tasks.preference_rows import label_row, pair_row
+from tasks.preferences.formats import read_row
+from tasks.preferences.rows import label_row, pair_row
 from tasks.row_files import file_rows
 
 
@@ -49,7 +49,7 @@ class Loaded:
 
 
 def load_preferences(file: PreferenceFile, held_out_share: float) -> Loaded:
-    """Pairs and labels of a file, as `tasks.preference_rows` makes them.
+    """Pairs and labels of a file, as `tasks.preferences.rows` makes them.
 
     Raises InputError for the first bad record, with its file and line, unless they are skipped; and where none is good.
     """

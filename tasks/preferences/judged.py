@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from grpo.data.records import Problem, Sample
 from tasks.judges.bias import Comparison, bias
 from tasks.judges.create import Judge, Pair, Response
-from tasks.preference_rows import label_row, pair_row
+from tasks.preferences.rows import label_row, pair_row
 
 JUDGE = "judge"
 """Source of the rows made here."""

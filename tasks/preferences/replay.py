@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo.errors import InputError
-from tasks.preference_rows import drop_duplicates
+from tasks.preferences.rows import drop_duplicates
 
 
 def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float, seed: int) -> list[dict[str, Any]]:
