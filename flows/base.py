@@ -11,7 +11,7 @@ from flows.forms import Inputs, Seed
 from flows.recipe import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import Hardware
-from tasks.miniature import corpus
+from tasks.problems.miniature import corpus
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"
 """Travels with the model, so that every stage asks it in the same words."""

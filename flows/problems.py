@@ -15,10 +15,10 @@ from flows.forms import Inputs, Seed
 from flows.recipe import Problems
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, write_rows
-from tasks.decontaminate import decontaminate
-from tasks.miniature import EverydaySource, load_everyday
-from tasks.problem_sources import FileSource, HubSource
-from tasks.problems import drop_duplicates, load, split
+from tasks.problems.decontaminate import decontaminate
+from tasks.problems.load import drop_duplicates, load, split
+from tasks.problems.miniature import EverydaySource, load_everyday
+from tasks.problems.sources import FileSource, HubSource
 
 logger = logging.getLogger(__name__)
 

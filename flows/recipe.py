@@ -16,10 +16,10 @@ from grpo.config.text_engines import TextEngineSettings
 from tasks.filters import FilterSettings
 from tasks.gates.conditions import Gate
 from tasks.judges.create import JudgeSettings
-from tasks.miniature import EverydaySource, Habits
 from tasks.mix_settings import MixSettings
 from tasks.preferences.files import PreferenceFile
-from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource
+from tasks.problems.miniature import EverydaySource, Habits
+from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
 
 
 class Section(BaseModel):
@@ -32,7 +32,7 @@ Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource,
 class Problems(Section):
     """What is asked, and what is held out."""
 
-    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problem_sources.py.")
+    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems/sources.py.")
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
     )

@@ -32,7 +32,7 @@ from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay
 from tasks.preferences.rows import drop_duplicates, write_preferences
-from tasks.problems import normalise
+from tasks.problems.load import normalise
 
 logger = logging.getLogger(__name__)
 

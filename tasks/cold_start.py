@@ -17,7 +17,7 @@ from grpo.errors import InputError
 from grpo.rewards.functions import REWARDS, Response
 from tasks.examples import example
 from tasks.filters import FilterSettings, reject
-from tasks.miniature import Habits, demonstrate
+from tasks.problems.miniature import Habits, demonstrate
 
 Writer = Callable[[Problem], tuple[str, str]]
 """Problem -> (reasoning, answer)."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from grpo.data.records import Problem, Sample
-from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings, is_right
-from tasks.leaks import states_answer
+from tasks.problems.answer_leaks import states_answer
+from tasks.problems.decontaminate import HeldOut
 
 
 class Group(NamedTuple):

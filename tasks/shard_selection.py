@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, read_problems, read_samples, write_rows
-from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
 from tasks.judges.create import Judge, JudgeSettings, make_judge
+from tasks.problems.decontaminate import HeldOut
 from tasks.rejection import select
 
 

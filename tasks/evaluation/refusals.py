@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
-from tasks.constraints import read_constraints, share_satisfied
 from tasks.judges import rubric
 from tasks.judges.create import Judge, Response
+from tasks.problems.constraints import read_constraints, share_satisfied
 
 KINDS = ("refusal", "over_refusal", "refused_harmless")
 

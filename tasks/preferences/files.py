@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo.errors import InputError
 from tasks.preferences.formats import read_row
 from tasks.preferences.rows import label_row, pair_row
-from tasks.row_files import file_rows
+from tasks.problems.files import file_rows
 
 
 class PreferenceFile(BaseModel):

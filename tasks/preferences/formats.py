@@ -16,8 +16,8 @@ from typing import Any
 from grpo.data.records import Message
 from grpo.data.template import parse
 from grpo.errors import InputError
-from tasks.problem_sources import short
-from tasks.row_problems import read_messages, read_text
+from tasks.problems.rows import read_messages, read_text
+from tasks.problems.sources import short
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from grpo.data.records import Message
 from tasks.data_statistics import prompt_text
-from tasks.problems import normalise
+from tasks.problems.load import normalise
 
 
 def pair_row(

@@ -13,7 +13,7 @@ from flows.graphs import R1 as GRAPH
 from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import Recipe
 from grpo.data.records import read_problems
-from tasks.problems import normalise
+from tasks.problems.load import normalise
 
 NAMES = [step.name for step in GRAPH]
 

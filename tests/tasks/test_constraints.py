@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from tasks.constraints import read_constraints, satisfied, share_satisfied
+from tasks.problems.constraints import read_constraints, satisfied, share_satisfied
 
 
 def keeps(response: str, **constraint: Any) -> bool:

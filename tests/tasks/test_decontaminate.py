@@ -6,9 +6,9 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.decontaminate import Collision, HeldOut, Match, decontaminate, tokens
-from tasks.problem_sources import ReasoningGymSource
-from tasks.problems import load, split
+from tasks.problems.decontaminate import Collision, HeldOut, Match, decontaminate, tokens
+from tasks.problems.load import load, split
+from tasks.problems.sources import ReasoningGymSource
 
 
 def problem(id: str, text: str) -> Problem:

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tasks.leaks import states_answer
-from tasks.problem_sources import ReasoningGymSource
-from tasks.problems import load
+from tasks.problems.answer_leaks import states_answer
+from tasks.problems.load import load
+from tasks.problems.sources import ReasoningGymSource
 
 
 @pytest.mark.parametrize(

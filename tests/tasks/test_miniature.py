@@ -13,7 +13,7 @@ from grpo.rewards.language import language_consistency
 from tasks.cold_start import miniature_writer, sampled, solution, written
 from tasks.filters import FilterSettings
 from tasks.judges import rubric
-from tasks.miniature import (
+from tasks.problems.miniature import (
     SUMS,
     EverydaySource,
     Habits,

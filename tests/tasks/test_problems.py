@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
-from tasks.problem_sources import FileSource, HubSource, ProblemSource, ReasoningGymSource
-from tasks.problems import LoadResult, drop_duplicates, load, split
+from tasks.problems.load import LoadResult, drop_duplicates, load, split
+from tasks.problems.sources import FileSource, HubSource, ProblemSource, ReasoningGymSource
 
 
 def write(path: Path, *lines: str | bytes) -> Path:

@@ -16,9 +16,9 @@ import pytest
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse
 from grpo.errors import InputError
-from tasks.decontaminate import HeldOut
 from tasks.filters import FilterSettings
 from tasks.judges.create import JudgeSettings, make_judge
+from tasks.problems.decontaminate import HeldOut
 from tasks.rejection import REASONS, select
 
 JUDGE = make_judge(JudgeSettings(verifier="exact"))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.errors import InputError
-from tasks.problem_sources import FileSource, HubSource, short
+from tasks.problems.sources import FileSource, HubSource, short
 
 Row = tuple[str, dict[str, Any] | InputError]
 """Where it stands ("train.jsonl, line 7"), for messages, and its columns, or why it has none."""

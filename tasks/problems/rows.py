@@ -10,8 +10,8 @@ from grpo.data.records import Message, Problem
 from grpo.errors import InputError
 from grpo.rewards.code import check as check_tests
 from grpo.rewards.verifiers import VERIFIERS, verify
-from tasks.constraints import read_constraints
-from tasks.problem_sources import FileSource, HubSource, label, make_problem, short
+from tasks.problems.constraints import read_constraints
+from tasks.problems.sources import FileSource, HubSource, label, make_problem, short
 
 
 def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> Problem:

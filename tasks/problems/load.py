@@ -15,10 +15,10 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
 from grpo.validate import validate
-from tasks.generated_problems import generate
-from tasks.problem_sources import FileSource, HubSource, ReasoningGymSource, label, short
-from tasks.row_files import rows
-from tasks.row_problems import read_row
+from tasks.problems.files import rows
+from tasks.problems.reasoning_gym import generate
+from tasks.problems.rows import read_row
+from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource, label, short
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.problems import LoadResult
+from tasks.problems.load import LoadResult
 
 LANGUAGES = ("en", "de")
 
