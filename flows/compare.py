@@ -29,8 +29,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from tasks.compare_plot import plot
     from tasks.recipe_runs import load_run
+    from tasks.report.compare_plot import plot
 
     if len(given.runs) < 2:
         raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")
@@ -56,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
     """Everything but the picture, as plain values; `runs` are RecipeRuns."""
     from flows.evaluate import read_table
-    from tasks.compare import fields, metrics, stages
+    from tasks.report.compare import fields, metrics, stages
 
     evaluations = [run.manifests.get("evaluate") for run in runs]
     there = [evaluation for evaluation in evaluations if evaluation]
@@ -87,7 +87,7 @@ def show(result: dict[str, Any]) -> None:
     """Print it for people."""
     from flows.progress import duration
     from tasks.changes import short
-    from tasks.report import PLAIN
+    from tasks.report.tables import PLAIN
 
     letters = [chr(ord("A") + number) for number in range(len(result["runs"]))]
     for letter, run in zip(letters, result["runs"], strict=True):

@@ -23,7 +23,7 @@ from tasks.evaluation.metrics import alignment_metrics, answer_metrics, reasonin
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.create import EVALUATION_DIGESTS, Judge, make_judge
-from tasks.report import closing_frame, markdown
+from tasks.report.tables import closing_frame, markdown
 from tasks.store import Manifest
 
 CHECKPOINTS = {

@@ -33,7 +33,7 @@ from flows.registry import move_aliases
 from flows.run_page import RunPage
 from flows.stage import Where, find_key
 from grpo.errors import InputError
-from tasks.report import closing_rows
+from tasks.report.tables import closing_rows
 from tasks.run_names import name_run
 from tasks.store import Manifest
 from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG

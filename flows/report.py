@@ -18,7 +18,7 @@ from flows.recipe import Report
 from flows.run_page import artifact_key
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, read_rows
-from tasks.report import closing_frame, completions, markdown
+from tasks.report.tables import closing_frame, completions, markdown
 from tasks.store import Manifest
 
 CONTENT = "report.json"

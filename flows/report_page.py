@@ -12,7 +12,7 @@ from flows import evaluate
 from flows.home import home, store
 from flows.report import CONTENT, content, publish_to_prefect
 from tasks.recipe_runs import RecipeRun, load_run
-from tasks.report import read_content
+from tasks.report.tables import read_content
 from tasks.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ PAGE = "report.html"
 
 def page_of(record: Tracking, run: RecipeRun) -> str:
     """The HTML of a run that has ended, or of what is there of it."""
-    from tasks.report_page import render
+    from tasks.report.page import render
 
     return render(run, _content(run), record.tracked, record.page(run.run.id))
 

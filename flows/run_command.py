@@ -110,7 +110,7 @@ def _one_line(error: BaseException) -> str:
 def _print_table(result: dict[str, Any]) -> None:
     if not result["checkpoints"]:
         return
-    from tasks.report import closing_frame
+    from tasks.report.tables import closing_frame
 
     print(file=sys.stderr)
     print(closing_frame(result["checkpoints"]).fillna("").to_string(), file=sys.stderr)

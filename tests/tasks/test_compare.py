@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, write_rows
-from tasks.compare import by_metric, difference, fields, metrics, why
+from tasks.report.compare import by_metric, difference, fields, metrics, why
 from tasks.store import InputRef, Manifest
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, write_rows
-from tasks.report import completions, paper_rows
+from tasks.report.tables import completions, paper_rows
 
 TABLE = {
     "dev1": {"pass@1": 0.5, "pass@1_ci95": [0.4, 0.6], "mean_tokens": 20.0, "refused_harmless": 0.1, "format": 1.0},

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tasks.recipe_runs import RecipeRun, load_run
-from tasks.report_data import funnels
-from tasks.report_page import duration, estimates, gates, render
+from tasks.report.data_sections import funnels
+from tasks.report.page import duration, estimates, gates, render
 from tasks.store import Manifest, Store
 from tasks.tracking import Tracking, default_uri
 

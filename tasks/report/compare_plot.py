@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.curves import Points, pictures, thin
 from tasks.recipe_runs import RecipeRun, StageRun
+from tasks.report.curves import Points, pictures, thin
 from tasks.tracked import Tracked
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

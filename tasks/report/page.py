@@ -13,10 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tasks import curves, svg
 from tasks.recipe_runs import RecipeRun
-from tasks.report import paper_rows
-from tasks.report_data import funnels, judges
+from tasks.report.data_sections import funnels, judges
+from tasks.report.tables import curves, paper_rows, svg
 from tasks.run_names import BEFORE_TAG, DIFFERS_TAG
 from tasks.tracked import ERROR_TAG, FAILED_TAG, Tracked
 from tasks.tracking_names import flatten

@@ -12,7 +12,7 @@ from grpo.data.records import Sample, read_samples
 from tasks.changes import changed, short
 from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
 from tasks.recipe_runs import RecipeRun
-from tasks.report import COLUMNS, INTERVAL
+from tasks.report.tables import COLUMNS, INTERVAL
 from tasks.store import Manifest
 
 _NOT_COMPARED = {"name", "description"}
