@@ -12,8 +12,8 @@ from flows.recipe import ColdStartData
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from tasks.cold_start import miniature_writer, sampled, solution, written
-from tasks.examples import write_examples
+from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
+from tasks.sft_data.examples import write_examples
 
 EXAMPLES = "examples"
 

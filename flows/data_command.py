@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tasks import data_view
+    from tasks.sft_data import view as data_view
 
     if given.samples < 0:
         raise InputError(f"--samples {given.samples}: give 0 or more")

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from grpo.config.common import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluster, RewardModel, Sampling
 from grpo.config.rl import RL, Scoring
 from grpo.config.text_engines import TextEngineSettings
-from tasks.filters import FilterSettings
 from tasks.gates.conditions import Gate
 from tasks.judges.create import JudgeSettings
-from tasks.mix_settings import MixSettings
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature import EverydaySource, Habits
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.mix_settings import MixSettings
 
 
 class Section(BaseModel):

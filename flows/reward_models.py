@@ -24,7 +24,6 @@ from grpo.config.jobs import MEMBER
 from grpo.data.held_out import read_held_out, write_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from tasks.data_statistics import prompt_text
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
 from tasks.judges.create import PROMPT_DIGESTS, make_judge
@@ -33,6 +32,7 @@ from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay
 from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.problems.load import normalise
+from tasks.sft_data.statistics import prompt_text
 
 logger = logging.getLogger(__name__)
 

@@ -28,15 +28,15 @@ from grpo.config.text_engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import source_digest
-from tasks.data_card import CARD, write_card
-from tasks.data_plots import plot
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.create import PROMPT_DIGESTS, JudgeCounts
 from tasks.launch import StageFailed
-from tasks.mixing import TRAIN as EXAMPLES
-from tasks.mixing import mix
-from tasks.sample_shards import ProblemShard, cut
-from tasks.shard_selection import judge_of, select_shard
+from tasks.sft_data.card import CARD, write_card
+from tasks.sft_data.mix import TRAIN as EXAMPLES
+from tasks.sft_data.mix import mix
+from tasks.sft_data.plots import plot
+from tasks.sft_data.shard_selection import judge_of, select_shard
+from tasks.sft_data.shards import ProblemShard, cut
 
 __all__ = ["EXAMPLES", "STAGE", "sft_data"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from grpo.data.held_out import Scored, is_right
-from tasks.data_statistics import prompt_text
 from tasks.evaluation.metrics import RESAMPLES
 from tasks.preferences.judged import JUDGE
+from tasks.sft_data.statistics import prompt_text
 
 CONFIDENCE = 0.95
 BINS = 10

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.data_plots import new_figure
 from tasks.evaluation.reward_model import Quality
+from tasks.sft_data.plots import new_figure
 
 
 def plot(found: Quality, folder: Path, name: str) -> list[Path]:

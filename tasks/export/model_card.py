@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tasks.data_card import fenced, table
-from tasks.data_statistics import KEPT, STATISTICS, by
-from tasks.data_statistics import read as read_statistics
+from tasks.sft_data.card import fenced, table
+from tasks.sft_data.statistics import KEPT, STATISTICS, by
+from tasks.sft_data.statistics import read as read_statistics
 from tasks.store import Manifest
 
 _INTERVAL = "_ci95"

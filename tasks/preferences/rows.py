@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.data.records import Message
-from tasks.data_statistics import prompt_text
 from tasks.problems.load import normalise
+from tasks.sft_data.statistics import prompt_text
 
 
 def pair_row(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks import data_statistics
+from tasks.sft_data import statistics as data_statistics
 from tasks.store import Manifest
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse, render
-from tasks.data_card import write_card
-from tasks.mix_settings import MixSettings
-from tasks.mixing import mix
+from tasks.sft_data.card import write_card
+from tasks.sft_data.mix import mix
+from tasks.sft_data.mix_settings import MixSettings
 from tasks.store import Manifest, Store, artifact_key
 
 

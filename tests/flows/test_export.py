@@ -24,7 +24,7 @@ from flows.evaluate import TABLE
 from flows.export import run
 from flows.home import store
 from grpo.errors import InputError
-from tasks.data_statistics import STATISTICS
+from tasks.sft_data.statistics import STATISTICS
 from tasks.store import InputRef, Manifest, artifact_key
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama
 

@@ -13,11 +13,11 @@ import yaml
 
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse, render
-from tasks.data_card import fenced, table, write_card
-from tasks.data_plots import plot
-from tasks.data_statistics import read
-from tasks.mix_settings import MixSettings
-from tasks.mixing import mix
+from tasks.sft_data.card import fenced, table, write_card
+from tasks.sft_data.mix import mix
+from tasks.sft_data.mix_settings import MixSettings
+from tasks.sft_data.plots import plot
+from tasks.sft_data.statistics import read
 
 ABOUT = {
     "title": "Sums: a trial",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.data_statistics import bins, by, funnel, histograms
+from tasks.sft_data.statistics import bins, by, funnel, histograms
 
 
 def line(part: str, outcome: str, samples: int, tokens: int = 0) -> dict[str, Any]:

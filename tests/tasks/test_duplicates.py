@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tasks.duplicates import completion_digest
-from tasks.near_duplicates import Shingles
+from tasks.sft_data.duplicates import completion_digest
+from tasks.sft_data.near_duplicates import Shingles
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from grpo.data.records import Sample
 from grpo.errors import InputError
-from tasks.filters import FILTERS, FilterSettings, reject, repeated_share
+from tasks.sft_data.filters import FILTERS, FilterSettings, reject, repeated_share
 
 SETTINGS = FilterSettings(context=12, language_min=0.9, paragraph_max_words=5, repetition_ngram=2, repetition_max=0.5)
 GOOD = Sample(

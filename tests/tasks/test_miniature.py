@@ -10,8 +10,6 @@ import pytest
 
 from grpo.errors import InputError
 from grpo.rewards.language import language_consistency
-from tasks.cold_start import miniature_writer, sampled, solution, written
-from tasks.filters import FilterSettings
 from tasks.judges import rubric
 from tasks.problems.miniature import (
     SUMS,
@@ -25,6 +23,8 @@ from tasks.problems.miniature import (
     random_sum,
     sum_reasoning,
 )
+from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
+from tasks.sft_data.filters import FilterSettings
 
 GOOD = Habits(careful=1, mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
 RUDE = GOOD.model_copy(update={"answers": 0.0, "refuses": 0.0})

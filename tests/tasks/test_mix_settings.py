@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.errors import InputError
-from tasks.mix_settings import NO_PART, MixSettings
+from tasks.sft_data.mix_settings import NO_PART, MixSettings
 
 PAPER = {"math": 395_285, "code": 211_129, "stem": 10_124, "logic": 10_395, "general": 177_812}
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import mix_shuffle
-from tasks.mix_shuffle import Shuffle
+from tasks.sft_data import external_shuffle
+from tasks.sft_data.external_shuffle import Shuffle
 
 SCHEMA = pa.schema([("name", pa.string())])
 
@@ -31,9 +31,9 @@ def shuffle(folder: Path, rows: int, seed: int, size: int = 0) -> Shuffle:
 def test_rows_come_out_by_place_in_parts_of_so_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int, buffer: int
 ) -> None:
-    monkeypatch.setattr(mix_shuffle, "ROWS", 10)
-    monkeypatch.setattr(mix_shuffle, "_BUCKETS", buckets)
-    monkeypatch.setattr(mix_shuffle, "_BUFFER_BYTES", buffer)
+    monkeypatch.setattr(external_shuffle, "ROWS", 10)
+    monkeypatch.setattr(external_shuffle, "_BUCKETS", buckets)
+    monkeypatch.setattr(external_shuffle, "_BUFFER_BYTES", buffer)
     first = {}
     for seed in (0, 1):
         made = shuffle(tmp_path / str(seed), 95, seed)

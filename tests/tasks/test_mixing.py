@@ -16,10 +16,10 @@ import pytest
 from grpo.data.records import Problem, Sample, read_columns, write_rows
 from grpo.data.template import parse, render
 from grpo.errors import InputError
-from tasks import mixing
-from tasks.data_card import write_card
-from tasks.mix_settings import MixSettings
-from tasks.mixing import TRAIN, VALIDATION, mix
+from tasks.sft_data import mix as mixing
+from tasks.sft_data.card import write_card
+from tasks.sft_data.mix import TRAIN, VALIDATION, mix
+from tasks.sft_data.mix_settings import MixSettings
 
 PARTS = {"math": {"sources": ["sums", "lines"]}, "talk": {"domains": ["general"]}}
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from grpo.errors import InputError
-from tasks.filters import FilterSettings
-from tasks.problem_filters import PROBLEM_FILTERS, Group, pass_rate, reject_problem
 from tasks.problems.decontaminate import HeldOut
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.problem_filters import PROBLEM_FILTERS, Group, pass_rate, reject_problem
 
 BOUNDS = FilterSettings(pass_rate_min=0.25, pass_rate_max=0.75, pass_rate_samples=4)
 

@@ -16,10 +16,10 @@ import pytest
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse
 from grpo.errors import InputError
-from tasks.filters import FilterSettings
 from tasks.judges.create import JudgeSettings, make_judge
 from tasks.problems.decontaminate import HeldOut
-from tasks.rejection import REASONS, select
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.rejection import REASONS, select
 
 JUDGE = make_judge(JudgeSettings(verifier="exact"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from grpo.data.records import Problem, read_problems, write_rows
 from grpo.errors import InputError
-from tasks.sample_shards import ProblemShard, cut
+from tasks.sft_data.shards import ProblemShard, cut
 
 MADE_BY = {"policy": "a", "samples_per_problem": 4}
 ALL = {"reasoning": 1000, "general": 1000}

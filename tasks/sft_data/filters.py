@@ -2,7 +2,7 @@
 
 The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning; truncation,
 length, format and repetition are checked because such samples are unusable. It publishes no threshold: those below are
-ours. These filters look at one sample alone, tasks/problem_filters.py at a problem, tasks/rejection.py at samples
+ours. These filters look at one sample alone, tasks/sft_data/problem_filters.py at a problem, tasks/sft_data/rejection.py at samples
 together.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data_statistics import KEPT, STATISTICS, bins, by, funnel
+from tasks.sft_data.statistics import KEPT, STATISTICS, bins, by, funnel
 
 CARD = "README.md"
 _SPLITS = {"train": "examples/train/*.parquet", "validation": "examples/validation/*.parquet"}
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 600
 
 
 def write_card(folder: Path, statistics: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write README.md and statistics.json into `folder`, in which `tasks.mixing.mix` wrote the examples.
+    """Write README.md and statistics.json into `folder`, in which `tasks.sft_data.mix.mix` wrote the examples.
 
     `about` is what the mix cannot know, all of it plain values and none of it needed: "title", "description",
     "command" (that makes it again), "settings" (of the whole stage), "inputs" (name -> digest), "judge" (its kind and

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, read_problems, read_samples, write_rows
-from tasks.filters import FilterSettings
 from tasks.judges.create import Judge, JudgeSettings, make_judge
 from tasks.problems.decontaminate import HeldOut
-from tasks.rejection import select
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.rejection import select
 
 
 def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str, Any]) -> dict[str, float]:

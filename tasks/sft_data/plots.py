@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.data_statistics import KEPT, funnel
+from tasks.sft_data.statistics import KEPT, funnel
 
 FUNNEL, TOKENS = "funnel.png", "tokens.png"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rensa import RMinHash
 
-from tasks.filters import words_of
+from tasks.sft_data.filters import words_of
 
 SLOTS = 128
 MARGIN = 0.2

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from grpo.data.records import Problem, Sample
-from tasks.filters import FilterSettings, is_right
 from tasks.problems.answer_leaks import states_answer
 from tasks.problems.decontaminate import HeldOut
+from tasks.sft_data.filters import FilterSettings, is_right
 
 
 class Group(NamedTuple):

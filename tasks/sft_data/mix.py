@@ -27,10 +27,10 @@ import pyarrow.parquet as pq
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.data_statistics import DROPPED, KEPT, Cell, Dropped, Shown, Tally
-from tasks.duplicates import completion_digest
-from tasks.mix_settings import NO_PART, MixSettings
-from tasks.mix_shuffle import Shuffle
+from tasks.sft_data.duplicates import completion_digest
+from tasks.sft_data.external_shuffle import Shuffle
+from tasks.sft_data.mix_settings import NO_PART, MixSettings
+from tasks.sft_data.statistics import DROPPED, KEPT, Cell, Dropped, Shown, Tally
 
 logger = logging.getLogger(__name__)
 

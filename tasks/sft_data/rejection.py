@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
-from tasks.duplicates import completion_digest
-from tasks.filters import FILTERS, FilterSettings, reject
 from tasks.judges.create import Claim, Judge, Response
-from tasks.near_duplicates import Shingles
-from tasks.problem_filters import PROBLEM_FILTERS, Group, reject_problem
 from tasks.problems.decontaminate import HeldOut
+from tasks.sft_data.duplicates import completion_digest
+from tasks.sft_data.filters import FILTERS, FilterSettings, reject
+from tasks.sft_data.near_duplicates import Shingles
+from tasks.sft_data.problem_filters import PROBLEM_FILTERS, Group, reject_problem
 
 KEPT = "kept"
 JUDGED = ("judged_incorrect", "judged_unsafe", "judged_poor", "judged_undecided")

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.errors import InputError
-from tasks.data_statistics import DROPPED, KEPT, STATISTICS, bins, by, funnel, prompt_text, read
-from tasks.mixing import TRAIN
+from tasks.sft_data.mix import TRAIN
+from tasks.sft_data.statistics import DROPPED, KEPT, STATISTICS, bins, by, funnel, prompt_text, read
 from tasks.store import Manifest, Store
 
 STAGE = "sft_data"

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.mix_settings import MixSettings, matches
+from tasks.sft_data.mix_settings import MixSettings, matches
 
 KEPT, DROPPED = "kept", "dropped"
 STATISTICS = "statistics.json"

@@ -15,9 +15,9 @@ from grpo.data.records import Problem, Sample
 from grpo.data.template import parse, render
 from grpo.errors import InputError
 from grpo.rewards.functions import REWARDS, Response
-from tasks.examples import example
-from tasks.filters import FilterSettings, reject
 from tasks.problems.miniature import Habits, demonstrate
+from tasks.sft_data.examples import example
+from tasks.sft_data.filters import FilterSettings, reject
 
 Writer = Callable[[Problem], tuple[str, str]]
 """Problem -> (reasoning, answer)."""
