@@ -21,7 +21,7 @@ from machine import machine
 from flows.recipe_file import load_recipe
 from grpo.data.records import read_samples
 from tasks.evaluation.metrics import reasoning_metrics
-from tasks.store import Store
+from tasks.store.store import Store
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {},

@@ -86,7 +86,7 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
     from flows.recipe import SFTData
     from flows.server import prefect_server
     from flows.sft_data import STAGE, sft_data
-    from tasks.store import artifact_key
+    from tasks.store.store import artifact_key
 
     def publish(stage: str, fill: Any) -> None:
         config = {"benchmark": samples}

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
 
 
 def stages(given: argparse.Namespace) -> int:
-    from tasks.stale import stale
+    from tasks.store.stale import stale
 
     known, reasons = store().list(), stale(store())
     if not known:
@@ -33,7 +33,7 @@ def stages(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     from flows.references import artifact
-    from tasks.stale import stale
+    from tasks.store.stale import stale
 
     manifest = artifact(given.key)
     known = {m.digest: m for m in store().list()}

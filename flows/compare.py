@@ -86,8 +86,8 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print it for people."""
     from flows.progress import duration
-    from tasks.changes import short
     from tasks.report.tables import PLAIN
+    from tasks.store.diff import short
 
     letters = [chr(ord("A") + number) for number in range(len(result["runs"]))]
     for letter, run in zip(letters, result["runs"], strict=True):

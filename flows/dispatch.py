@@ -35,7 +35,7 @@ from flows.server import without_heartbeat
 from flows.stage import Input, Where, find_key, summary
 from grpo.errors import InputError
 from tasks.launch import StageFailed
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 
 DEPLOYMENT = "r1flow"
 """What every flow's deployment is called."""

@@ -24,7 +24,7 @@ from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.create import EVALUATION_DIGESTS, Judge, make_judge
 from tasks.report.tables import closing_frame, markdown
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 
 CHECKPOINTS = {
     "base": "base",

@@ -36,7 +36,7 @@ from flows.stage import Stage, Where, run_stage
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 from tasks.tracking import Tracking
 
 POLL_S = 5

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from grpo.errors import InputError
-from tasks.store import Store
+from tasks.store.store import Store
 from tasks.tracking import Tracking, default_uri
 
 

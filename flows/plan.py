@@ -14,7 +14,7 @@ from flows.recipe import Recipe
 from flows.references import external, resolve
 from flows.stage import hashed_config, key_of
 from flows.why import Ingredients, differences
-from tasks.store import InputRef, Manifest
+from tasks.store.store import InputRef, Manifest
 
 
 @dataclass(frozen=True)

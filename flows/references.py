@@ -19,7 +19,7 @@ from flows.home import home, store, tracking
 from grpo.errors import InputError
 from tasks.registry import CHAMPION, by_alias
 from tasks.run_lookup import artifact_of
-from tasks.store import InputRef, Manifest
+from tasks.store.store import InputRef, Manifest
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.wanted import Thing, automation_fields
 from grpo.errors import InputError
-from tasks.changes import Change, changed
+from tasks.store.diff import Change, changed
 
 
 @dataclass(frozen=True)

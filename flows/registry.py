@@ -12,7 +12,7 @@ from flows.home import store, tracking
 from flows.references import artifact
 from grpo.errors import InputError
 from tasks.registry import CHAMPION, recipes_with
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 from tasks.tracking import Tracking
 
 

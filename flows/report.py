@@ -19,7 +19,7 @@ from flows.run_page import artifact_key
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, read_rows
 from tasks.report.tables import closing_frame, completions, markdown
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 
 CONTENT = "report.json"
 

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RET
 
 from flows.progress import duration
 from flows.server import keeps_runs
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 
 if TYPE_CHECKING:
     from tasks.tracking import Tracking

@@ -11,8 +11,8 @@ from typing import Any
 from flows.home import store
 from flows.references import artifact
 from grpo.errors import InputError
-from tasks.changes import changed
-from tasks.store import InputRef, Manifest
+from tasks.store.diff import changed
+from tasks.store.store import InputRef, Manifest
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.store import Manifest, Store
+from tasks.store.store import Manifest, Store
 from tasks.tracked import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG, Tracked, TrackedRun
 from tasks.tracking import RECIPE_FILE
 

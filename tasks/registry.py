@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.store import Manifest, Store
+from tasks.store.store import Manifest, Store
 from tasks.tracking import Tracking
 from tasks.tracking_names import alias_name, registered_name
 

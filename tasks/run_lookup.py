@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.store import Manifest, Store
+from tasks.store.store import Manifest, Store
 from tasks.tracking import Tracking
 
 

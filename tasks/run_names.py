@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.changes import Change, changed, short
+from tasks.store.diff import Change, changed, short
 from tasks.tracked import Tracked, TrackedRun
 
 BEFORE_TAG, DIFFERS_TAG, INPUTS_TAG, SEED_TAG = "r1flow.before", "r1flow.differs", "r1flow.inputs", "r1flow.seed"

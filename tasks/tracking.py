@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from grpo.errors import InputError
 from grpo.processes.lifetime import process_name
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked, with_tags
 from tasks.tracking_database import make_database
 from tasks.tracking_delivery import Delivery, refused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.export.model_card import About, card
-from tasks.store import MANIFEST, Store
+from tasks.store.store import MANIFEST, Store
 
 CARD = "README.md"
 

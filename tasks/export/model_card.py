@@ -15,7 +15,7 @@ from typing import Any
 from tasks.sft_data.card import fenced, table
 from tasks.sft_data.statistics import KEPT, STATISTICS, by
 from tasks.sft_data.statistics import read as read_statistics
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 
 _INTERVAL = "_ci95"
 _VERSIONS = ("r1flow", "torch", "transformers", "tokenizers")

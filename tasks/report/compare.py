@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, read_samples
-from tasks.changes import changed, short
 from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
 from tasks.recipe_runs import RecipeRun
 from tasks.report.tables import COLUMNS, INTERVAL
-from tasks.store import Manifest
+from tasks.store.diff import changed, short
+from tasks.store.store import Manifest
 
 _NOT_COMPARED = {"name", "description"}
 _REASONING = ("format", "language")

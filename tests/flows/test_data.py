@@ -15,7 +15,7 @@ from grpo.data.template import parse, render
 from tasks.sft_data.card import write_card
 from tasks.sft_data.mix import mix
 from tasks.sft_data.mix_settings import MixSettings
-from tasks.store import Manifest, Store, artifact_key
+from tasks.store.store import Manifest, Store, artifact_key
 
 
 def problem(i: int) -> Problem:

@@ -19,7 +19,7 @@ from flows.recipe import Report
 from flows.recipe_file import load_recipe
 from flows.stage import Outcome, Stage, Where, external, hashed_config, key_of, run_stage
 from grpo.errors import InputError
-from tasks.store import Store
+from tasks.store.store import Store
 
 
 def child(name: str, type: str, mine: bool = True) -> Child:
@@ -62,7 +62,7 @@ def made(home: Path, key: str, attempt: int) -> None:
 
 
 def test_a_forced_stage_is_done_by_a_newer_attempt_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.store import artifact_key
+    from tasks.store.store import artifact_key
 
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     key = artifact_key("sft", 1, {"seed": 0}, {})
@@ -99,7 +99,7 @@ def test_a_stage_that_is_reused_has_no_heartbeat_to_wait_for(tmp_path: Path, mon
 HELD = """
 import sys, time
 from pathlib import Path
-from tasks.store import Store
+from tasks.store.store import Store
 with Store(Path(sys.argv[1])).attempt("sft", "ab" * 32):
     print("held", flush=True)
     sys.stdin.read()

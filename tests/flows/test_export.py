@@ -25,7 +25,7 @@ from flows.export import run
 from flows.home import store
 from grpo.errors import InputError
 from tasks.sft_data.statistics import STATISTICS
-from tasks.store import InputRef, Manifest, artifact_key
+from tasks.store.store import InputRef, Manifest, artifact_key
 from tests.grpo.vllm_models import PYTHON, needs_vllm, tiny_llama
 
 PROMPT = [{"role": "user", "content": "compute 3 + 4"}]

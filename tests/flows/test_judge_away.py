@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.store import Store
+from tasks.store.store import Store
 from tests.faulty_endpoint import FaultyEndpoint
 from tests.flows.conftest import SMALLER
 

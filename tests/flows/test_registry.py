@@ -10,7 +10,7 @@ from flows.cli import parser
 from flows.registry import move_aliases, run
 from grpo.errors import InputError
 from tasks.registry import by_alias, recipes_with
-from tasks.store import Manifest, Store, artifact_key
+from tasks.store.store import Manifest, Store, artifact_key
 from tasks.tracking import Tracking, default_uri
 
 

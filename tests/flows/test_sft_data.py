@@ -11,7 +11,7 @@ import pytest
 from flows.problems import HELD_OUT, TRAIN
 from flows.sft_data import SAMPLES
 from grpo.data.records import Problem, write_rows
-from tasks.store import Store, artifact_key
+from tasks.store.store import Store, artifact_key
 
 SETTINGS = [
     'sft_data.engine={kind="function",function="tests.grpo.user_engines:adder"}',

@@ -13,7 +13,7 @@ from flows.references import artifact, resolve
 from flows.stage import ALONE, Context, Outcome, Stage, Where, run_stage
 from flows.why import why
 from grpo.errors import InputError
-from tasks.stale import STALE_TAG, stale
+from tasks.store.stale import STALE_TAG, stale
 
 
 class Config(BaseModel):

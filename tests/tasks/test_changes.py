@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.changes import changed, short
+from tasks.store.diff import changed, short
 
 
 def test_leaves_that_differ() -> None:

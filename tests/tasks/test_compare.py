@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.data.records import Sample, write_rows
 from tasks.report.compare import by_metric, difference, fields, metrics, why
-from tasks.store import InputRef, Manifest
+from tasks.store.store import InputRef, Manifest
 
 
 def test_a_difference_that_is_the_same_for_every_problem_has_no_width() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tasks.recipe_runs import RecipeRun, load_run
 from tasks.report.data_sections import funnels
 from tasks.report.page import duration, estimates, gates, render
-from tasks.store import Manifest, Store
+from tasks.store.store import Manifest, Store
 from tasks.tracking import Tracking, default_uri
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"

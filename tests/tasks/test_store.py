@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.store import InputRef, Manifest, Store, artifact_key
+from tasks.store.store import InputRef, Manifest, Store, artifact_key
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"lr": 1e-6, "steps": 3}
@@ -236,7 +236,7 @@ def test_a_killed_forced_attempt_is_continued_by_force(tmp_path):
 def test_a_kill_during_publication_leaves_all_or_nothing(tmp_path, where, published):
     # The real publication, stopped for good inside one of the calls it makes.
     code = f"""
-import tasks.store
+import tasks.store.store
 def stop(*args, **kwargs):
     print("ready", flush=True)
     time.sleep(60)

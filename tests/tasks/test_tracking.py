@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.store import Manifest
+from tasks.store.store import Manifest
 from tasks.tracking import Tracking, default_uri
 from tasks.tracking_database import make_database
 from tasks.tracking_names import metric_name

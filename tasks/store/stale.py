@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from tasks.store import Manifest, Store
+from tasks.store.store import Manifest, Store
 from tasks.tracking import Tracking
 
 STALE_TAG = "r1flow.stale"
