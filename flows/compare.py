@@ -29,8 +29,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from tasks.recipe_runs import load_run
     from tasks.report.compare_plot import plot
+    from tasks.tracking.recipe_run import load_run
 
     if len(given.runs) < 2:
         raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")

@@ -28,7 +28,7 @@ def run(given: argparse.Namespace) -> int:
     from flows.evaluate import CHECKPOINTS, checkpoints
     from tasks.export.folder import check_folder, export
     from tasks.export.model_card import About, lineage
-    from tasks.run_lookup import how_made
+    from tasks.tracking.lineage import how_made
 
     folder = given.folder.expanduser()
     if not re.fullmatch(r"[a-z0-9.-]+", given.licence):

@@ -37,7 +37,7 @@ from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
 from tasks.store.store import Manifest
-from tasks.tracking import Tracking
+from tasks.tracking.client import Tracking
 
 POLL_S = 5
 RETRIES = 10

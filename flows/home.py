@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.store import Store
-from tasks.tracking import Tracking, default_uri
+from tasks.tracking.client import Tracking, default_uri
 
 
 def home() -> Path:

@@ -34,10 +34,10 @@ from flows.run_page import RunPage
 from flows.stage import Where, find_key
 from grpo.errors import InputError
 from tasks.report.tables import closing_rows
-from tasks.run_names import name_run
 from tasks.store.store import Manifest
-from tasks.tracked import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG
-from tasks.tracking import RECIPE_FILE, Tracking
+from tasks.tracking.client import RECIPE_FILE, Tracking
+from tasks.tracking.reader import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG
+from tasks.tracking.run_names import name_run
 from tasks.warm import warm_trainers
 
 

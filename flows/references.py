@@ -17,9 +17,9 @@ from pathlib import Path
 
 from flows.home import home, store, tracking
 from grpo.errors import InputError
-from tasks.registry import CHAMPION, by_alias
-from tasks.run_lookup import artifact_of
 from tasks.store.store import InputRef, Manifest
+from tasks.tracking.lineage import artifact_of
+from tasks.tracking.registry import CHAMPION, by_alias
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 from flows.home import store, tracking
 from flows.references import artifact
 from grpo.errors import InputError
-from tasks.registry import CHAMPION, recipes_with
 from tasks.store.store import Manifest
-from tasks.tracking import Tracking
+from tasks.tracking.client import Tracking
+from tasks.tracking.registry import CHAMPION, recipes_with
 
 
 def move_aliases(

@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from flows.report_page import default_path, write
-    from tasks.recipe_runs import load_run
+    from tasks.tracking.recipe_run import load_run
 
     record = tracking()
     loaded = load_run(record.tracked, store(), record.tracked.find(given.run))

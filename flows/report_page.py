@@ -11,9 +11,9 @@ from typing import Any
 from flows import evaluate
 from flows.home import home, store
 from flows.report import CONTENT, content, publish_to_prefect
-from tasks.recipe_runs import RecipeRun, load_run
 from tasks.report.tables import read_content
-from tasks.tracking import Tracking
+from tasks.tracking.client import Tracking
+from tasks.tracking.recipe_run import RecipeRun, load_run
 
 logger = logging.getLogger(__name__)
 

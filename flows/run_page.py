@@ -26,7 +26,7 @@ from flows.server import keeps_runs
 from tasks.store.store import Manifest
 
 if TYPE_CHECKING:
-    from tasks.tracking import Tracking
+    from tasks.tracking.client import Tracking
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.server import HOST, is_open
 from flows.supervisor import PYTHON, Part, tail
 from grpo.errors import InputError
-from tasks.tracking import default_uri
+from tasks.tracking.client import default_uri
 
 STATE = "up.json"
 START_S = 600.0
@@ -39,7 +39,7 @@ def sqlite(home: Path) -> Databases:
     uri = default_uri(home)
     path = uri.removeprefix("sqlite:///")
     if not Path(path).exists():
-        subprocess.run([*PYTHON, "tasks.tracking_database", path], check=True)
+        subprocess.run([*PYTHON, "tasks.tracking.database", path], check=True)
     return Databases(None, uri)
 
 

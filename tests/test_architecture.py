@@ -37,7 +37,7 @@ def test_a_room_imports_only_what_lies_to_its_right(room: str) -> None:
 
 def test_what_knows_mlflow_is_called_after_it() -> None:
     knowing = [p.relative_to(ROOT).as_posix() for p in ROOT.glob("tasks/**/*.py") if "mlflow" in imported(p)]
-    assert sorted(knowing) == ["tasks/tracking.py", "tasks/tracking_database.py", "tasks/tracking_delivery.py"]
+    assert sorted(knowing) == ["tasks/tracking/client.py", "tasks/tracking/database.py", "tasks/tracking/outbox.py"]
 
 
 def test_the_command_does_not_load_torch() -> None:

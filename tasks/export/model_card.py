@@ -26,7 +26,7 @@ _RESULTS = {"pass@1", "cons@k", "format", "language", "alignment"}
 @dataclass(frozen=True)
 class About:
     """What is told of a checkpoint. `name` as in the closing table; `lineage` from the checkpoint up, itself first;
-    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.run_lookup.how_made` has it."""
+    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.tracking.lineage.how_made` has it."""
 
     name: str
     checkpoint: Manifest

@@ -10,10 +10,10 @@ from typing import Any
 
 from grpo.data.records import Sample, read_samples
 from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
-from tasks.recipe_runs import RecipeRun
 from tasks.report.tables import COLUMNS, INTERVAL
 from tasks.store.diff import changed, short
 from tasks.store.store import Manifest
+from tasks.tracking.recipe_run import RecipeRun
 
 _NOT_COMPARED = {"name", "description"}
 _REASONING = ("format", "language")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.recipe_runs import RecipeRun, StageRun
 from tasks.report.curves import Points, pictures, thin
-from tasks.tracked import Tracked
+from tasks.tracking.reader import Tracked
+from tasks.tracking.recipe_run import RecipeRun, StageRun
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, which colour-blind readers can tell apart; line styles differ as well."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.recipe_runs import StageRun
-from tasks.tracked import Tracked
+from tasks.tracking.reader import Tracked
+from tasks.tracking.recipe_run import StageRun
 
 Points = list[tuple[float, float]]
 _MOST_POINTS = 240

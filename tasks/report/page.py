@@ -13,12 +13,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tasks.recipe_runs import RecipeRun
 from tasks.report.data_sections import funnels, judges
 from tasks.report.tables import curves, paper_rows, svg
-from tasks.run_names import BEFORE_TAG, DIFFERS_TAG
-from tasks.tracked import ERROR_TAG, FAILED_TAG, Tracked
-from tasks.tracking_names import flatten
+from tasks.tracking.names import flatten
+from tasks.tracking.reader import ERROR_TAG, FAILED_TAG, Tracked
+from tasks.tracking.recipe_run import RecipeRun
+from tasks.tracking.run_names import BEFORE_TAG, DIFFERS_TAG
 
 ESTIMATE, MEMORY_METRIC = "estimate.json", "peak_memory_gb"
 SIGNS = {"ran": "✓", "reused": "↺", "failed": "✗", "killed": "✗", "running": "…"}

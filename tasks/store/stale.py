@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from tasks.store.store import Manifest, Store
-from tasks.tracking import Tracking
+from tasks.tracking.client import Tracking
 
 STALE_TAG = "r1flow.stale"
 _FOLDER, _SUFFIX = "current", "digest"

@@ -14,7 +14,7 @@ import pytest
 from flows import cli
 from flows.compare import aligned, show
 from grpo.errors import InputError
-from tasks.tracking import default_uri
+from tasks.tracking.client import default_uri
 
 Command = Callable[..., int]
 

@@ -9,9 +9,9 @@ import pytest
 from flows.cli import parser
 from flows.registry import move_aliases, run
 from grpo.errors import InputError
-from tasks.registry import by_alias, recipes_with
 from tasks.store.store import Manifest, Store, artifact_key
-from tasks.tracking import Tracking, default_uri
+from tasks.tracking.client import Tracking, default_uri
+from tasks.tracking.registry import by_alias, recipes_with
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from prefect.context import FlowRunContext
 from flows.home import tracking
 from flows.r1 import _begin
 from flows.recipe_file import load_recipe
-from tasks.tracking import RECIPE_FILE, Tracking
+from tasks.tracking.client import RECIPE_FILE, Tracking
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking_database import make_database
+from tasks.tracking.database import make_database
 from tests.flows.conftest import R1
 from tests.flows.installation import Installation, needs_postgres, postgres_installation
 

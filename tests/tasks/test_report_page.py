@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.recipe_runs import RecipeRun, load_run
 from tasks.report.data_sections import funnels
 from tasks.report.page import duration, estimates, gates, render
 from tasks.store.store import Manifest, Store
-from tasks.tracking import Tracking, default_uri
+from tasks.tracking.client import Tracking, default_uri
+from tasks.tracking.recipe_run import RecipeRun, load_run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.run_names import join_name, name_run
-from tasks.tracking import RECIPE_FILE, Tracking, default_uri
+from tasks.tracking.client import RECIPE_FILE, Tracking, default_uri
+from tasks.tracking.run_names import join_name, name_run
 
 FLOW = {"r1flow.flow": "train_r1"}
 

@@ -19,9 +19,9 @@ import pytest
 
 from grpo.errors import InputError
 from tasks.store.store import Manifest
-from tasks.tracking import Tracking, default_uri
-from tasks.tracking_database import make_database
-from tasks.tracking_names import metric_name
+from tasks.tracking.client import Tracking, default_uri
+from tasks.tracking.database import make_database
+from tasks.tracking.names import metric_name
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"model": "tiny", "rl": {"lr": 1e-6, "steps": 3, "domains": ["math", "code"]}, "seed": None, "ema": True}
@@ -190,7 +190,7 @@ def test_what_mlflow_refuses_is_not_tried_for_ever(tracking, client, run, caplog
 
 
 def mine(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.tracking")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.tracking.client")]
 
 
 def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, client, run, caplog):
@@ -207,9 +207,7 @@ def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, 
     database.close()
     failed, works = mine(caplog)
     assert "fails (metrics: " in failed and "no such table" in failed and "works again" in works
-    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "tasks.tracking_delivery"
-    ]
+    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["tasks.tracking.outbox"]
     assert history(client, run, "loss") == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.0)]
     assert client.get_run(run).data.tags["a"] == "b"
 
@@ -254,7 +252,7 @@ def left_by_the_dead(home):
     """The run of a process that was killed."""
     code = (
         f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tasks.tracking import Tracking\n"
+        "from tasks.tracking.client import Tracking\n"
         f"print(Tracking({default_uri(home)!r}).stage_run(None, 'r1', 'sft', {{}}, {{}}), flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -284,7 +282,7 @@ def test_a_new_database_is_made_quietly_and_mlflow_is_imported_late(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import logging; logging.basicConfig(level=logging.INFO)\n"
-        "from tasks.tracking import Tracking, default_uri\n"
+        "from tasks.tracking.client import Tracking, default_uri\n"
         f"from pathlib import Path; tracking = Tracking(default_uri(Path({str(tmp_path / 'new')!r})))\n"
         "assert 'mlflow' not in sys.modules\n"
         "tracking.recipe_run('r1', 'n', {}, {})"
@@ -341,7 +339,7 @@ def test_a_server_that_comes_back_misses_nothing_and_one_that_does_not_stops_the
         server.kill()
         record.log_metrics(run, [{"step": 2, "loss": 2}])
         record.set_tags(run, {"a": "b"})
-        monkeypatch.setattr("tasks.tracking.AWAY_S", 1.0)
+        monkeypatch.setattr("tasks.tracking.client.AWAY_S", 1.0)
         with pytest.raises(
             InputError, match=r"has been away for .* minutes and misses what this stage logged; start it"
         ):
@@ -363,7 +361,7 @@ def test_a_kill_while_mlflows_database_is_made_leaves_none(tmp_path: Path) -> No
     """Killed at 12 moments from before the first table to after the last; then a run is recorded."""
 
     def start(path: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "tasks.tracking_database", str(path)], cwd=ROOT)
+        return subprocess.Popen([sys.executable, "-m", "tasks.tracking.database", str(path)], cwd=ROOT)
 
     began = time.monotonic()
     assert start(tmp_path / "whole.db").wait() == 0

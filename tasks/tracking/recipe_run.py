@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.store.store import Manifest, Store
-from tasks.tracked import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG, Tracked, TrackedRun
-from tasks.tracking import RECIPE_FILE
+from tasks.tracking.client import RECIPE_FILE
+from tasks.tracking.reader import (
+    DIGEST_TAG,
+    ERROR_TAG,
+    MADE_BY_TAG,
+    STAGE_TAG,
+    STALE_TAG,
+    STATUS_TAG,
+    Tracked,
+    TrackedRun,
+)
 
 
 @dataclass(frozen=True)

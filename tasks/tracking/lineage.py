@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.store.store import Manifest, Store
-from tasks.tracking import Tracking
+from tasks.tracking.client import Tracking
 
 
 def artifact_of(run: str, stage: str, tracking: Tracking, store: Store) -> Manifest:

@@ -1,7 +1,7 @@
 """MLflow's database in a file: made beside its place and put there whole.
 
 MLflow makes its tables one by one and cannot go on with a database of which a killed process left half.
-`python -m tasks.tracking_database FILE` makes one before a server is started on it.
+`python -m tasks.tracking.database FILE` makes one before a server is started on it.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from grpo.errors import InputError
 from grpo.processes.lifetime import process_name
 from tasks.store.store import Manifest
-from tasks.tracked import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked, with_tags
-from tasks.tracking_database import make_database
-from tasks.tracking_delivery import Delivery, refused
-from tasks.tracking_names import alias_name, flatten, metric_name, registered_name
+from tasks.tracking.database import make_database
+from tasks.tracking.names import alias_name, flatten, metric_name, registered_name
+from tasks.tracking.outbox import Delivery, refused
+from tasks.tracking.reader import DIGEST_TAG, PARENT_TAG, STAGE_TAG, Tracked, with_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

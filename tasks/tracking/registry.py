@@ -10,8 +10,8 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.store.store import Manifest, Store
-from tasks.tracking import Tracking
-from tasks.tracking_names import alias_name, registered_name
+from tasks.tracking.client import Tracking
+from tasks.tracking.names import alias_name, registered_name
 
 CHAMPION = "champion"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.store.diff import Change, changed, short
-from tasks.tracked import Tracked, TrackedRun
+from tasks.tracking.reader import Tracked, TrackedRun
 
 BEFORE_TAG, DIFFERS_TAG, INPUTS_TAG, SEED_TAG = "r1flow.before", "r1flow.differs", "r1flow.inputs", "r1flow.seed"
 _SAID_ELSEWHERE = {"seed", "description"}
