@@ -34,8 +34,8 @@ from flows.progress import Progress
 from flows.server import without_heartbeat
 from flows.stage import Input, Where, find_key, summary
 from grpo.errors import InputError
-from tasks.launch import StageFailed
 from tasks.store.store import Manifest
+from tasks.trainer.launch import StageFailed
 
 DEPLOYMENT = "r1flow"
 """What every flow's deployment is called."""

@@ -38,7 +38,7 @@ from tasks.store.store import Manifest
 from tasks.tracking.client import RECIPE_FILE, Tracking
 from tasks.tracking.reader import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG
 from tasks.tracking.run_names import name_run
-from tasks.warm import warm_trainers
+from tasks.trainer.fork_client import warm_trainers
 
 
 @dataclass

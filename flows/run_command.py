@@ -34,11 +34,11 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from flows.recipe_file import load_recipe
     from flows.server import prefect_server
-    from tasks.meeting import Meeting
+    from tasks.trainer.rendezvous import Meeting
 
     meeting = Meeting.of_environment(home())
     if meeting is not None and meeting.rank > 0:
-        from tasks.join import join
+        from tasks.trainer.node import join
 
         return join(meeting)
     # Quick to read, and with a mistake in it no server needs to start and leave an empty database.

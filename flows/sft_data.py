@@ -30,13 +30,13 @@ from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import source_digest
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.create import PROMPT_DIGESTS, JudgeCounts
-from tasks.launch import StageFailed
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.mix import TRAIN as EXAMPLES
 from tasks.sft_data.mix import mix
 from tasks.sft_data.plots import plot
 from tasks.sft_data.shard_selection import judge_of, select_shard
 from tasks.sft_data.shards import ProblemShard, cut
+from tasks.trainer.launch import StageFailed
 
 __all__ = ["EXAMPLES", "STAGE", "sft_data"]
 

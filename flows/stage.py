@@ -28,13 +28,13 @@ from flows.references import Input, external, resolve
 from flows.run_page import RunPage
 from grpo.errors import InputError
 from grpo.processes.peak_memory import FILE as MEMORY_USED
-from tasks.launch import launch, load_ahead
-from tasks.meeting import Meeting
 from tasks.store.stale import lines_of, make_current, mark
 from tasks.store.store import Attempt, InputRef, Manifest, artifact_key
 from tasks.tracking.client import CONFIG_FILE, Tracking
 from tasks.tracking.reader import MADE_BY_TAG, STAGE_TAG
 from tasks.tracking.run_names import name_run
+from tasks.trainer.launch import launch, load_ahead
+from tasks.trainer.rendezvous import Meeting
 
 logger = logging.getLogger(__name__)
 

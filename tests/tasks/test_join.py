@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from grpo.errors import InputError
-from tasks import join as module
-from tasks import meeting as meetings
-from tasks.meeting import Meeting
+from tasks.trainer import node as module
+from tasks.trainer import rendezvous as meetings
+from tasks.trainer.rendezvous import Meeting
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -32,7 +32,7 @@ FIRST = """
 import json, sys
 from pathlib import Path
 from tasks import launch
-from tasks.meeting import Meeting
+from tasks.trainer.rendezvous import Meeting
 launch.GRACE_S = 2.0
 meeting = Meeting.of_environment(Path({home!r}))
 with meeting.lead():
@@ -41,8 +41,8 @@ with meeting.lead():
 """
 OTHER = """
 from pathlib import Path
-from tasks.join import join
-from tasks.meeting import Meeting
+from tasks.trainer.node import join
+from tasks.trainer.rendezvous import Meeting
 raise SystemExit(join(Meeting.of_environment(Path({home!r}))))
 """
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks import launch as module
-from tasks.launch import StageFailed, launch
+from tasks.trainer import launch as module
+from tasks.trainer.launch import StageFailed, launch
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """

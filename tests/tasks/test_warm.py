@@ -17,18 +17,18 @@ import pytest
 
 from grpo.errors import InputError
 from grpo.processes.lifetime import process_name
-from tasks import warm
-from tasks.launch import StageFailed, launch, load_ahead
+from tasks.trainer import fork_client
+from tasks.trainer.launch import StageFailed, launch, load_ahead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(warm, "_ACCELERATORS", ())
-    with warm.warm_trainers():
+    monkeypatch.setattr(fork_client, "_ACCELERATORS", ())
+    with fork_client.warm_trainers():
         yield
-    assert warm._warm is None
+    assert fork_client._warm is None
 
 
 def job(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def parent_of(pid: int) -> int:
 
 def trainer() -> int:
     """The process that is being forked from the warm one."""
-    assert warm._warm is not None
-    there = f"/proc/{warm._warm.process.pid}/task/{warm._warm.process.pid}/children"
+    assert fork_client._warm is not None
+    there = f"/proc/{fork_client._warm.process.pid}/task/{fork_client._warm.process.pid}/children"
     while not (children := Path(there).read_text().split()):
         time.sleep(0.05)
     return int(children[0])
@@ -62,13 +62,13 @@ def trainer() -> int:
 def test_a_fork_trains_as_a_process_of_its_own_does(tmp_path: Path) -> None:
     load_ahead()
     first, second = train(tmp_path / "a"), train(tmp_path / "b")
-    server = warm._warm
+    server = fork_client._warm
     assert server is not None and server.launches == 2
-    warm._warm = None
+    fork_client._warm = None
     try:
         cold = train(tmp_path / "c")
     finally:
-        warm._warm = server
+        fork_client._warm = server
     assert first == second == cold
     made = [(tmp_path / name / "out/model.safetensors").read_bytes() for name in "abc"]
     assert made[0] == made[1] == made[2]
@@ -80,7 +80,7 @@ def test_what_a_fork_refuses_is_said_and_the_next_one_is_not_told(tmp_path: Path
         train(tmp_path / "bad", layers=0)
     assert "layers" in (tmp_path / "bad/work/trainer.log").read_text()
     assert train(tmp_path / "good")["steps_completed"] == 3
-    assert warm._warm is not None and warm._warm.launches == 2
+    assert fork_client._warm is not None and fork_client._warm.launches == 2
 
 
 def test_a_fork_holds_the_lock_that_it_is_given(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_fork_holds_the_lock_that_it_is_given(tmp_path: Path) -> None:
     launch(job(tmp_path / "a", steps=300), tmp_path / "a/work", on_metrics=look, lock_fd=lock)
     assert held[0]
     os.close(lock)
-    assert warm._warm is not None
+    assert fork_client._warm is not None
     inode = os.stat(tmp_path / "lock").st_ino
-    assert inode not in [os.stat(p).st_ino for p in fds(warm._warm.process.pid)]
+    assert inode not in [os.stat(p).st_ino for p in fds(fork_client._warm.process.pid)]
 
 
 def test_a_killed_fork_is_told_by_its_signal_and_the_next_one_continues(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_fork_is_told_by_its_signal_and_the_next_one_continues(tmp_path
         launch(long, folder / "work", on_metrics=lambda records: None)
     killer.join()
     assert train(tmp_path / "b")["steps_completed"] == 3
-    assert warm._warm is not None and warm._warm.launches == 2
+    assert fork_client._warm is not None and fork_client._warm.launches == 2
 
 
 def test_a_fork_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_a_fork_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_fork_dies_with_the_process_that_it_was_forked_from(tmp_path: Path) -> None:
     load_ahead()
-    assert warm._warm is not None
-    process = warm._warm.process
+    assert fork_client._warm is not None
+    process = fork_client._warm.process
     seen: list[int] = []
 
     def kill(records: list[dict[str, Any]]) -> None:
@@ -149,23 +149,23 @@ def test_a_fork_dies_with_the_process_that_it_was_forked_from(tmp_path: Path) ->
     assert train(tmp_path / "b")["steps_completed"] == 3  # a process of its own
     load_ahead()
     assert train(tmp_path / "c")["steps_completed"] == 3
-    assert warm._warm is not None and warm._warm.launches == 1
+    assert fork_client._warm is not None and fork_client._warm.launches == 1
 
 
 def test_another_environment_needs_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_ahead()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert train(tmp_path / "a")["steps_completed"] == 3
-    assert warm._warm is not None and warm._warm.launches == 0
+    assert fork_client._warm is not None and fork_client._warm.launches == 0
 
 
 def test_where_there_is_a_gpu_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(warm, "Path", lambda name: tmp_path)
-    monkeypatch.setattr(warm, "_ACCELERATORS", ("nvidia[0-9]*",))
-    with warm.warm_trainers():
-        assert not warm._allowed
-    assert warm._allowed
+    monkeypatch.setattr(fork_client, "Path", lambda name: tmp_path)
+    monkeypatch.setattr(fork_client, "_ACCELERATORS", ("nvidia[0-9]*",))
+    with fork_client.warm_trainers():
+        assert not fork_client._allowed
+    assert fork_client._allowed
 
 
 def test_the_log_of_a_fork_has_only_its_own_words(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import uuid
 from pathlib import Path
 
 from grpo.errors import InputError
-from tasks.launch import StageFailed, command, failure, trainer_environment, watched
-from tasks.meeting import ID, Announcement, Meeting
+from tasks.trainer.launch import StageFailed, command, failure, trainer_environment, watched
+from tasks.trainer.rendezvous import ID, Announcement, Meeting
 
 POLL_S = 0.5
 PATIENCE_S = 600.0

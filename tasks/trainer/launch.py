@@ -24,8 +24,8 @@ from typing import Any
 import grpo
 from grpo.config.common import Hardware
 from grpo.errors import InputError
-from tasks.meeting import ENDPOINT, RANK, Meeting
-from tasks.warm import MARK, Forked, forked, load
+from tasks.trainer.fork_client import MARK, Forked, forked, load
+from tasks.trainer.rendezvous import ENDPOINT, RANK, Meeting
 
 logger = logging.getLogger(__name__)
 
