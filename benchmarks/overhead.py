@@ -62,7 +62,7 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     """(its trainers' times, seconds in stages, wall seconds), the last two without those of the direct runs."""
     began = time.monotonic()
     from flows.home import prepare_environment, tracking
-    from flows.server import prefect_server
+    from flows.prefect_server import prefect_server
 
     prepare_environment()
 

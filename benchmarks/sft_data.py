@@ -83,8 +83,8 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
     from flows.home import prepare_environment, store
 
     prepare_environment()
+    from flows.prefect_server import prefect_server
     from flows.recipe import SFTData
-    from flows.server import prefect_server
     from flows.sft_data import STAGE, sft_data
     from tasks.store.store import artifact_key
 

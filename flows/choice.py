@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flows.r1 import Choice
 
 FLOWS = ["r1", "r1_zero", "distill", "rlhf_ppo"]
-"""The keys of flows.graphs.GRAPHS, which takes seconds to load."""
+"""The keys of flows.pipelines.GRAPHS, which takes seconds to load."""
 
 
 def add_choice(command: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.server import check_server
+from flows.prefect_server import check_server
 from grpo.errors import InputError
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
-from flows.graphs import Step
 from flows.home import home, store
+from flows.pipelines import Step
+from flows.prefect_server import without_heartbeat
 from flows.progress import Progress
-from flows.server import without_heartbeat
 from flows.stage import Input, Where, find_key, summary
 from grpo.errors import InputError
 from tasks.store.store import Manifest

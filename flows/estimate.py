@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.evaluate import checkpoints
-from flows.graphs import Step
 from flows.home import home
+from flows.pipelines import Step
 from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
 from flows.students import PREFIX
 from grpo.config.common import SFT, Hardware

@@ -9,8 +9,8 @@ from typing import Any
 
 from flows.estimate import FILE, Assumptions, estimate, to_json
 from flows.estimate_fit import check, refuse
-from flows.graphs import Step
 from flows.home import home
+from flows.pipelines import Step
 from flows.progress import duration
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe

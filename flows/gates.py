@@ -26,12 +26,12 @@ from pydantic import Field
 
 from flows import evaluate
 from flows.forms import Inputs, Seed
-from flows.graphs import Step
 from flows.home import home, store
+from flows.pipelines import Step
+from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe import Evaluate, Recipe
 from flows.run_page import artifact_key
-from flows.server import keeps_runs
 from flows.stage import Stage, Where, run_stage
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.gates import check_gates
-from flows.graphs import Step
 from flows.home import store
+from flows.pipelines import Step
 from flows.r1 import Choice
 from flows.recipe import Recipe
 from flows.references import external, resolve

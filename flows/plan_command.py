@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.graphs import GRAPHS
+    from flows.pipelines import GRAPHS
     from flows.plan import plan
     from flows.progress import duration
     from flows.recipe_file import load_recipe

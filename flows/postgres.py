@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.server import HOST
+from flows.prefect_server import HOST
 from flows.services import Databases
 from flows.supervisor import Part
 from grpo.errors import InputError

@@ -23,8 +23,8 @@ from flows.estimate import FILE as ESTIMATE
 from flows.estimate import for_record
 from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
-from flows.graphs import GRAPHS, Step
 from flows.home import store, tracking
+from flows.pipelines import GRAPHS, Step
 from flows.progress import Progress
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe

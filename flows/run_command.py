@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    from flows.prefect_server import prefect_server
     from flows.recipe_file import load_recipe
-    from flows.server import prefect_server
     from tasks.trainer.rendezvous import Meeting
 
     meeting = Meeting.of_environment(home())
@@ -51,9 +51,9 @@ def run(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace, recipe: Recipe) -> None:
     """Looks at all else that can be wrong, and loads what a run needs."""
     from flows import r1  # noqa: F401
-    from flows.graphs import GRAPHS
+    from flows.pipelines import GRAPHS
     from flows.plan import plan as make_plan
-    from flows.server import keeps_runs
+    from flows.prefect_server import keeps_runs
 
     make_plan(GRAPHS[given.flow](recipe), recipe, choice_of(given))
     if given.dispatch and not keeps_runs():

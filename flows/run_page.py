@@ -21,8 +21,8 @@ from prefect.artifacts import (
 )
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from flows.prefect_server import keeps_runs
 from flows.progress import duration
-from flows.server import keeps_runs
 from tasks.store.store import Manifest
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.forms import schema
 from flows.gates import gate_evaluation
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe
 from grpo.errors import InputError

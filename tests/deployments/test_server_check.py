@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.server import _OwnServer, check_server, free_port, prefect_server
+from flows.prefect_server import _OwnServer, check_server, free_port, prefect_server
 from grpo.errors import InputError
 
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
 from flows.gates import gate_evaluation
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.r1 import FLOWS
 from flows.recipe_file import load_recipe
 from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.server import free_port
+from flows.prefect_server import free_port
 from flows.take_up import living
 from grpo.processes.lifetime import process_name
 from tests.flows.conftest import R1, SMALLER

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from flows.server import free_port, is_open
+from flows.prefect_server import free_port, is_open
 from tests.flows.conftest import R1
 
 GATE = (
@@ -32,7 +32,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())]
+        command = [sys.executable, "-m", "flows.prefect_server", str(self.port), str(os.getpid())]
         place = {
             "PREFECT_HOME": str(self.folder),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

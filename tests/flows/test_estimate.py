@@ -12,7 +12,7 @@ import pytest
 
 from flows.estimate import for_record
 from flows.estimate_command import assumptions, make
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.recipe_file import load_recipe
 from grpo.errors import InputError
 

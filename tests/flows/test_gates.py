@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.gates import check_gates
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.recipe_file import load_recipe
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.recipe_file import load_recipe
 from grpo.data.records import read_samples
 from grpo.errors import InputError

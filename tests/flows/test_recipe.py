@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import choice
-from flows.graphs import GRAPHS
+from flows.pipelines import GRAPHS
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe, shipped
 from grpo.errors import InputError

@@ -37,7 +37,7 @@ from flows.home import prepare_environment
 prepare_environment()
 from flows.recipe import RewardModels
 from flows.reward_models import reward_models
-from flows.server import prefect_server
+from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)
 with prefect_server():
     print(json.dumps(reward_models(RewardModels.model_validate(config), inputs, return_state=True).result()))

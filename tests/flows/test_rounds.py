@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from flows.gates import check_gates
-from flows.graphs import GRAPHS, R1, Step
+from flows.pipelines import GRAPHS, R1, Step
 from flows.recipe_file import load_recipe
 from flows.stage import hashed_config
 from grpo.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.graphs import R1 as GRAPH
+from flows.pipelines import R1 as GRAPH
 from flows.problems import HELD_OUT, TRAIN
 from flows.recipe import Recipe
 from grpo.data.records import read_problems

@@ -85,7 +85,7 @@ class _OwnServer:
         # the server locks its log, and we, who know when it answers, unlock it.
         self.output = self.log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(self.port), str(os.getpid())],
+            [sys.executable, "-m", "flows.prefect_server", str(self.port), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
