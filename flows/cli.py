@@ -7,39 +7,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from flows import (
-    artifacts_command,
-    chat_command,
-    compare,
-    data_command,
-    deploy,
-    export,
-    plan_command,
-    registry,
-    report_command,
-    run_command,
-    ui,
-    up,
-    why,
-)
+from flows.cli import artifacts, chat, compare, data, deploy, export, plan, promote, report, run, ui, up, why
 from flows.home import prepare_environment
 from grpo.errors import InputError
 
-MODULES = [run_command, plan_command, artifacts_command, why, data_command, compare, report_command, chat_command]
-MODULES += [registry, export, ui, deploy, up]
+MODULES = [run, plan, artifacts, why, data, compare, report, chat]
+MODULES += [promote, export, ui, deploy, up]
 """In the order of `r1 --help`; each adds what it can do."""
 
 COMMANDS = {
-    "run": run_command.run,
-    "plan": plan_command.run,
-    "stages": artifacts_command.stages,
-    "show": artifacts_command.show,
+    "run": run.run,
+    "plan": plan.run,
+    "stages": artifacts.stages,
+    "show": artifacts.show,
     "why": why.run,
-    "data": data_command.run,
+    "data": data.run,
     "compare": compare.run,
-    "report": report_command.run,
-    "chat": chat_command.run,
-    "promote": registry.run,
+    "report": report.run,
+    "chat": chat.run,
+    "promote": promote.run,
     "export": export.run,
     "ui": ui.run,
     "deploy": deploy.run,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.cli.why import Ingredients, differences
 from flows.gates import check_gates
 from flows.home import store
 from flows.pipelines import Step
@@ -13,7 +14,6 @@ from flows.r1 import Choice
 from flows.recipe import Recipe
 from flows.references import external, resolve
 from flows.stage import hashed_config, key_of
-from flows.why import Ingredients, differences
 from tasks.store.store import InputRef, Manifest
 
 

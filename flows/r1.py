@@ -18,6 +18,7 @@ from prefect import flow
 from prefect.context import FlowRunContext
 
 from flows import evaluate, report_page
+from flows.cli.promote import move_aliases
 from flows.dispatch import check_deployments, dispatch, run_here
 from flows.estimate import FILE as ESTIMATE
 from flows.estimate import for_record
@@ -29,7 +30,6 @@ from flows.progress import Progress
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe
 from flows.references import resolve
-from flows.registry import move_aliases
 from flows.run_page import RunPage
 from flows.stage import Where, find_key
 from grpo.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flows import cli
-from flows.compare import aligned, show
+from flows.cli.compare import aligned, show
 from grpo.errors import InputError
 from tasks.tracking.client import default_uri
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from flows.cli.plan_estimate import assumptions, make
 from flows.estimate import for_record
-from flows.estimate_command import assumptions, make
 from flows.pipelines import GRAPHS
 from flows.recipe_file import load_recipe
 from grpo.errors import InputError

@@ -20,8 +20,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.cli import parser
+from flows.cli.export import run
 from flows.evaluate import TABLE
-from flows.export import run
 from flows.home import store
 from grpo.errors import InputError
 from tasks.sft_data.statistics import STATISTICS

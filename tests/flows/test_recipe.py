@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import choice
+from flows.cli import options
 from flows.pipelines import GRAPHS
 from flows.recipe import Recipe
 from flows.recipe_file import load_recipe, shipped
@@ -116,4 +116,4 @@ def test_a_misspelt_section_is_named_before_what_is_missing_without_it(tmp_path:
 
 
 def test_the_command_offers_the_graphs_that_there_are() -> None:
-    assert [*GRAPHS] == choice.FLOWS
+    assert [*GRAPHS] == options.FLOWS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import parser
-from flows.registry import move_aliases, run
+from flows.cli.promote import move_aliases, run
 from grpo.errors import InputError
 from tasks.store.store import Manifest, Store, artifact_key
 from tasks.tracking.client import Tracking, default_uri

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from flows.cli.why import why
 from flows.home import store, tracking
 from flows.references import artifact, resolve
 from flows.stage import ALONE, Context, Outcome, Stage, Where, run_stage
-from flows.why import why
 from grpo.errors import InputError
 from tasks.store.stale import STALE_TAG, stale
 

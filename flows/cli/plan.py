@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from flows import estimate_options
-from flows.choice import add_choice, choice_of
+from flows.cli import estimate_options
+from flows.cli.options import add_choice, choice_of
 
 
 def add(commands: Any) -> None:
@@ -29,9 +29,9 @@ def run(given: argparse.Namespace) -> int:
     planned = plan(graph, recipe, choice_of(given))
     estimated: dict[str, Any] | None = None
     if given.estimate or given.calibrate:
-        from flows import estimate_command
+        from flows.cli import plan_estimate
 
-        estimated = estimate_command.make(given, graph, recipe)
+        estimated = plan_estimate.make(given, graph, recipe)
     if given.json:
         result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
         print(json.dumps(result | ({"estimate": estimated} if estimated else {})))
@@ -41,5 +41,5 @@ def run(given: argparse.Namespace) -> int:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
         print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
     if estimated:
-        estimate_command.show(estimated, [p.name for p in planned if p.status == "run"])
+        plan_estimate.show(estimated, [p.name for p in planned if p.status == "run"])
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from flows.choice import add_choice, choice_of
+from flows.cli.options import add_choice, choice_of
 from flows.home import home, tracking
 from grpo.errors import InputError
 

@@ -71,7 +71,7 @@ def _start(place: Path, given: argparse.Namespace) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / "up.log").open("ab") as output:
         process = subprocess.Popen(
-            [*PYTHON, "flows.up", *map(str, ports), str(workers)],
+            [*PYTHON, "flows.cli.up", *map(str, ports), str(workers)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
