@@ -51,7 +51,7 @@ def prepare_environment() -> None:
 
 def _use_servers() -> None:
     """`r1 up` or `r1 ui` is running: its server shows this run live, and what `r1 up` started records it too."""
-    from flows.services import read_state
+    from flows.installation.services import read_state
 
     state = read_state(home())
     prefect, tracked = state.get("prefect"), state.get("tracking")

@@ -13,7 +13,7 @@ from flows.prefect_server import check_server
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.registration import Difference
+    from flows.installation.register import Difference
 
 SHOWN = 8
 WIDTH = 60
@@ -50,8 +50,8 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.registration import apply, compare
-    from flows.wanted import wanted
+    from flows.installation.desired import wanted
+    from flows.installation.register import apply, compare
 
     async with get_client() as client:
         try:

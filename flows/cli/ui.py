@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from flows.home import home
-from flows.services import (
+from flows.installation.services import (
     STATE,
     check_ports,
     mlflow_server,
@@ -19,7 +19,7 @@ from flows.services import (
     wait_for,
     write_state,
 )
-from flows.supervisor import Supervisor
+from flows.installation.supervisor import Supervisor
 from grpo.processes.lifetime import process_name
 
 

@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows import services
 from flows.home import home
-from flows.services import STATE, Databases
-from flows.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
+from flows.installation import services
+from flows.installation.services import STATE, Databases
+from flows.installation.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
 from grpo.errors import InputError
 from grpo.processes.lifetime import process_name
 
@@ -56,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
     (place / STATE).unlink(missing_ok=True)
     ports = {"--prefect-port": given.prefect_port, "--mlflow-port": given.mlflow_port}
     if given.postgres:
-        from flows.postgres import check
+        from flows.installation.postgres import check
 
         check()
         ports["--postgres-port"] = given.postgres_port
@@ -214,7 +214,7 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
         }
         if not supervisor.stopping:
             _deploy(logs, settings)
-        for part in [*workers(number, settings), Part("take-up", (*PYTHON, "flows.take_up"), settings)]:
+        for part in [*workers(number, settings), Part("take-up", (*PYTHON, "flows.installation.orphans"), settings)]:
             if not supervisor.stopping:
                 supervisor.start(part)
         state["ready"] = True
@@ -236,7 +236,7 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
 def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Databases:
     if not postgres_port:
         return services.sqlite(place)
-    from flows.postgres import Cluster
+    from flows.installation.postgres import Cluster
 
     cluster = Cluster(place / "postgres", postgres_port)
     cluster.make()

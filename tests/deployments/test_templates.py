@@ -18,7 +18,7 @@ from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from flows.wanted import FOLDER, Kind, wanted
+from flows.installation.desired import FOLDER, Kind, wanted
 from tests.deployments.kubernetes_types import faults
 
 KINDS: tuple[Kind, ...] = ("process", "docker", "kubernetes")

@@ -10,10 +10,10 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
 from flows.gates import gate_evaluation
+from flows.installation.desired import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
 from flows.pipelines import GRAPHS
 from flows.r1 import FLOWS
 from flows.recipe_file import load_recipe
-from flows.wanted import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
 from grpo.config.common import SFT
 from grpo.errors import InputError
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from flows.installation.orphans import living
 from flows.prefect_server import free_port
-from flows.take_up import living
 from grpo.processes.lifetime import process_name
 from tests.flows.conftest import R1, SMALLER
 

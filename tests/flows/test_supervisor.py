@@ -18,7 +18,7 @@ from grpo.processes.lifetime import process_name
 PROGRAM = """
 import os, sys
 from pathlib import Path
-import flows.supervisor as s
+import flows.installation.supervisor as s
 s.GRACE_S = 1.0
 logs = Path(sys.argv[1])
 supervisor = s.Supervisor(logs, lambda: (logs / "parts").write_text(repr(supervisor.processes())))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.installation.supervisor import PYTHON, Part, tail
 from flows.prefect_server import HOST, is_open
-from flows.supervisor import PYTHON, Part, tail
 from grpo.errors import InputError
 from tasks.tracking.client import default_uri
 

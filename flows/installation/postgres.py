@@ -15,9 +15,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.installation.services import Databases
+from flows.installation.supervisor import Part
 from flows.prefect_server import HOST
-from flows.services import Databases
-from flows.supervisor import Part
 from grpo.errors import InputError
 
 USER, DATABASES = "r1flow", ("prefect", "mlflow")
