@@ -18,7 +18,7 @@ from typing import Any
 
 from machine import machine
 
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from grpo.data.records import read_samples
 from tasks.evaluation.metrics import reasoning_metrics
 from tasks.store.store import Store

@@ -7,8 +7,8 @@ from pathlib import Path
 from prefect import flow
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
-from flows.recipe import Base
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import Base
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import Hardware
 from tasks.problems.miniature import corpus

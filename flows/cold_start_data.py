@@ -6,9 +6,9 @@ from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
-from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
-from flows.recipe import ColdStartData
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import ColdStartData
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError

@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.cold_start_data import EXAMPLES
-from flows.forms import Inputs, Seed
+from flows.recipe.forms import Inputs, Seed
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import SFT
 

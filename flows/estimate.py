@@ -11,7 +11,7 @@ from typing import Any
 from flows.evaluate import checkpoints
 from flows.home import home
 from flows.pipelines import Step
-from flows.recipe import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
+from flows.recipe.schema import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
 from flows.students import PREFIX
 from grpo.config.common import SFT, Hardware
 from grpo.config.rl import RL

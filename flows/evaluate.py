@@ -11,9 +11,9 @@ from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
-from flows.forms import EvaluatedStages, Inputs, Seed
 from flows.problems import HELD_OUT
-from flows.recipe import Evaluate
+from flows.recipe.forms import EvaluatedStages, Inputs, Seed
+from flows.recipe.schema import Evaluate
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from flows.students import PREFIX

@@ -25,12 +25,12 @@ from prefect.states import State
 from pydantic import Field
 
 from flows import evaluate
-from flows.forms import Inputs, Seed
 from flows.home import home, store
 from flows.pipelines import Step
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
-from flows.recipe import Evaluate, Recipe
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import Evaluate, Recipe
 from flows.run_page import artifact_key
 from flows.stage import Stage, Where, run_stage
 from grpo.errors import InputError

@@ -26,7 +26,7 @@ from flows import (
     sft_data,
     students,
 )
-from flows.recipe import Recipe
+from flows.recipe.schema import Recipe
 from flows.stage import Stage
 from grpo.errors import InputError
 

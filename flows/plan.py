@@ -11,7 +11,7 @@ from flows.gates import check_gates
 from flows.home import store
 from flows.pipelines import Step
 from flows.r1 import Choice
-from flows.recipe import Recipe
+from flows.recipe.schema import Recipe
 from flows.references import external, resolve
 from flows.stage import hashed_config, key_of
 from tasks.store.store import InputRef, Manifest

@@ -11,8 +11,8 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
-from flows.recipe import Problems
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import Problems
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, write_rows
 from tasks.problems.decontaminate import decontaminate

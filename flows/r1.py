@@ -22,13 +22,13 @@ from flows.cli.promote import move_aliases
 from flows.dispatch import check_deployments, dispatch, run_here
 from flows.estimate import FILE as ESTIMATE
 from flows.estimate import for_record
-from flows.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.home import store, tracking
 from flows.pipelines import GRAPHS, Step
 from flows.progress import Progress
-from flows.recipe import Recipe
-from flows.recipe_file import load_recipe
+from flows.recipe.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
+from flows.recipe.load import load_recipe
+from flows.recipe.schema import Recipe
 from flows.references import resolve
 from flows.run_page import RunPage
 from flows.stage import Where, find_key

@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.states import State
 
 from flows.base import zero_template
-from flows.forms import Inputs, Seed
 from flows.reasoning_rl import files, train, user_code
+from flows.recipe.forms import Inputs, Seed
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.rl import RL
 

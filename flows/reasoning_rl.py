@@ -10,8 +10,8 @@ from prefect import flow
 from prefect.states import State
 
 from flows.cold_start_data import EXAMPLES
-from flows.forms import Inputs, Seed
 from flows.problems import TRAIN
+from flows.recipe.forms import Inputs, Seed
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.rl import RL
 from grpo.rewards.functions import source_digest

@@ -12,9 +12,9 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
 from flows.evaluate import TABLE
-from flows.forms import Inputs, Seed
 from flows.problems import HELD_OUT
-from flows.recipe import Report
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import Report
 from flows.run_page import artifact_key
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, read_rows

@@ -15,9 +15,9 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
 from flows.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
-from flows.recipe import RewardModels
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import RewardModel
 from grpo.config.jobs import MEMBER

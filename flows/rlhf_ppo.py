@@ -9,8 +9,8 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
 from flows.reasoning_rl import train, user_code
+from flows.recipe.forms import Inputs, Seed
 from flows.reward_models import HELPFUL, SAFE
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.rl import RL

@@ -13,9 +13,9 @@ from prefect import flow
 from prefect.states import State
 
 from flows import alignment_rl, reward_models
-from flows.forms import Inputs, Seed
 from flows.reasoning_rl import files, user_code
-from flows.recipe import RewardModels
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import RewardModels
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.rl import RL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
+from flows.recipe.forms import Inputs, Seed
 from flows.sft_data import EXAMPLES
 from flows.stage import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import SFT

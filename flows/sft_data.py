@@ -19,10 +19,10 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
-from flows.forms import Inputs, Seed
 from flows.home import home
 from flows.problems import HELD_OUT, TRAIN
-from flows.recipe import SFTData
+from flows.recipe.forms import Inputs, Seed
+from flows.recipe.schema import SFTData
 from flows.stage import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
 from grpo.config.text_engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows

@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     from flows.pipelines import GRAPHS
     from flows.plan import plan
     from flows.progress import duration
-    from flows.recipe_file import load_recipe
+    from flows.recipe.load import load_recipe
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     graph = GRAPHS[given.flow](recipe)

@@ -12,8 +12,8 @@ from flows.estimate_fit import check, refuse
 from flows.home import home
 from flows.pipelines import Step
 from flows.progress import duration
-from flows.recipe import Recipe
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
+from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.local_device import calibrate, local_device, processor

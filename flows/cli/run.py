@@ -15,7 +15,7 @@ from flows.home import home, tracking
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.recipe import Recipe
+    from flows.recipe.schema import Recipe
 
 
 def add(commands: Any) -> None:
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from flows.prefect_server import prefect_server
-    from flows.recipe_file import load_recipe
+    from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Meeting
 
     meeting = Meeting.of_environment(home())

@@ -13,7 +13,7 @@ from flows.gates import gate_evaluation
 from flows.installation.desired import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
 from flows.pipelines import GRAPHS
 from flows.r1 import FLOWS
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from grpo.config.common import SFT
 from grpo.errors import InputError
 

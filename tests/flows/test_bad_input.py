@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows import problems
-from flows.recipe import Problems
+from flows.recipe.schema import Problems
 from flows.stage import Where
 from grpo.errors import InputError
 

@@ -13,7 +13,7 @@ import pytest
 from flows.cli.plan_estimate import assumptions, make
 from flows.estimate import for_record
 from flows.pipelines import GRAPHS
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from grpo.errors import InputError
 
 # Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.

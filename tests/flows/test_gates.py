@@ -14,7 +14,7 @@ import pytest
 
 from flows.gates import check_gates
 from flows.pipelines import GRAPHS
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER
 

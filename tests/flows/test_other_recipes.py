@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.pipelines import GRAPHS
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from grpo.data.records import read_samples
 from grpo.errors import InputError
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.reasoning_rl import STAGE
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from flows.stage import hashed_config
 from grpo.errors import InputError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import alignment_rl, r1_zero, reasoning_rl
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from flows.stage import external, hashed_config
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from flows.stage import key_of
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER

@@ -9,8 +9,8 @@ import pytest
 
 from flows.cli import options
 from flows.pipelines import GRAPHS
-from flows.recipe import Recipe
-from flows.recipe_file import load_recipe, shipped
+from flows.recipe.load import load_recipe, shipped
+from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 
 

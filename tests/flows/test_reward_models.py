@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flows.recipe import RewardModels
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
+from flows.recipe.schema import RewardModels
 from flows.reward_models import STAGE
 from flows.stage import find_key
 from grpo.config.common import Hardware, Optimizer, Pretrain
@@ -35,7 +35,7 @@ RUN = """
 import json, sys
 from flows.home import prepare_environment
 prepare_environment()
-from flows.recipe import RewardModels
+from flows.recipe.schema import RewardModels
 from flows.reward_models import reward_models
 from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)

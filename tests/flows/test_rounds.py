@@ -7,7 +7,7 @@ import pytest
 
 from flows.gates import check_gates
 from flows.pipelines import GRAPHS, R1, Step
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from flows.stage import hashed_config
 from grpo.errors import InputError
 

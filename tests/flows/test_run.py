@@ -11,7 +11,7 @@ import pytest
 
 from flows.pipelines import R1 as GRAPH
 from flows.problems import HELD_OUT, TRAIN
-from flows.recipe import Recipe
+from flows.recipe.schema import Recipe
 from grpo.data.records import read_problems
 from tasks.problems.load import normalise
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from flows.cli.why import changed
 from flows.home import store
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from flows.references import external, resolve
 from flows.stage import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
 from grpo.errors import InputError

@@ -12,7 +12,7 @@ from prefect.context import FlowRunContext
 
 from flows.home import tracking
 from flows.r1 import _begin
-from flows.recipe_file import load_recipe
+from flows.recipe.load import load_recipe
 from tasks.tracking.client import RECIPE_FILE, Tracking
 
 

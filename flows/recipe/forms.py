@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from prefect.utilities.callables import parameter_schema
 from pydantic import Field
 
-from flows.recipe_file import shipped
+from flows.recipe.load import shipped
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe import Recipe
+from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 
 
