@@ -68,7 +68,7 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
     def load() -> tuple[Any, Directly, Builds]:  # while the server starts, as `r1 run` does
         from flows import stage
-        from flows.r1 import train_r1
+        from flows.run.executor import train_r1
         from tasks.trainer import launch
 
         launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.r1 import Choice
+    from flows.run.executor import Choice
 
 FLOWS = ["r1", "r1_zero", "distill", "rlhf_ppo"]
 """The keys of flows.pipelines.GRAPHS, which takes seconds to load."""
@@ -40,7 +40,7 @@ def add_choice(command: argparse.ArgumentParser) -> None:
 
 
 def choice_of(given: argparse.Namespace) -> Choice:
-    from flows.r1 import Choice
+    from flows.run.executor import Choice
 
     inputs = {}
     for pair in given.input:

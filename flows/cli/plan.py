@@ -20,9 +20,9 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from flows.pipelines import GRAPHS
-    from flows.plan import plan
     from flows.progress import duration
     from flows.recipe.load import load_recipe
+    from flows.run.plan import plan
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
     graph = GRAPHS[given.flow](recipe)

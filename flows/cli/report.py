@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.report_page import default_path, write
+    from flows.run.report import default_path, write
     from tasks.tracking.recipe_run import load_run
 
     record = tracking()

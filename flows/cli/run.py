@@ -50,10 +50,10 @@ def run(given: argparse.Namespace) -> int:
 
 def _check(given: argparse.Namespace, recipe: Recipe) -> None:
     """Looks at all else that can be wrong, and loads what a run needs."""
-    from flows import r1  # noqa: F401
     from flows.pipelines import GRAPHS
-    from flows.plan import plan as make_plan
     from flows.prefect_server import keeps_runs
+    from flows.run import executor  # noqa: F401
+    from flows.run.plan import plan as make_plan
 
     make_plan(GRAPHS[given.flow](recipe), recipe, choice_of(given))
     if given.dispatch and not keeps_runs():
@@ -64,8 +64,8 @@ def _check(given: argparse.Namespace, recipe: Recipe) -> None:
 
 
 def _run(given: argparse.Namespace, recipe: Recipe) -> int:
-    from flows.gates import GateStopped
-    from flows.r1 import FLOWS, RecipeFailed
+    from flows.run.executor import FLOWS, RecipeFailed
+    from flows.run.gates import GateStopped
 
     choice = choice_of(given)
     try:

@@ -18,11 +18,11 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from flows.gates import gate_evaluation
 from flows.pipelines import GRAPHS
 from flows.recipe.forms import schema
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
+from flows.run.gates import gate_evaluation
 from grpo.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "deployments"

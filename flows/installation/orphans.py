@@ -21,8 +21,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
-from flows.dispatch import TRIES
-from flows.r1 import FLOWS
+from flows.run.dispatch import TRIES
+from flows.run.executor import FLOWS
 
 POLL_S = 5.0
 LOST_S, NOT_BEGUN_S = 20.0, 120.0

@@ -9,11 +9,11 @@ import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
-from flows.gates import gate_evaluation
 from flows.installation.desired import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
 from flows.pipelines import GRAPHS
-from flows.r1 import FLOWS
 from flows.recipe.load import load_recipe
+from flows.run.executor import FLOWS
+from flows.run.gates import gate_evaluation
 from grpo.config.common import SFT
 from grpo.errors import InputError
 
@@ -151,5 +151,5 @@ def test_notifications_need_a_block() -> None:
 
 
 def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"flows.r1.train_r2: no such flow"):
-        load("flows.r1.train_r2")
+    with pytest.raises(InputError, match=r"flows.run.executor.train_r2: no such flow"):
+        load("flows.run.executor.train_r2")

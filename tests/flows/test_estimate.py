@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flows.cli.plan_estimate import assumptions, make
-from flows.estimate import for_record
 from flows.pipelines import GRAPHS
 from flows.recipe.load import load_recipe
+from flows.run.estimate import for_record
 from grpo.errors import InputError
 
 # Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows.gates import check_gates
 from flows.pipelines import GRAPHS
 from flows.recipe.load import load_recipe
+from flows.run.gates import check_gates
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from flows.gates import check_gates
 from flows.pipelines import GRAPHS, R1, Step
 from flows.recipe.load import load_recipe
+from flows.run.gates import check_gates
 from flows.stage import hashed_config
 from grpo.errors import InputError
 

@@ -11,8 +11,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
 from flows.home import tracking
-from flows.r1 import _begin
 from flows.recipe.load import load_recipe
+from flows.run.executor import _begin
 from tasks.tracking.client import RECIPE_FILE, Tracking
 
 

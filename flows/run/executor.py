@@ -17,12 +17,8 @@ from typing import Any, get_type_hints
 from prefect import flow
 from prefect.context import FlowRunContext
 
-from flows import evaluate, report_page
+from flows import evaluate
 from flows.cli.promote import move_aliases
-from flows.dispatch import check_deployments, dispatch, run_here
-from flows.estimate import FILE as ESTIMATE
-from flows.estimate import for_record
-from flows.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.home import store, tracking
 from flows.pipelines import GRAPHS, Step
 from flows.progress import Progress
@@ -30,6 +26,11 @@ from flows.recipe.forms import Approve, Dispatched, Force, Only, Overrides, Reci
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.references import resolve
+from flows.run import report
+from flows.run.dispatch import check_deployments, dispatch, run_here
+from flows.run.estimate import FILE as ESTIMATE
+from flows.run.estimate import for_record
+from flows.run.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.run_page import RunPage
 from flows.stage import Where, find_key
 from grpo.errors import InputError
@@ -245,5 +246,5 @@ def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, err
 
 
 def _report(record: Tracking, run_id: str, result: dict[str, Any]) -> None:
-    page = report_page.publish(record, run_id)
+    page = report.publish(record, run_id)
     result["report"] = str(page) if page else None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.cli.why import Ingredients, differences
-from flows.gates import check_gates
 from flows.home import store
 from flows.pipelines import Step
-from flows.r1 import Choice
 from flows.recipe.schema import Recipe
 from flows.references import external, resolve
+from flows.run.executor import Choice
+from flows.run.gates import check_gates
 from flows.stage import hashed_config, key_of
 from tasks.store.store import InputRef, Manifest
 
