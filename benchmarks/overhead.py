@@ -67,12 +67,12 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     prepare_environment()
 
     def load() -> tuple[Any, Directly, Builds]:  # while the server starts, as `r1 run` does
-        from flows import stage
         from flows.run.executor import train_r1
+        from flows.stages import contract
         from tasks.trainer import launch
 
         launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-        stage._build = builds = Builds(stage._build)  # type: ignore[assignment]
+        contract._build = builds = Builds(contract._build)  # type: ignore[assignment]
         tracking().open()
         return train_r1, directly, builds
 
@@ -83,7 +83,7 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of `flows.stage._build`, and takes the time of a stage's own work, its trainers included."""
+    """Stands in the place of `flows.stages.contract._build`, and takes the time of a stage's own work, its trainers included."""
 
     def __init__(self, make: Any) -> None:
         self.make, self.seconds = make, 0.0
@@ -92,11 +92,11 @@ class Builds:
         def timed(context: Any) -> Any:
             began = time.monotonic()
             try:
-                return stage.build(context)
+                return contract.build(context)
             finally:
                 self.seconds += time.monotonic() - began
 
-        return self.make(replace(stage, build=timed), *given)
+        return self.make(replace(contract, build=timed), *given)
 
 
 def reused(recipe: str, overrides: Sequence[str]) -> float:
@@ -105,7 +105,7 @@ def reused(recipe: str, overrides: Sequence[str]) -> float:
     began = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     seconds = time.monotonic() - began
-    assert {stage["status"] for stage in json.loads(done.stdout.splitlines()[-1])["stages"]} == {"reused"}
+    assert {contract["status"] for contract in json.loads(done.stdout.splitlines()[-1])["stages"]} == {"reused"}
     return seconds
 
 

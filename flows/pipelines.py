@@ -9,11 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows import (
+from flows.recipe.schema import Recipe
+from flows.stages import (
     alignment_rl,
+    alignment_rounds,
     base,
     cold_start_data,
     cold_start_sft,
+    distill,
     evaluate,
     problems,
     r1_zero,
@@ -21,13 +24,10 @@ from flows import (
     report,
     reward_models,
     rlhf_ppo,
-    rounds,
     sft,
     sft_data,
-    students,
 )
-from flows.recipe.schema import Recipe
-from flows.stage import Stage
+from flows.stages.contract import Stage
 from grpo.errors import InputError
 
 
@@ -111,21 +111,21 @@ def alignment(recipe: Recipe) -> tuple[Step, ...]:
         for number in range(2, last + 1)
         for step in (
             Step(
-                rounds.models_stage(number, share),
-                partial(rounds.reward_models_round, number=number, replay_share=share),
+                alignment_rounds.models_stage(number, share),
+                partial(alignment_rounds.reward_models_round, number=number, replay_share=share),
                 # Files were read in the first round: from then on they are history.
                 section=lambda r: r.reward_models.model_copy(update={"files": []}),
             ),
             Step(
-                rounds.policy_stage(number),
-                partial(rounds.alignment_rl_round, number=number),
+                alignment_rounds.policy_stage(number),
+                partial(alignment_rounds.alignment_rl_round, number=number),
                 section=lambda r: r.alignment_rl,
             ),
         )
     ]
-    policies = [rounds.policy_name(number) for number in range(2, last + 1)]
+    policies = [alignment_rounds.policy_name(number) for number in range(2, last + 1)]
     # The last reward models know the responses of all checkpoints best.
-    return *TO_R1, *later, *_closing(*evaluate.R1, *policies, reward_models=rounds.models_name(last))
+    return *TO_R1, *later, *_closing(*evaluate.R1, *policies, reward_models=alignment_rounds.models_name(last))
 
 
 def distillation(recipe: Recipe) -> tuple[Step, ...]:
@@ -137,13 +137,13 @@ def distillation(recipe: Recipe) -> tuple[Step, ...]:
         for place, name in enumerate(names)
         for step in (
             Step(
-                students.base_stage(name),
-                partial(students.student_base, name=name),
+                distill.base_stage(name),
+                partial(distill.student_base, name=name),
                 section=lambda r, i=place: r.distill.students[i].base,  # type: ignore[misc]
             ),
             Step(
-                students.student_stage(name),
-                partial(students.student, name=name),
+                distill.student_stage(name),
+                partial(distill.student, name=name),
                 section=lambda r, i=place: r.distill.students[i].sft,  # type: ignore[misc]
             ),
         )
@@ -151,7 +151,7 @@ def distillation(recipe: Recipe) -> tuple[Step, ...]:
     return (
         *TO_SFT_DATA,
         *trained,
-        *_closing("reasoning_rl", *(students.student_stage(name).name for name in names)),
+        *_closing("reasoning_rl", *(distill.student_stage(name).name for name in names)),
     )
 
 

@@ -32,7 +32,7 @@ def stages(given: argparse.Namespace) -> int:
 
 
 def show(given: argparse.Namespace) -> int:
-    from flows.references import artifact
+    from flows.stages.references import artifact
     from tasks.store.stale import stale
 
     manifest = artifact(given.key)

@@ -32,9 +32,9 @@ def run(given: argparse.Namespace) -> int:
 
 def _checkpoint(name: str) -> tuple[Path, Path | None]:
     """The model's folder, and the plain text by which it is asked, if it knows no chat."""
-    from flows.base import ZERO_TEMPLATE_FILE
-    from flows.evaluate import CHECKPOINTS, checkpoints, stage_of
-    from flows.references import CHAMPION, artifact
+    from flows.stages.base import ZERO_TEMPLATE_FILE
+    from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
+    from flows.stages.references import CHAMPION, artifact
 
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -55,7 +55,7 @@ def run(given: argparse.Namespace) -> int:
 
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
     """Everything but the picture, as plain values; `runs` are RecipeRuns."""
-    from flows.evaluate import read_table
+    from flows.stages.evaluate import read_table
     from tasks.report.compare import fields, metrics, stages
 
     evaluations = [run.manifests.get("evaluate") for run in runs]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import store, tracking
-from flows.references import artifact
+from flows.stages.references import artifact
 from grpo.errors import InputError
 
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.evaluate import CHECKPOINTS, checkpoints
+    from flows.stages.evaluate import CHECKPOINTS, checkpoints
     from tasks.export.folder import check_folder, export
     from tasks.export.model_card import About, lineage
     from tasks.tracking.lineage import how_made
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _newest_metrics(checkpoint: Any, everything: list[Any]) -> tuple[Any, dict[str, Any]]:
     """The newest evaluation that looked at the checkpoint, and what it found."""
-    from flows.evaluate import TABLE, checkpoints, read_table
+    from flows.stages.evaluate import TABLE, checkpoints, read_table
 
     for manifest in reversed(everything):
         for stage, name in checkpoints(manifest.inputs).items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.home import store, tracking
-from flows.references import artifact
+from flows.stages.references import artifact
 from grpo.errors import InputError
 from tasks.store.store import Manifest
 from tasks.tracking.client import Tracking
@@ -24,7 +24,7 @@ def move_aliases(
 
     `made`: stage -> key, of this run; `stages`: all of its graph, in order; `gates`: as the run's result has them.
     """
-    from flows.evaluate import CHECKPOINTS, checkpoints
+    from flows.stages.evaluate import CHECKPOINTS, checkpoints
 
     for stage, name in checkpoints(made).items():
         record.set_alias(recipe, name, store().resolve(made[stage]))

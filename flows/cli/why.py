@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.home import store
-from flows.references import artifact
+from flows.stages.references import artifact
 from grpo.errors import InputError
 from tasks.store.diff import changed
 from tasks.store.store import InputRef, Manifest

@@ -32,7 +32,7 @@ from flows.home import home, store
 from flows.pipelines import Step
 from flows.prefect_server import without_heartbeat
 from flows.progress import Progress
-from flows.stage import Input, Where, find_key, summary
+from flows.stages.contract import Input, Where, find_key, summary
 from grpo.errors import InputError
 from tasks.store.store import Manifest
 from tasks.trainer.launch import StageFailed

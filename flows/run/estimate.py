@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.evaluate import checkpoints
 from flows.home import home
 from flows.pipelines import Step
 from flows.recipe.schema import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
-from flows.students import PREFIX
+from flows.stages.distill import PREFIX
+from flows.stages.evaluate import checkpoints
 from grpo.config.common import SFT, Hardware
 from grpo.config.rl import RL
 from grpo.errors import InputError

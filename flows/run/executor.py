@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 from prefect import flow
 from prefect.context import FlowRunContext
 
-from flows import evaluate
 from flows.cli.promote import move_aliases
 from flows.home import store, tracking
 from flows.pipelines import GRAPHS, Step
@@ -25,14 +24,15 @@ from flows.progress import Progress
 from flows.recipe.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.references import resolve
 from flows.run import report
 from flows.run.dispatch import check_deployments, dispatch, run_here
 from flows.run.estimate import FILE as ESTIMATE
 from flows.run.estimate import for_record
 from flows.run.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
-from flows.run_page import RunPage
-from flows.stage import Where, find_key
+from flows.stages import evaluate
+from flows.stages.contract import Where, find_key
+from flows.stages.references import resolve
+from flows.stages.run_page import RunPage
 from grpo.errors import InputError
 from tasks.report.tables import closing_rows
 from tasks.store.store import Manifest

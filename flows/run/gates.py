@@ -24,15 +24,15 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import State
 from pydantic import Field
 
-from flows import evaluate
 from flows.home import home, store
 from flows.pipelines import Step
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Evaluate, Recipe
-from flows.run_page import artifact_key
-from flows.stage import Stage, Where, run_stage
+from flows.stages import evaluate
+from flows.stages.contract import Stage, Where, run_stage
+from flows.stages.run_page import artifact_key
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate

@@ -10,10 +10,10 @@ from flows.cli.why import Ingredients, differences
 from flows.home import store
 from flows.pipelines import Step
 from flows.recipe.schema import Recipe
-from flows.references import external, resolve
 from flows.run.executor import Choice
 from flows.run.gates import check_gates
-from flows.stage import hashed_config, key_of
+from flows.stages.contract import hashed_config, key_of
+from flows.stages.references import external, resolve
 from tasks.store.store import InputRef, Manifest
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows import evaluate
 from flows.home import home, store
-from flows.report import CONTENT, content, publish_to_prefect
+from flows.stages import evaluate
+from flows.stages.report import CONTENT, content, publish_to_prefect
 from tasks.report.tables import read_content
 from tasks.tracking.client import Tracking
 from tasks.tracking.recipe_run import RecipeRun, load_run

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows import problems
 from flows.recipe.schema import Problems
-from flows.stage import Where
+from flows.stages import problems
+from flows.stages.contract import Where
 from grpo.errors import InputError
 
 

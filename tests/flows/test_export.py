@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.cli import parser
 from flows.cli.export import run
-from flows.evaluate import TABLE
 from flows.home import store
+from flows.stages.evaluate import TABLE
 from grpo.errors import InputError
 from tasks.sft_data.statistics import STATISTICS
 from tasks.store.store import InputRef, Manifest, artifact_key

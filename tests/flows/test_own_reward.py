@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from flows.reasoning_rl import STAGE
 from flows.recipe.load import load_recipe
-from flows.stage import hashed_config
+from flows.stages.contract import hashed_config
+from flows.stages.reasoning_rl import STAGE
 from grpo.errors import InputError
 
 BRIEF = "def brief(problem, response, *, below=9):\n    return float(response.tokens < below)\n"

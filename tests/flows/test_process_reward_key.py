@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import alignment_rl, r1_zero, reasoning_rl
 from flows.recipe.load import load_recipe
-from flows.stage import external, hashed_config
+from flows.stages import alignment_rl, r1_zero, reasoning_rl
+from flows.stages.contract import external, hashed_config
 
 
 @pytest.mark.parametrize("stage", [reasoning_rl.STAGE, alignment_rl.STAGE, r1_zero.STAGE])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
-from flows.stage import key_of
+from flows.stages.contract import key_of
 from grpo.errors import InputError
 from tests.flows.conftest import SMALLER
 
@@ -24,7 +24,7 @@ def only_stage(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_processes_and_machines_are_no_part_of_the_key() -> None:
-    from flows.cold_start_sft import STAGE as stage
+    from flows.stages.cold_start_sft import STAGE as stage
 
     keys = {
         key_of(stage, load_recipe("tiny", [f"cold_start_sft.hardware.{field}"]).cold_start_sft, 0, {})

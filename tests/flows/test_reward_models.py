@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import RewardModels
-from flows.reward_models import STAGE
-from flows.stage import find_key
+from flows.stages.contract import find_key
+from flows.stages.reward_models import STAGE
 from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, write_rows
@@ -36,7 +36,7 @@ import json, sys
 from flows.home import prepare_environment
 prepare_environment()
 from flows.recipe.schema import RewardModels
-from flows.reward_models import reward_models
+from flows.stages.reward_models import reward_models
 from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)
 with prefect_server():

@@ -8,7 +8,7 @@ import pytest
 from flows.pipelines import GRAPHS, R1, Step
 from flows.recipe.load import load_recipe
 from flows.run.gates import check_gates
-from flows.stage import hashed_config
+from flows.stages.contract import hashed_config
 from grpo.errors import InputError
 
 

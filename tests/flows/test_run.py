@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.pipelines import R1 as GRAPH
-from flows.problems import HELD_OUT, TRAIN
 from flows.recipe.schema import Recipe
+from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems
 from tasks.problems.load import normalise
 

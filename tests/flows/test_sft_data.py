@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.problems import HELD_OUT, TRAIN
-from flows.sft_data import SAMPLES
+from flows.stages.problems import HELD_OUT, TRAIN
+from flows.stages.sft_data import SAMPLES
 from grpo.data.records import Problem, write_rows
 from tasks.store.store import Store, artifact_key
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.sft_data import SAMPLES
+from flows.stages.sft_data import SAMPLES
 from grpo.data.records import read_samples
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from flows.cli.why import changed
 from flows.home import store
 from flows.recipe.load import load_recipe
-from flows.references import external, resolve
-from flows.stage import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
+from flows.stages.references import external, resolve
 from grpo.errors import InputError
 
 
@@ -110,7 +110,7 @@ def test_a_file_counts_by_its_contents_not_by_its_place(tmp_path: Path) -> None:
 
 
 def test_the_device_is_no_part_of_the_key() -> None:
-    from flows.reasoning_rl import STAGE
+    from flows.stages.reasoning_rl import STAGE
 
     configs = [load_recipe("tiny", [f"reasoning_rl.hardware.device={d}"]).reasoning_rl for d in ("cpu", "cuda")]
     assert configs[0] != configs[1]

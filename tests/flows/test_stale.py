@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from flows.cli.why import why
 from flows.home import store, tracking
-from flows.references import artifact, resolve
-from flows.stage import ALONE, Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import ALONE, Context, Outcome, Stage, Where, run_stage
+from flows.stages.references import artifact, resolve
 from grpo.errors import InputError
 from tasks.store.stale import STALE_TAG, stale
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.base import zero_template
-from flows.reasoning_rl import files, train, user_code
 from flows.recipe.forms import Inputs, Seed
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.base import zero_template
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.reasoning_rl import files, train, user_code
 from grpo.config.rl import RL
 
 

@@ -11,12 +11,12 @@ from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
-from flows.evaluate import TABLE
-from flows.problems import HELD_OUT
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Report
-from flows.run_page import artifact_key
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.evaluate import TABLE
+from flows.stages.problems import HELD_OUT
+from flows.stages.run_page import artifact_key
 from grpo.data.records import Problem, read_rows
 from tasks.report.tables import closing_frame, completions, markdown
 from tasks.store.store import Manifest

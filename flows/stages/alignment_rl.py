@@ -7,11 +7,11 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.reasoning_rl import files, train, user_code
 from flows.recipe.forms import Inputs, Seed
-from flows.reward_models import HELPFUL, SAFE
-from flows.sft_data import EXAMPLES
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.reasoning_rl import files, train, user_code
+from flows.stages.reward_models import HELPFUL, SAFE
+from flows.stages.sft_data import EXAMPLES
 from grpo.config.rl import RL
 
 

@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.sft_data import EXAMPLES
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.sft_data import EXAMPLES
 from grpo.config.common import SFT
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows import alignment_rl, reward_models
-from flows.reasoning_rl import files, user_code
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import RewardModels
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages import alignment_rl, reward_models
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.reasoning_rl import files, user_code
 from grpo.config.rl import RL
 
 

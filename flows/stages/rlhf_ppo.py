@@ -9,10 +9,10 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.reasoning_rl import train, user_code
 from flows.recipe.forms import Inputs, Seed
-from flows.reward_models import HELPFUL, SAFE
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.reasoning_rl import train, user_code
+from flows.stages.reward_models import HELPFUL, SAFE
 from grpo.config.rl import RL
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.base import zero_template
-from flows.problems import HELD_OUT
 from flows.recipe.forms import EvaluatedStages, Inputs, Seed
 from flows.recipe.schema import Evaluate
-from flows.reward_models import HELPFUL, SAFE
-from flows.stage import Context, Outcome, Stage, Where, run_stage
-from flows.students import PREFIX
+from flows.stages.base import zero_template
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.distill import PREFIX
+from flows.stages.problems import HELD_OUT
+from flows.stages.reward_models import HELPFUL, SAFE
 from grpo.data.records import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.evaluation.metrics import alignment_metrics, answer_metrics, reasoning_metrics

@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.base import zero_template
-from flows.problems import TRAIN
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import ColdStartData
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.base import zero_template
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.problems import TRAIN
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written

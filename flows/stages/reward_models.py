@@ -1,7 +1,7 @@
 """Reward models: helpful from pairs, safe from labels (R1 v2, stage 4).
 
 A judge compares and labels Dev3's own responses, as in the paper; preferences from files come beside them, or instead.
-In later rounds (flows/rounds.py) it judges those of the policy before, and training goes on from the last models.
+In later rounds (flows/stages/alignment_rounds.py) it judges those of the policy before, and training goes on from the last models.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import RewardModels
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from grpo.config.common import RewardModel
 from grpo.config.jobs import MEMBER
 from grpo.data.held_out import read_held_out, write_held_out

@@ -11,10 +11,10 @@ from dataclasses import replace
 from prefect import flow
 from prefect.states import State
 
-from flows import base, sft
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Base
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages import base, sft
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import SFT
 
 PREFIX = "student_"

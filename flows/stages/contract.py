@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.home import home, store, tracking
 from flows.progress import Progress
-from flows.references import Input, external, resolve
-from flows.run_page import RunPage
+from flows.stages.references import Input, external, resolve
+from flows.stages.run_page import RunPage
 from grpo.errors import InputError
 from grpo.processes.peak_memory import FILE as MEMORY_USED
 from tasks.store.stale import lines_of, make_current, mark

@@ -20,10 +20,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
 from flows.home import home
-from flows.problems import HELD_OUT, TRAIN
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import SFTData
-from flows.stage import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
+from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.config.text_engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
 from grpo.processes.pool import Failure, Pool

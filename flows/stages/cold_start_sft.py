@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import State
 
-from flows.cold_start_data import EXAMPLES
 from flows.recipe.forms import Inputs, Seed
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.cold_start_data import EXAMPLES
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import SFT
 
 

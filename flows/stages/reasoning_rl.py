@@ -9,10 +9,10 @@ from typing import Any
 from prefect import flow
 from prefect.states import State
 
-from flows.cold_start_data import EXAMPLES
-from flows.problems import TRAIN
 from flows.recipe.forms import Inputs, Seed
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.cold_start_data import EXAMPLES
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.problems import TRAIN
 from grpo.config.rl import RL
 from grpo.rewards.functions import source_digest
 from grpo.rewards.steps import is_folder

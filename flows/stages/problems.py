@@ -13,7 +13,7 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Problems
-from flows.stage import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, write_rows
 from tasks.problems.decontaminate import decontaminate
 from tasks.problems.load import drop_duplicates, load, split
