@@ -57,9 +57,6 @@ def forget_high_water() -> None:
 
 
 def main(job_file: Path) -> int:
-    import grpo.rl.trainer  # noqa: F401  what a job needs is no part of its time, nor of its memory
-    import grpo.sampling.job
-    import grpo.training.sft
     from grpo.rl.model_set import Models
     from grpo.rl.update import Update
     from grpo.train import main as train

@@ -83,7 +83,8 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of `flows.stages.contract._build`, and takes the time of a stage's own work, its trainers included."""
+    """Stands in the place of `flows.stages.contract._build`, and takes the time of a stage's own work, its trainers
+    included."""
 
     def __init__(self, make: Any) -> None:
         self.make, self.seconds = make, 0.0
@@ -92,11 +93,11 @@ class Builds:
         def timed(context: Any) -> Any:
             began = time.monotonic()
             try:
-                return contract.build(context)
+                return stage.build(context)
             finally:
                 self.seconds += time.monotonic() - began
 
-        return self.make(replace(contract, build=timed), *given)
+        return self.make(replace(stage, build=timed), *given)
 
 
 def reused(recipe: str, overrides: Sequence[str]) -> float:
@@ -105,7 +106,7 @@ def reused(recipe: str, overrides: Sequence[str]) -> float:
     began = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     seconds = time.monotonic() - began
-    assert {contract["status"] for contract in json.loads(done.stdout.splitlines()[-1])["stages"]} == {"reused"}
+    assert {stage["status"] for stage in json.loads(done.stdout.splitlines()[-1])["stages"]} == {"reused"}
     return seconds
 
 

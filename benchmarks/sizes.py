@@ -285,8 +285,9 @@ def check(names: list[str], given: argparse.Namespace) -> dict[str, dict[str, Ch
 def markdown(checked: dict[str, dict[str, Checked]], given: argparse.Namespace) -> str:
     intro = f"""
     `python benchmarks/sizes.py{options(given)}`. Numbers on this page come from the memory model,
-    `tasks/estimate/memory.py`: it counts the tensors that a step keeps on each device, and is fitted to nothing. Only the
-    first section is measured. **No size above 135M was trained on GPUs with these settings**: take them to start from.
+    `tasks/estimate/memory.py`: it counts the tensors that a step keeps on each device, and is fitted to nothing. Only
+    the first section is measured. **No size above 135M was trained on GPUs with these settings**: take them to start
+    from.
     """
     lines = ["# Which settings for which model size", "", *prose(intro), *_check_section(checked, given), *_overview()]
     for name in CONFIGS:

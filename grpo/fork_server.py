@@ -1,5 +1,5 @@
-"""A process that has loaded what trainers load, and becomes one each time that it is asked to: ``python -m grpo.fork_server
-SOCKET PARENT``.
+"""A process that has loaded what trainers load, and becomes one each time that it is asked to: ``python -m
+grpo.fork_server SOCKET PARENT``.
 
 Loading torch and transformers takes seconds, which a stage in miniature spends more on than on its work. A fork of a
 process that has done it begins at once and knows nothing of other trainers. Linux only, and not where there is a GPU:

@@ -41,6 +41,9 @@ def test_what_knows_mlflow_is_called_after_it() -> None:
 
 
 def test_the_command_does_not_load_torch() -> None:
-    code = "import sys, flows.run.executor, flows.run.plan, flows.cli; print('torch' in sys.modules, 'mlflow' in sys.modules)"
+    code = (
+        "import sys, flows.run.executor, flows.run.plan, flows.cli.main; "
+        "print('torch' in sys.modules, 'mlflow' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -1,4 +1,5 @@
-"""What `r1 plan` can be told about the estimate; apart from flows/cli/plan_estimate.py, which takes a second to load."""
+"""What `r1 plan` can be told about the estimate; apart from flows/cli/plan_estimate.py, which takes a second to
+load."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from flows.recipe.schema import Recipe
 from flows.run.gates import gate_evaluation
 from grpo.errors import InputError
 
-FOLDER = Path(__file__).parents[1] / "deployments"
+FOLDER = Path(__file__).parents[2] / "deployments"
 """Beside this package, in a checkout and where it is installed."""
 
 Kind = Literal["process", "docker", "kubernetes"]

@@ -1,7 +1,8 @@
 """Reward models: helpful from pairs, safe from labels (R1 v2, stage 4).
 
 A judge compares and labels Dev3's own responses, as in the paper; preferences from files come beside them, or instead.
-In later rounds (flows/stages/alignment_rounds.py) it judges those of the policy before, and training goes on from the last models.
+In later rounds (flows/stages/alignment_rounds.py) it judges those of the policy before, and training goes on from the
+last models.
 """
 
 from __future__ import annotations

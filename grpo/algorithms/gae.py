@@ -1,7 +1,8 @@
 """PPO's side of the story: rewards per token, generalized advantage estimation and the value loss.
 
 Sources: InstructGPT (2203.02155) for the KL penalty inside the reward, DSM eq. 1-2, Schulman et al. 2016 (1506.02438)
-for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/algorithms/objectives.py with these advantages and kl_coef = 0.
+for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/algorithms/objectives.py with these advantages and kl_coef =
+0.
 
 All tensors [B, T] over completion tokens, padded on the right, with mask 1.0 on tokens and 0.0 in the padding. A
 completion that the token budget cut is treated as one that ended: its outcome stands on its last token and nothing

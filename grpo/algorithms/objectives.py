@@ -163,8 +163,8 @@ class Objective:
     """One of OBJECTIVES minus kl_coef times a KL estimate, the two averaged alike.
 
     `clip_eps_low`, `clip_eps_high`: the ratio is clipped to [1 - low, 1 + high]. `kl_estimator`: a name in KL.
-    `kl_stale_correction`: multiply the estimate by the token ratio, for samples of an older policy (see grpo/algorithms/kl.py).
-    Raises InputError on a name that does not exist.
+    `kl_stale_correction`: multiply the estimate by the token ratio, for samples of an older policy (see
+    grpo/algorithms/kl.py). Raises InputError on a name that does not exist.
     """
 
     def __init__(

@@ -143,8 +143,8 @@ class RL(Settings):
     )
     step_reward: str = Field(
         "equations",
-        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, or the folder "
-        "of a process reward model, a path that begins with . / or ~.",
+        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, or the "
+        "folder of a process reward model, a path that begins with . / or ~.",
     )
 
     sampling: Sampling
@@ -184,8 +184,9 @@ class RL(Settings):
 
     rewards: Rewards = Field(
         {"accuracy": RewardTerm(), "format": RewardTerm()},
-        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards/functions.py, 'helpful' "
-        "and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language directly.",
+        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards/functions.py, "
+        "'helpful' and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language "
+        "directly.",
     )
     uncertainty_penalty: float = Field(
         0.0,

@@ -34,7 +34,7 @@ class OwnEngine(Settings):
     kind: Literal["function"]
     function: str = Field(
         pattern=r"^[\w.]+:\w+$",
-        description="module:function; called without arguments, it returns a `grpo.generation.text_engines.TextEngine`.",
+        description="module:function; without arguments it returns a `grpo.generation.text_engines.TextEngine`.",
     )
 
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from grpo.config.common import Hardware
 from grpo.errors import InputError
-from grpo.processes.lifetime import malloc
+from grpo.processes import malloc
 
 T = TypeVar("T")
 

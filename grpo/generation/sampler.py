@@ -19,7 +19,7 @@ from grpo.config.common import Sampling
 from grpo.generation.decoder import Decoder
 from grpo.model.cpu import kernels
 from grpo.model.cpu.prepacked_linear import pays
-from grpo.processes.lifetime import malloc
+from grpo.processes import malloc
 
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""

@@ -196,7 +196,7 @@ class _Worker:
             self._connection = ours
             if self._interrupted:
                 ours.shutdown(socket.SHUT_RDWR)
-        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).parents[1]))
+        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).parents[2]))
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", bootstrap, str(theirs.fileno()), str(os.getpid())],

@@ -19,7 +19,8 @@ from grpo.sandbox.run import Limits, Result, run
 
 LIMITS = Limits(wall_s=4.0, cpu_s=4)
 TOTAL_S = 8.0
-"""Seconds for all runs of a program: less than `grpo.processes.pool` gives an item, so that a slow program is told as one."""
+"""Seconds for all runs of a program: less than `grpo.processes.pool` gives an item, so that a slow program is told as
+one."""
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)")
 _PYTHON = ("python", "python3", "py")
 _BROKEN = {

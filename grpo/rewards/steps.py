@@ -1,6 +1,7 @@
 """Process supervision by rule: what each step of the reasoning is worth (DSM 4.1.3).
 
-The paper uses a trained model; `grpo.training.process_reward_model` is one, and is named by its folder in place of a rule.
+The paper uses a trained model; `grpo.training.process_reward_model` is one, and is named by its folder in place of a
+rule.
 
 A step is a line. A rule that finds nothing to judge in a step gives it no reward at all: any number would either pay
 for empty words or punish prose.

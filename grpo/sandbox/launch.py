@@ -11,7 +11,7 @@ import signal
 from typing import Any, NoReturn
 
 from grpo.processes.lifetime import LINUX, Alarm, die_with_parent, prctl
-from grpo.sandbox.run import namespaces
+from grpo.sandbox import namespaces
 
 TICK_S = 0.05
 """Seconds between two looks at what no rlimit covers."""

@@ -23,7 +23,7 @@ from typing import Literal
 
 from grpo.errors import InputError
 from grpo.processes.lifetime import LINUX
-from grpo.sandbox.run import scratch_dir
+from grpo.sandbox import scratch_dir
 
 Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
 
@@ -154,7 +154,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
     }
     data = json.dumps(order).encode()
     supervisor = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP.format(root=str(Path(__file__).parents[1])), str(os.getpid())],
+        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP.format(root=str(Path(__file__).parents[2])), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -18,8 +18,8 @@ import time
 from typing import Any, NoReturn
 
 from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, descendants, die_with_parent, end_descendants
+from grpo.sandbox import namespaces, scratch_dir
 from grpo.sandbox.launch import TICK_S, Launch, write
-from grpo.sandbox.run import namespaces, scratch_dir
 
 _LAST_WORDS = {
     "MemoryError": "memory",

@@ -86,5 +86,5 @@ def _ram() -> float:
 
 def _environment() -> dict[str, str]:
     """The trainer's view of the packages, wherever the command was called."""
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

@@ -3,8 +3,8 @@
 Every number counts tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them,
 activations as autograd saves them for the backward pass of a transformers decoder with grouped attention and a gated
 feed-forward block (the way of counting is that of Korthikanti et al., arXiv 2205.05198, section 4), the head as
-`grpo.model.packed.logprobs` computes it, caches as `grpo.generation.decoder` does. What is not counted: the program itself and its libraries,
-what an allocator keeps, buffers of NCCL.
+`grpo.model.packed.logprobs` computes it, caches as `grpo.generation.decoder` does. What is not counted: the program
+itself and its libraries, what an allocator keeps, buffers of NCCL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tasks.estimate.architecture import Architecture
 
 CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""As in grpo.model.packed.logprobs, which needs torch: logits of a chunk, and probabilities kept for the backward pass."""
+"""As in grpo.model.packed.logprobs, which needs torch: logits of a chunk, and probabilities kept for the backward
+pass."""
 CODES = 1 + 4 / 256
 """Bytes of a moment in 8 bits: a code, and a scale for each 256 (`grpo.training.adamw_8bit`)."""
 FEW_ROWS = 48
@@ -115,7 +116,8 @@ def _attention(a: Architecture, number: int, keys_per_token: float) -> float:
 
 
 def _feed_forward(a: Architecture, number: int) -> float:
-    # Gate and up (`grpo.model.fused.layers`). An expert keeps silu(gate) and the product too, and has inputs and outputs of its own.
+    # Gate and up (`grpo.model.fused.layers`). An expert keeps silu(gate) and the product too, and has inputs and
+    # outputs of its own.
     if a.experts is None:
         return number * 2 * a.feed_forward
     passed = a.experts.active + a.experts.shared

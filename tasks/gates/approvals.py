@@ -26,7 +26,8 @@ class Decision:
 
 
 class Decisions:
-    """A file for each key of `tasks.gates.conditions.decision_key`, a line for each decision, in the folder `gates` of `home`."""
+    """A file for each key of `tasks.gates.conditions.decision_key`, a line for each decision, in the folder `gates` of
+    `home`."""
 
     def __init__(self, home: Path):
         self.folder = home / "gates"

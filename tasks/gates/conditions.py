@@ -1,6 +1,7 @@
 """Promotion gates: conditions that what a stage made must meet before the next stage spends anything.
 
-Here is what a gate says and whether it holds, for numbers that are given; flows/run/gates.py finds the numbers and acts.
+Here is what a gate says and whether it holds, for numbers that are given; flows/run/gates.py finds the numbers and
+acts.
 """
 
 from __future__ import annotations

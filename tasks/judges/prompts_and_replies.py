@@ -17,9 +17,7 @@ from grpo.data.records import Message
 
 T = TypeVar("T")
 
-_PROMPTS = {
-    path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "judge_prompts").glob("*.txt"))
-}
+_PROMPTS = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))}
 
 _DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
 PROMPT_DIGESTS = {name: _DIGESTS[name] for name in ("compare", "correct", "quality", "safe")}

@@ -30,7 +30,7 @@ def render(run: RecipeRun, content: Mapping[str, Any], tracked: Tracked, link: s
     """The page. `content`: "table" and "completions" as the stage report makes them, {} where there are none; `link`:
     where the run is found in MLflow."""
     environment = Environment(
-        loader=PackageLoader("tasks"),
+        loader=PackageLoader("tasks.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

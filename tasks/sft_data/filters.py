@@ -2,8 +2,8 @@
 
 The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning; truncation,
 length, format and repetition are checked because such samples are unusable. It publishes no threshold: those below are
-ours. These filters look at one sample alone, tasks/sft_data/problem_filters.py at a problem, tasks/sft_data/rejection.py at samples
-together.
+ours. These filters look at one sample alone, tasks/sft_data/problem_filters.py at a problem,
+tasks/sft_data/rejection.py at samples together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trainers that begin at once: forks of one process that has loaded everything, for as long as a recipe runs here.
 
-Only where that is safe and of use: see grpo/fork_server.py. Outside of `warm_trainers`, or when the process is gone, a trainer
-is a subprocess like any other.
+Only where that is safe and of use: see grpo/fork_server.py. Outside of `warm_trainers`, or when the process is gone, a
+trainer is a subprocess like any other.
 """
 
 from __future__ import annotations

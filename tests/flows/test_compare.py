@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows import cli
+from flows.cli import main as cli
 from flows.cli.compare import aligned, show
 from grpo.errors import InputError
 from tasks.tracking.client import default_uri

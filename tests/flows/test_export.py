@@ -19,8 +19,8 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flows.cli import parser
 from flows.cli.export import run
+from flows.cli.main import parser
 from flows.home import store
 from flows.stages.evaluate import TABLE
 from grpo.errors import InputError

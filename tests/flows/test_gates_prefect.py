@@ -103,7 +103,10 @@ def test_a_deployed_run_is_suspended_and_its_worker_goes_home(server: Server, sm
 @contextlib.contextmanager
 def _serving(environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`train_r1.serve` in a process; all of its processes are gone afterwards."""
-    code = "from flows.home import prepare_environment as p; p(); from flows.run.executor import train_r1; train_r1.serve('gated')"
+    code = (
+        "from flows.home import prepare_environment as p; p(); "
+        "from flows.run.executor import train_r1; train_r1.serve('gated')"
+    )
     with log.open("ab") as output:
         runner = subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdout=output, stderr=output, start_new_session=True

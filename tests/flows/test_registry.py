@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import parser
+from flows.cli.main import parser
 from flows.cli.promote import move_aliases, run
 from grpo.errors import InputError
 from tasks.store.store import Manifest, Store, artifact_key

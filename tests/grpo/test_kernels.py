@@ -154,7 +154,7 @@ def test_nan_stays_nan():
 
 TWO_CALLERS = """
 import threading, numba, torch
-from grpo import kernels
+from grpo.model.cpu import kernels
 
 torch.set_num_threads(1)
 x, weight, threads = torch.randn(2000, 64), torch.ones(64), []
@@ -177,7 +177,7 @@ def test_two_threads_may_call_loops_which_use_as_many_threads_as_torch(layer):
 
 EACH_LOOP = """
 import hashlib, torch
-from grpo import kernels as k
+from grpo.model.cpu import kernels as k
 
 n, rows = torch.randn, 70
 torch.manual_seed(0)

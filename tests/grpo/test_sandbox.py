@@ -20,8 +20,8 @@ import pytest
 
 from grpo.errors import InputError
 from grpo.processes.pool import Pool
+from grpo.sandbox import run as sandbox
 from grpo.sandbox.run import Limits, Means, protections, run, scratch_dir
-from grpo.sandbox.run import run as sandbox
 from tests.grpo.hostile import PROGRAMS, SMALL, means_of_kind
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +243,7 @@ def test_many_runs_at_once_do_not_disturb_each_other(remains) -> None:
 CALLER = """
 import sys
 sys.path.insert(0, {root!r})
-from grpo import sandbox
+from grpo.sandbox import run as sandbox
 sandbox._ENVIRONMENT["TEST_MARK"] = {mark!r}
 means = sandbox.Means(*{means!r})
 program = "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\ntime.sleep(1000)"

@@ -31,7 +31,7 @@ SETTINGS = {
 FIRST = """
 import json, sys
 from pathlib import Path
-from tasks import launch
+from tasks.trainer import launch
 from tasks.trainer.rendezvous import Meeting
 launch.GRACE_S = 2.0
 meeting = Meeting.of_environment(Path({home!r}))

@@ -83,7 +83,7 @@ def test_the_model_sees_its_reply_without_the_reasoning_and_what_is_wrong() -> N
 
 
 def test_prompts_have_digests() -> None:
-    folder = Path(tasks.judges.prompts_and_replies.__file__).parent / "judge_prompts"
+    folder = Path(tasks.judges.prompts_and_replies.__file__).parent / "prompts"
     assert set(PROMPT_DIGESTS) == {"correct", "compare", "quality", "safe"}
     assert set(EVALUATION_DIGESTS) == {"compare", "refused"}
     for name, digest in (PROMPT_DIGESTS | EVALUATION_DIGESTS).items():

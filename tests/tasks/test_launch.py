@@ -223,7 +223,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tasks import launch
+from tasks.trainer import launch
 launch.GRACE_S = 1.0
 launch.command = lambda job, *_: [sys.executable, {script!r}, str(job)]
 {before}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from tasks.report.tables import svg
+from tasks.report import svg
 
 
 def test_ticks_are_round_and_hold_the_values() -> None:

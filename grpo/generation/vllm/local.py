@@ -31,8 +31,8 @@ _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1
 
 
 class LocalVLLM:
-    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`, completions
-    carry none, and any nucleus is allowed."""
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`,
+    completions carry none, and any nucleus is allowed."""
 
     exact = False  # other kernels, which round otherwise
 

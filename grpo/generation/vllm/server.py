@@ -255,7 +255,7 @@ def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[
     command += ["--logprobs-mode", LOGPROBS, "--generation-config", "vllm", "--enable-scale-out"]
     command += ["--worker-extension-cls", "grpo.generation.vllm.worker.Extension"]
     command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_SERVER_DEV_MODE": "1"}
     return [*command, *options], os.environ | variables
 

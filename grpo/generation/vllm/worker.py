@@ -1,8 +1,8 @@
 """The part that runs inside vLLM: takes new weights, and says which it holds.
 
 vLLM loads this file in each of its workers (`worker_extension_cls`); importing it registers the weight-transfer engine
-`BACKEND`. `grpo.generation.vllm.weight_update` says what an update consists of. vLLM's own `load_weights` fuses and shards, and its
-layer-wise reload packs weights again where a platform packs them.
+`BACKEND`. `grpo.generation.vllm.weight_update` says what an update consists of. vLLM's own `load_weights` fuses and
+shards, and its layer-wise reload packs weights again where a platform packs them.
 """
 
 from __future__ import annotations

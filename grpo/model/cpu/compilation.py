@@ -3,8 +3,8 @@
 Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy that it
 keeps on disk. The second pass may vectorize a sum in another order, so a first run would differ from a second in the
 last bit. A function that is not on disk yet is therefore compiled by a process of its own (`python -m
-grpo.model.cpu.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for itself, which
-is also the same each time.
+grpo.model.cpu.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for
+itself, which is also the same each time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _compile_in_a_process(function: Any, signature: tuple[Any, ...]) -> None:
 
 
 def _use_as_many_threads_as_torch() -> None:
-    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork (`grpo.fork_server`)."""
+    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork
+    (`grpo.fork_server`)."""
     import torch  # here, so that the process that compiles does not load it
 
     count = torch.get_num_threads()

@@ -1,7 +1,8 @@
 """A model's next logits for one token of each of many sequences, in float32 on a CPU, with as few operations as can be.
 
-The blocks are those of `grpo.model.fused.blocks`; here their modules are not called, queries, keys and values are one product, and
-nothing is kept. Small operations by the thousand are what a rollout's time is made of besides reading the weights.
+The blocks are those of `grpo.model.fused.blocks`; here their modules are not called, queries, keys and values are one
+product, and nothing is kept. Small operations by the thousand are what a rollout's time is made of besides reading the
+weights.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def _is_plain(block: Any) -> bool:
 
 
 class Blocks:
-    """The model in as many steps as its weights stay what they are. They are packed (`grpo.model.cpu.prepacked_linear`) for `packed_rows`
-    sequences, which serves down to more than half as many; 0: they are not."""
+    """The model in as many steps as its weights stay what they are. They are packed (`grpo.model.cpu.prepacked_linear`)
+    for `packed_rows` sequences, which serves down to more than half as many; 0: they are not."""
 
     def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
         self.embed, self.angles = trunk.embed_tokens, _Angles(trunk.rotary_emb, head.weight)

@@ -1,7 +1,7 @@
 """Sequences side by side without padding, and the prompt of a group once for all of its completions.
 
-A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.model.packed.attention`), so nothing in a
-model but its attention has to know, and no mask of [N, N] exists.
+A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.model.packed.attention`), so
+nothing in a model but its attention has to know, and no mask of [N, N] exists.
 """
 
 from __future__ import annotations

@@ -60,7 +60,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())
