@@ -2,9 +2,9 @@
 
     pip install playwright; python docs/take_screenshots.py [--small] [--chromium PROGRAM] [--output docs/images]
 
-It brings an installation up in a home of its own, works in a real Chromium as tests/flows/test_browser.py does, and
-stops where something that should be on a page is not. --small takes minutes less, for trying it out: its curves show
-little.
+It brings an installation up in a home of its own, works in a real Chromium as tests/flows/installation/test_browser.py
+does, and stops where something that should be on a page is not. --small takes minutes less, for trying it out: its
+curves show little.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.flows.installation import Installation
-from tests.flows.pages import CHROMIUM, SMALL_R1, Pages, browser_page
+from tests.support.installation import Installation
+from tests.support.pages import CHROMIUM, SMALL_R1, Pages, browser_page
 
 MOST_BYTES = 200_000
 DRAWN_MS = 2500

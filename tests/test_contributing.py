@@ -13,7 +13,7 @@ from grpo.algorithms import objectives
 from grpo.config.rl import RL
 from grpo.data.records import Problem
 from grpo.data.template import parse
-from grpo.rewards.functions import functions
+from grpo.rewards import functions
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 REWARD, OBJECTIVE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -13,8 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tasks.report import curves, svg
 from tasks.report.data_sections import funnels, judges
-from tasks.report.tables import curves, paper_rows, svg
+from tasks.report.tables import paper_rows
 from tasks.tracking.names import flatten
 from tasks.tracking.reader import ERROR_TAG, FAILED_TAG, Tracked
 from tasks.tracking.recipe_run import RecipeRun

@@ -19,7 +19,7 @@ from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from flows.installation.desired import FOLDER, Kind, wanted
-from tests.deployments.kubernetes_types import faults
+from tests.support.kubernetes_types import faults
 
 KINDS: tuple[Kind, ...] = ("process", "docker", "kubernetes")
 CONFIGURATIONS: dict[Kind, Any] = {

@@ -15,7 +15,7 @@ from grpo.config.common import Hardware, Optimizer, Pretrain
 from grpo.data.records import Problem, write_rows
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.training.pretrain import train_tokenizer
-from tests.grpo.job_runner import PRETRAIN, RL, SFT, run, user, write_job
+from tests.support.job_runner import PRETRAIN, RL, SFT, run, user, write_job
 
 torch.set_num_threads(1)
 

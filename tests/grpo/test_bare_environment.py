@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grpo.job_runner import RL, ROOT, result, write_job
+from tests.support.job_runner import RL, ROOT, result, write_job
 
 README = (ROOT / "grpo" / "README.md").read_text()
 PACKAGES = shlex.split(re.search(r"^pip install (.*)$", README, re.MULTILINE)[1])

@@ -1,0 +1,252 @@
+"""`r1 deploy` against a real Prefect server, and what a worker, a schedule and an automation make of it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.flows.run import test_gates_prefect
+from tests.flows.run.test_gates_prefect import Server
+from tests.support.r1 import R1, ROOT
+
+DEADLINE_S = 420.0
+SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems.sources.2.count=60"]
+SERVICES = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
+
+pytestmark = pytest.mark.slow
+
+
+def wait(found: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(1)
+    return value
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("prefect"))
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in SERVICES.items():
+            patched.setenv(name, value)
+        patched.setattr(test_gates_prefect, "DEADLINE_S", DEADLINE_S)
+        server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> R1:
+    return R1(tmp_path_factory.mktemp("home"))
+
+
+def deploy(home: R1, server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**home.environment(), "PREFECT_API_URL": server.url}
+    return subprocess.run(
+        home.command("deploy", *arguments),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.fixture(scope="module")
+def deployed(server: Server, home: R1) -> Server:
+    shown = deploy(home, server)
+    assert shown.returncode == 1 and shown.stderr.strip() == "nothing was changed; --yes applies it"
+    assert "create  deployment  train-r1/r1flow" in shown.stdout
+    assert server.ask("POST", "/work_pools/filter") == []
+    done = deploy(home, server, "--yes")
+    assert done.returncode == 0, done.stderr
+    return server
+
+
+def deployment(server: Server, name: str) -> dict[str, Any]:
+    flow, own = name.split("/")
+    return server.ask("GET", f"/deployments/name/{flow}/{own}")
+
+
+def patch(server: Server, path: str, **body: Any) -> None:
+    def done() -> bool:
+        try:
+            server.ask("PATCH", path, **body)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 503:  # SQLite was locked; Prefect's own client tries again too
+                raise
+            return False
+        return True
+
+    wait(done, f"the server's answer to a change of {path}")
+
+
+def start(server: Server, name: str, **parameters: Any) -> dict[str, Any]:
+    """A run as the form in the UI makes it."""
+    made = deployment(server, name)
+    values = {**made["parameters"], **parameters}
+    return server.ask("POST", f"/deployments/{made['id']}/create_flow_run", parameters=values)
+
+
+def state(server: Server, run: dict[str, Any], *names: str) -> dict[str, Any] | None:
+    found = server.ask("GET", f"/flow_runs/{run['id']}")
+    return found if found["state"]["name"] in names else None
+
+
+@contextlib.contextmanager
+def worker(server: Server, home: R1, pool: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--limit", "1"]
+    environment = {**home.environment(), "PREFECT_API_URL": server.url, "PREFECT_WORKER_QUERY_SECONDS": "2"}
+    environment["PREFECT_HOME"] = str(home.home / "prefect")
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As if the machine lost its power: the worker, its flows and their trainers, whatever session they are in."""
+    if process.poll() is None:
+        everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+
+
+def test_a_second_call_has_nothing_to_change(deployed: Server, home: R1) -> None:
+    again = deploy(home, deployed)
+    assert again.returncode == 0 and again.stdout.splitlines()[-1] == "nothing to change", again.stdout
+
+
+def test_what_was_changed_by_hand_is_shown_and_set_right_but_switches_and_defaults_stay(
+    deployed: Server, home: R1
+) -> None:
+    weekly = deployment(deployed, "train-r1/weekly")
+    (schedule,) = weekly["schedules"]
+    assert schedule["active"] is False
+    patch(deployed, f"/deployments/{weekly['id']}/schedules/{schedule['id']}", active=True)
+    template = deployed.ask("GET", "/work_pools/r1-gpu")["base_job_template"]
+    template["variables"]["properties"]["cuda_visible_devices"]["default"] = "0,1"
+    patch(deployed, "/work_pools/r1-gpu", base_job_template=template)
+    assert deploy(home, deployed).stdout.splitlines()[-1] == "nothing to change"
+    patch(deployed, f"/deployments/{weekly['id']}", description="mine")
+    patch(deployed, "/work_pools/r1-gpu", description="ours")
+    shown = deploy(home, deployed, "--yes")
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert "change pool r1-gpu" in lines and "change deployment train-r1/weekly" in lines
+    assert 'description: "mine" -> "The whole paper recipe, on Saturdays."' in lines
+    assert lines[-2].startswith("0 create, 2 change, ")
+    (schedule,) = deployment(deployed, "train-r1/weekly")["schedules"]
+    assert schedule["active"] is True
+    assert deployed.ask("GET", "/work_pools/r1-gpu")["base_job_template"] == template
+    patch(deployed, f"/deployments/{weekly['id']}/schedules/{schedule['id']}", active=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--pools", "docker"], "work pool 'r1-cpu' exists and is of type process; give --pools process"),
+        (["--notify", "slack-webhook/none"], "the server has no such block"),
+        (["--notify", "team"], "write TYPE/NAME"),
+        (["--recipe", "tinny"], "did you mean 'tiny'?"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(deployed: Server, home: R1, arguments: list[str], said: str) -> None:
+    done = deploy(home, deployed, *arguments, "--yes")
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_form_with_a_bad_value_starts_nothing(deployed: Server) -> None:
+    sft = deployment(deployed, "sft/r1flow")["parameters"]["config"]
+    for name, bad, said in [
+        ("train-r1/r1flow", {"seed": -1}, "minimum of 0"),
+        ("train-r1/r1flow", {"overrides": ["seed"]}, "does not match"),
+        ("sft/r1flow", {"config": {**sft, "epochs": 0}}, "minimum of 1"),
+        ("sft/r1flow", {"config": {**sft, "epoch": 1}}, "epoch"),
+    ]:
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            start(deployed, name, **bad)
+        assert 400 <= refused.value.response.status_code < 500 and said in refused.value.response.text
+    assert deployed.ask("POST", "/flow_runs/count") == 0
+
+
+def test_prefects_own_command_takes_the_file_as_it_stands(deployed: Server, home: R1, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    command += ["--prefect-file", str(ROOT / "deployments" / "prefect.yaml")]
+    environment = {**home.environment(), "PREFECT_API_URL": deployed.url, "PREFECT_HOME": str(home.home / "prefect")}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    made = deployment(deployed, "train-r1/r1flow")
+    assert not made["pull_steps"] and not made["path"]
+    # What ours adds to it are the values that the forms of single stages start from.
+    lines = deploy(home, deployed, "--yes").stdout.splitlines()
+    assert not [line for line in lines if line.split()[0] == "create"]
+    assert deploy(home, deployed).stdout.splitlines()[-1] == "nothing to change"
+
+
+def test_a_stage_started_from_its_form_runs_on_its_pool(deployed: Server, home: R1, tmp_path: Path) -> None:
+    config = deployment(deployed, "problems/r1flow")["parameters"]["config"]
+    for source in config["sources"]:
+        source["count"] = 60
+    run = start(deployed, "problems/r1flow", config=config)
+    with worker(deployed, home, "r1-tasks", tmp_path / "worker.log"):
+        done = wait(lambda: state(deployed, run, "Completed", "Failed", "Crashed"), "the end of the run")
+    assert done["state"]["name"] == "Completed", (tmp_path / "worker.log").read_text()[-3000:]
+    assert (done["work_pool_name"], done["work_queue_name"]) == ("r1-tasks", "interactive")
+    assert len(list(home.home.glob("artifacts/problems/*/*"))) == 1
+
+
+def test_a_schedule_that_is_switched_on_fires_and_runs(deployed: Server, home: R1, tmp_path: Path) -> None:
+    nightly = deployment(deployed, "train-r1/nightly-evaluation")
+    (schedule,) = nightly["schedules"]
+    parameters = {"recipe": "tiny", "overrides": SMALL, "only": "problems", "dispatch": False}
+    every_minute = {"cron": "* * * * *", "timezone": "UTC"}
+    place = f"/deployments/{nightly['id']}/schedules/{schedule['id']}"
+    patch(deployed, place, schedule=every_minute, parameters=parameters, active=True)
+
+    def fired() -> dict[str, Any] | None:
+        of_it = {"id": {"any_": [nightly["id"]]}}
+        runs = deployed.ask("POST", "/flow_runs/filter", deployments=of_it)
+        return next((r for r in runs if r["state"]["name"] in ("Completed", "Failed", "Crashed")), None)
+
+    with worker(deployed, home, "r1-cpu", tmp_path / "worker.log"):
+        done = wait(fired, "a run of the schedule")
+    patch(deployed, place, active=False)
+    assert done["state"]["name"] == "Completed", (tmp_path / "worker.log").read_text()[-3000:]
+    assert done["auto_scheduled"] and done["work_queue_name"] == "scheduled"
+
+
+def test_a_machine_that_is_gone_is_noticed_and_its_run_crashed(deployed: Server, home: R1, tmp_path: Path) -> None:
+    run = start(deployed, "base/r1flow")
+    with worker(deployed, home, "r1-gpu", tmp_path / "worker.log") as process:
+        wait(lambda: state(deployed, run, "Running"), "the run")
+        of_it = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
+        wait(lambda: deployed.ask("POST", "/events/filter", **of_it)["total"], "a heartbeat")
+        end(process)
+    gone = wait(lambda: state(deployed, run, "Crashed"), "the automation")
+    assert gone["state"]["message"] == "No heartbeat for 90 s. The machine or the process is gone."
+
+
+def test_a_server_that_is_not_there_is_one_line(home: R1) -> None:
+    environment = {**home.environment(), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run(home.command("deploy"), env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: http://127.0.0.1:9/api: no Prefect server answers") and "PREFECT_API_URL" in line
+    without = {k: v for k, v in environment.items() if k != "PREFECT_API_URL"}
+    done = subprocess.run(home.command("deploy"), env=without, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "no Prefect server is named" in done.stderr

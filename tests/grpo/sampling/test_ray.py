@@ -1,0 +1,48 @@
+"""Shards over a Ray cluster of this machine: the files of one process, to the byte; what is wrong in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.grpo.sampling.test_job import job
+from tests.support.job_runner import ROOT, metrics, result, run
+
+HERE = {"address": None, "workers": 2, "gpus": 0, "cpus": 0.5}
+
+
+def with_ray(path, ray):
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "ray": ray}))
+    return path
+
+
+@pytest.mark.slow
+def test_the_shards_are_those_of_one_process(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    alone, spread = tmp_path / "alone", tmp_path / "spread"
+    run(job(alone))
+    run(with_ray(job(spread), HERE))
+    shards = sorted((alone / "out" / "sums").iterdir())
+    assert len(shards) == 3
+    assert [p.name for p in sorted((spread / "out" / "sums").iterdir())] == [p.name for p in shards]
+    for shard in shards:
+        assert (spread / "out" / "sums" / shard.name).read_bytes() == shard.read_bytes()
+    assert result(spread)["steps_completed"] == 40
+    assert metrics(spread)[-1]["tokens_so_far"] == metrics(alone)[-1]["tokens_so_far"]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there(tmp_path):
+    pytest.importorskip("ray")
+    done = run(with_ray(job(tmp_path), {**HERE, "address": "127.0.0.1:1"}), expected=2)
+    assert "ray.address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
+
+
+def test_ray_and_processes_exclude_each_other(tmp_path):
+    path = with_ray(job(tmp_path), HERE)
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "hardware": {"device": "cpu", "processes": 2}}))
+    assert "leave hardware.processes and hardware.nodes at 1" in run(path, expected=2).stderr

@@ -1,0 +1,43 @@
+"""Where vLLM is, and a model small enough to start it with in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo.config.common import Optimizer, Pretrain
+from grpo.training.pretrain import train_tokenizer
+from tests.support.job_runner import ROOT
+
+PYTHON = ROOT / "build/vllm/bin/python"
+needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not in build/vllm; `make vllm` installs it")
+
+
+def tiny_llama(folder: Path, tied: bool, layers: int = 3) -> str:
+    """Random weights, scaled up so that distributions are far from uniform. Its heads are 32 wide: vLLM's CPU kernels
+    take multiples of 32, and two of them can be split over two workers. The end mark comes about once in 30 tokens."""
+    sums = [f"compute {a} + {b}\nfirst {a + b}" for a in range(10) for b in range(10)]
+    tokenizer = train_tokenizer(sums, Pretrain(vocabulary=384, steps=1, optimizer=Optimizer(learning_rate=1e-3)))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            initializer_range=0.15,
+            tie_word_embeddings=tied,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
