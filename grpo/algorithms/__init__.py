@@ -1,0 +1,1 @@
+"""Formulas on tensors, nothing else: advantages, objectives, KL estimators, GAE, DPO, importance sampling."""

@@ -1,0 +1,1 @@
+"""Process groups, sharded parameters (FSDP), and checkpoints written by many ranks."""

@@ -1,0 +1,1 @@
+"""Checks of every training step for known failure modes, and guards that stop a run."""

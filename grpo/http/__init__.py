@@ -1,0 +1,1 @@
+"""HTTP client with retries, backoff and a shared rate limit."""

@@ -1,0 +1,1 @@
+"""Worker pools, process lifetimes, memory readings and the metrics log. No torch."""

@@ -1,0 +1,1 @@
+"""The reinforcement learning loop: collecting rollouts, credit assignment, updates and the trainer."""

@@ -1,0 +1,1 @@
+"""Running untrusted programs under namespaces, resource limits and a supervisor."""

@@ -1,0 +1,1 @@
+"""Supervised training (pretraining, SFT, reward models, step labels) and optimizers."""

@@ -1,0 +1,1 @@
+"""CPU kernels compiled by numba and linear layers with prepacked weights."""

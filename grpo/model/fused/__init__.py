@@ -1,0 +1,1 @@
+"""Fused layers and decoder blocks with backward passes of their own."""
