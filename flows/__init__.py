@@ -1,1 +1,1 @@
-"""The recipe: its typed configuration, one flow per stage, the flows that chain them, and the command r1."""
+"""The recipe on Prefect: configuration, stages, the pipelines that chain them, the installation, and the command r1."""

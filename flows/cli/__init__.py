@@ -1,0 +1,1 @@
+"""The command r1: one module per subcommand."""
