@@ -1,1 +1,1 @@
-"""Units of work: problem sets, launching trainers, judging, filtering, evaluation, the store and tracking."""
+"""Units of work: problem sets, trainers, judging, filtering, evaluation, the artifact store and tracking."""

@@ -1,0 +1,1 @@
+"""Estimates of memory and devices that a recipe needs, before anything is trained."""

@@ -1,0 +1,1 @@
+"""Evaluation metrics: accuracy, refusals, win rates, and how well reward models rank."""

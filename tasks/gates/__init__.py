@@ -1,0 +1,1 @@
+"""Promotion gates: conditions on metrics, and the approvals that people gave."""

@@ -1,0 +1,1 @@
+"""Preference pairs: formats, files, and pairs that a judge ranked."""

@@ -1,0 +1,1 @@
+"""The report page: tables, learning curves, data sections, and comparisons of runs."""
