@@ -15,7 +15,7 @@ from real_model import fetch_model, write_problems
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo.config.common import Pretrain
+from grpo.config.supervised import Pretrain
 from grpo.data.records import Message
 from grpo.data.template import prompt_tokens
 from grpo.training.pretrain import train_tokenizer

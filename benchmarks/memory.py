@@ -21,7 +21,8 @@ import torch
 from machine import machine
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from grpo.config.common import Optimizer, Pretrain
+from grpo.config.common import Optimizer
+from grpo.config.supervised import Pretrain
 from grpo.data.records import Problem, write_rows
 from grpo.training.pretrain import train_tokenizer
 

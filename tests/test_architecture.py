@@ -35,7 +35,8 @@ LAYERS = {
         {"sampling"},
         {"training"},
         {"rl"},
-        {"train", "fork_server", "chat", "validate"},
+        {"train", "chat", "validate"},
+        {"fork_server"},
     ],
     "tasks": [
         {"store", "problems", "judges", "estimate", "trainer", "gates"},

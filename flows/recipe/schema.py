@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grpo.config.common import SFT, ZERO_TEMPLATE, Hardware, Pretrain, RayCluster, RewardModel, Sampling
+from grpo.config.common import Hardware, RayCluster, Sampling
+from grpo.config.engines import TextEngineSettings
 from grpo.config.rl import RL, Scoring
-from grpo.config.text_engines import TextEngineSettings
+from grpo.config.supervised import SFT, Pretrain, RewardModel
+from grpo.data.template import ZERO_TEMPLATE
 from tasks.gates.conditions import Gate
 from tasks.judges.create import JudgeSettings
 from tasks.preferences.files import PreferenceFile

@@ -13,8 +13,9 @@ from flows.pipelines import Step
 from flows.recipe.schema import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
-from grpo.config.common import SFT, Hardware
+from grpo.config.common import Hardware
 from grpo.config.rl import RL
+from grpo.config.supervised import SFT
 from grpo.errors import InputError
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import Device

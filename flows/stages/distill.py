@@ -15,7 +15,7 @@ from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Base
 from flows.stages import base, sft
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
-from grpo.config.common import SFT
+from grpo.config.supervised import SFT
 
 PREFIX = "student_"
 

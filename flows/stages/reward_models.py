@@ -20,8 +20,8 @@ from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import RewardModels
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
-from grpo.config.common import RewardModel
 from grpo.config.jobs import MEMBER
+from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError

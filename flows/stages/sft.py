@@ -8,7 +8,7 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.sft_data import EXAMPLES
-from grpo.config.common import SFT
+from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:

@@ -24,7 +24,7 @@ from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import SFTData
 from flows.stages.contract import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
 from flows.stages.problems import HELD_OUT, TRAIN
-from grpo.config.text_engines import OwnEngine
+from grpo.config.engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import source_digest

@@ -1,4 +1,4 @@
-"""Typed settings of every job. Each field gives meaning, unit, range and source.
+"""Settings that several kinds of job share. Each field's description gives meaning, unit, range and source.
 
 Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300.
 Where the paper is silent the description says "unpublished".
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Settings(BaseModel):
-    """Unknown keys are refused, so that a typo never silently trains with a default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from grpo.settings import Settings
 
 
 class Sampling(Settings):
@@ -103,93 +99,4 @@ class Lora(Settings):
     alpha: int = Field(32, gt=0, description="The update is scaled by alpha / rank.")
     target_modules: str | list[str] = Field(
         "all-linear", description="Modules that get an adapter, by name; 'all-linear': each linear layer but the head."
-    )
-
-
-Template = Literal["chat", "r1_zero"]
-
-ZERO_TEMPLATE = (
-    "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
-    "</think>, then gives only the result between <answer> and </answer>.\n"
-    "User: {prompt}\nAssistant:"
-)
-"""The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
-
-
-class Supervised(Settings):
-    """What the loop of pretraining, SFT and reward models reads."""
-
-    batch_size: int = Field(128, ge=1, description="Sequences a step. R1 SFT: 128; distillation: 64.")
-    micro_batch_tokens: int = Field(
-        16384,
-        ge=64,
-        description="Tokens in one forward and backward pass, side by side without padding; bounds memory.",
-    )
-    optimizer: Optimizer
-    hardware: Hardware = Hardware()
-    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
-
-
-class Pretrain(Supervised):
-    """A small Llama-style base model with its own tokenizer, for recipes that start from nothing."""
-
-    vocabulary: int = Field(384, ge=300, description="Entries of the byte-level BPE tokenizer trained on the corpus.")
-    hidden: int = Field(128, ge=16, description="Width of the residual stream.")
-    feed_forward: int = Field(512, ge=16, description="Width inside the feed-forward blocks.")
-    layers: int = Field(4, ge=1, description="Transformer blocks.")
-    heads: int = Field(4, ge=1, description="Attention heads.")
-    context: int = Field(256, ge=16, description="Longest sequence, tokens; documents are packed into half of it.")
-    batch_size: int = Field(64, ge=1, description="Blocks of text a step.")
-    steps: int = Field(ge=1, description="Optimizer steps.")
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Pretrain:
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
-        return self
-
-
-class SFT(Supervised):
-    epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
-    max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; none: all epochs.")
-    max_tokens: int = Field(32768, ge=16, description="Longer sequences are dropped and counted. R1: 32,768.")
-    lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
-
-
-class ProcessRewardModel(SFT):
-    """Same loop as SFT with a scalar head at each step's end (Math-Shepherd, arXiv 2312.08935)."""
-
-    label: Literal["hard", "soft"] = Field(
-        "hard",
-        description="What a step is taught: 1 if any rollout from it was right (hard), or the share of those that were "
-        "(soft). Math-Shepherd: nearly the same; hard.",
-    )
-
-
-class RewardModel(SFT):
-    """Same loop as SFT with a scalar head. R1 v2: batch 256, lr 6e-6, 1 epoch, 8,192 tokens."""
-
-    batch_size: int = Field(
-        128,
-        ge=1,
-        description="Elements a step: of pairs, prompts, each with all of its pairs (InstructGPT 3.5); of labels, "
-        "responses. R1: 256 [I: pairs].",
-    )
-    margin: float = Field(
-        0.0,
-        ge=0,
-        description="Pairs only: a pair must differ by this times the strength of its verdict, -log sigma(r_w - r_l - "
-        "margin * strength) (Llama 2, eq. 2). A judge's strength is its mean difference, 2 at most. R1: unpublished.",
-    )
-    centring: float = Field(
-        0.0,
-        ge=0,
-        description="Pairs only: weight of (r_w + r_l)^2, which keeps scores around 0 (arXiv 2312.09244; TRL's "
-        "center_rewards_coefficient, which suggests 0.01). R1: unpublished.",
-    )
-    ensemble: int = Field(
-        1,
-        ge=1,
-        description="Models that are trained, each by a seed and a bootstrap sample of the prompts of its own; scores "
-        "are their mean, and their spread is what RL's uncertainty_penalty multiplies. 1: one model, of all prompts.",
     )

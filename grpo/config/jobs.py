@@ -7,19 +7,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import (
-    SFT,
-    Hardware,
-    Pretrain,
-    ProcessRewardModel,
-    RayCluster,
-    RewardModel,
-    Sampling,
-    Settings,
-    Template,
-)
+from grpo.config.common import Hardware, RayCluster, Sampling
+from grpo.config.engines import TextEngineSettings
 from grpo.config.rl import RL, Scoring
-from grpo.config.text_engines import TextEngineSettings
+from grpo.config.supervised import SFT, Pretrain, ProcessRewardModel, RewardModel
+from grpo.data.template import Template
+from grpo.settings import Settings
 
 MEMBER = "member-"
 """How the folders of an ensemble's models begin."""

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo.config.common import Hardware, Lora, Optimizer, Sampling, Settings
-from grpo.config.vllm import VLLM
+from grpo.config.common import Hardware, Lora, Optimizer, Sampling
+from grpo.config.engines import VLLM
 from grpo.health.checks import HealthSettings
 from grpo.rewards.functions import check as check_reward
 from grpo.rewards.steps import find as find_step_reward
 from grpo.rewards.steps import is_folder
+from grpo.settings import Settings
 
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 

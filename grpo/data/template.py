@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from grpo.config.common import ZERO_TEMPLATE, Template
 from grpo.data.records import Message
 from grpo.errors import InputError
 
 if TYPE_CHECKING:  # rewards run in light processes that take completions apart and never load transformers
     from transformers import PreTrainedTokenizerBase
+
+Template = Literal["chat", "r1_zero"]
+
+ZERO_TEMPLATE = (
+    "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
+    "</think>, then gives only the result between <answer> and </answer>.\n"
+    "User: {prompt}\nAssistant:"
+)
+"""The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
 TAG = re.compile(r"</?(?:think|reasoning|answer)>")
 STYLES = ("think", "reasoning")

@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo.config.common import Sampling, Template
-from grpo.config.text_engines import Endpoint
+from grpo.config.common import Sampling
+from grpo.config.engines import Endpoint
 from grpo.data.completions import Text, Written
 from grpo.data.records import Problem
-from grpo.data.template import zero_prompt
+from grpo.data.template import Template, zero_prompt
 from grpo.errors import InputError, TrainingStopped
 from grpo.http.client import Away, Http, Refused
 from grpo.http.rate_limit import Pace

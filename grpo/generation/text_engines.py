@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
-from grpo.config.common import Hardware, Sampling, Template
-from grpo.config.text_engines import Endpoint, OwnEngine, TextEngineSettings
+from grpo.config.common import Hardware, Sampling
+from grpo.config.engines import Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Text, Written
 from grpo.data.records import Problem
-from grpo.data.template import prompt_tokens
+from grpo.data.template import Template, prompt_tokens
 from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.sampler import Completion, sample_groups
 from grpo.generation.vllm.local import LocalVLLM

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import Settings
+from grpo.settings import Settings
 
 Action = Literal["ignore", "warn", "stop", "roll_back"]
 Record = Mapping[str, float]

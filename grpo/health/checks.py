@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import Field
 
-from grpo.config.common import Settings
 from grpo.health.base import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
 from grpo.health.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
+from grpo.settings import Settings
 
 
 class NotFinite(Watch):

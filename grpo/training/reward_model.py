@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from grpo.config.common import RewardModel
 from grpo.config.jobs import RewardModelJob
+from grpo.config.supervised import RewardModel
 from grpo.data.held_out import is_right, write_held_out
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel

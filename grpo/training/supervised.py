@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo.config.common import Supervised
 from grpo.config.jobs import JobBase
+from grpo.config.supervised import Supervised
 from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.config.common import Hardware, Sampling, Supervised
+from grpo.config.common import Hardware, Sampling
+from grpo.config.engines import VLLM
 from grpo.config.rl import RL
-from grpo.config.vllm import VLLM
+from grpo.config.supervised import Supervised
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.memory import Lengths, Memory, Parts, Place, memory, moment_bytes
 

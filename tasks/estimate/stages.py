@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from grpo.config.common import Hardware, Sampling, Supervised
+from grpo.config.common import Hardware, Sampling
+from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
-from grpo.config.text_engines import TextEngineSettings
-from grpo.config.vllm import VLLM
+from grpo.config.supervised import Supervised
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
 from tasks.estimate.memory import Lengths, Place

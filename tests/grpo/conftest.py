@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from grpo.config.common import Hardware, Optimizer, Pretrain
+from grpo.config.common import Hardware, Optimizer
+from grpo.config.supervised import Pretrain
 from grpo.data.records import Problem, write_rows
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.training.pretrain import train_tokenizer

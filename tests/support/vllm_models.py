@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.config.common import Optimizer, Pretrain
+from grpo.config.common import Optimizer
+from grpo.config.supervised import Pretrain
 from grpo.training.pretrain import train_tokenizer
 from tests.support.job_runner import ROOT
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.errors import TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.local import LocalVLLM

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.errors import TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.server import ServerVLLM

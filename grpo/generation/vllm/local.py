@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import Completion

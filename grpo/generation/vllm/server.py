@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import Completion
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed

@@ -14,7 +14,7 @@ from flows.pipelines import GRAPHS
 from flows.recipe.load import load_recipe
 from flows.run.executor import FLOWS
 from flows.run.gates import gate_evaluation
-from grpo.config.common import SFT
+from grpo.config.supervised import SFT
 from grpo.errors import InputError
 
 NAME = "r1flow"

@@ -18,7 +18,8 @@ from flows.recipe.load import load_recipe
 from flows.recipe.schema import RewardModels
 from flows.stages.contract import find_key
 from flows.stages.reward_models import STAGE
-from grpo.config.common import Hardware, Optimizer, Pretrain
+from grpo.config.common import Hardware, Optimizer
+from grpo.config.supervised import Pretrain
 from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError

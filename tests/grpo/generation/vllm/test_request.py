@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.errors import InputError
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.request import check, parameters, prompt_seed

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpo.config.common import Sampling
-from grpo.config.vllm import VLLM
+from grpo.config.engines import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.server import ServerVLLM
