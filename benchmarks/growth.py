@@ -1,6 +1,6 @@
 """How do time and memory of training grow? One axis at a time, the rest fixed; each point is a process of its own.
 
-    python benchmarks/growth.py [--axis NAME]... [--output docs/growth.md] [--json]
+    python benchmarks/growth.py [--axis NAME]... [--output docs/measured/growth.md] [--json]
 
 Axes: length of the completions, group size, model size, number of samples, number of processes. Completions never end
 by themselves, so that an axis is exact. A GRPO step is taken apart into sampling, measuring (the reference's

@@ -1,7 +1,7 @@
 """A GRPO step of TRL's own trainer against ours: same model, prompts, settings and threads, in one call.
 
     pip install trl; python benchmarks/grpo_vs_trl.py [--setting small] [--steps N] [--rounds 2] [--full]
-        [--output docs/grpo_vs_trl.md] [--json]
+        [--output docs/measured/grpo_vs_trl.md] [--json]
 
 Sides alternate, each run is a process of its own: two steps to warm up, then the timed ones (sampling, rewards,
 reference, update, optimizer). TRL runs in two micro-batches: as many completions as memory allows, and a quarter of

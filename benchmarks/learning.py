@@ -1,6 +1,6 @@
 """Does the recipe learn? Runs `tiny` for several seeds and prints the checkpoints and what must hold between them.
 
-python benchmarks/learning.py [--seeds 0 1 2] [--json] [--output docs/learning.md]
+python benchmarks/learning.py [--seeds 0 1 2] [--json] [--output docs/measured/learning.md]
 
 Stages that are there already are reused.
 """

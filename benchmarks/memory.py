@@ -1,6 +1,6 @@
 """How much memory does each method need, and for how many models?
 
-python benchmarks/memory.py [--model FOLDER] [--folder build/memory] [--output docs/memory.md]
+python benchmarks/memory.py [--model FOLDER] [--folder build/memory] [--output docs/measured/memory.md]
 
 Two steps of GRPO without and with a penalty, GRPO with a reward model, and PPO, on a made Llama of the size of the
 recipe `tiny` and on SmolLM2-135M (converted once by benchmarks/real_model.py, or --model). Peak resident memory of the

@@ -1,7 +1,7 @@
 """What the recipe is measured against: each method from the same Dev1, on the same problems, for several seeds.
 
-python benchmarks/methods.py [--seeds 0 1 2] [--folder build/methods] [--output docs/methods.md]
-    [--plot docs/images/methods.png]
+python benchmarks/methods.py [--seeds 0 1 2] [--folder build/methods] [--output docs/measured/methods.md]
+    [--plot docs/measured/images/methods.png]
 
 Every method gets as many steps and completions as GRPO. Results are kept in the folder; a second call continues.
 """
@@ -130,7 +130,7 @@ def markdown(by_seed: dict[int, dict[str, Any]], plot: Path | None) -> str:
         "samples at temperature 0.6 on 256 held-out problems, with a 95% bootstrap interval over problems; while",
         "training: accuracy of the sampled completions, mean over all steps, where they are the policy's own.",
         "",
-        *([f"![Accuracy of the completions while training]({plot.relative_to('docs')})", ""] if plot else []),
+        *([f"![Accuracy of the completions while training]({plot.relative_to('docs/measured')})", ""] if plot else []),
         "| method | "
         + " | ".join(f"pass@1, seed {s}" for s in seeds)
         + " | mean | while training | language | tokens |",

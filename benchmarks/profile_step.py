@@ -1,6 +1,6 @@
 """Where the seconds of a GRPO step go, by kind of operation: torch's profiler over one step of our trainer.
 
-    python benchmarks/profile_step.py [--setting small] [--setting demo] [--output docs/profile.md] [--json]
+    python benchmarks/profile_step.py [--setting small] [--setting demo] [--output docs/measured/profile.md] [--json]
 
 The settings are those of benchmarks/grpo_vs_trl.py. The step is the second of a run; the update is told from what
 comes before it (sampling, rewards, the reference's pass). Seconds are what operations took by themselves; the rest of

@@ -1,6 +1,6 @@
 """Reward hacking, shown and caught: alignment as the recipe does it, without its restraints, and with guards that stop.
 
-python benchmarks/reward_hacking.py [--steps 120] [--seed 0] [--json] [--output docs/reward_hacking.md]
+python benchmarks/reward_hacking.py [--steps 120] [--seed 0] [--json] [--output docs/measured/reward_hacking.md]
 
 Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
 rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, faster and for longer;

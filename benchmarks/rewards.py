@@ -1,7 +1,7 @@
 """How fast rewards are computed: 10,000 completions with more workers, and with some that take long.
 
 python benchmarks/rewards.py [--completions 10000] [--rounds 3] [--workers 1 2]
-    [--output docs/rewards.md]
+    [--output docs/measured/rewards.md]
 
 The rounds alternate between the cases, and the median counts: what else the machine does then meets all alike.
 """

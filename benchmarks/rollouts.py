@@ -1,6 +1,6 @@
 """Grouped sampling with SmolLM2-135M: ours against transformers.generate and vLLM on this machine's CPU.
 
-    make vllm; python benchmarks/rollouts.py [--rollouts 4] [--rounds 2] [--output docs/rollouts.md] [--json]
+    make vllm; python benchmarks/rollouts.py [--rollouts 4] [--rounds 2] [--output docs/measured/rollouts.md] [--json]
 
 A rollout is 2 prompts of 256 tokens with 16 completions each. How long each completion is was drawn once, uniformly
 from 16 to 128 tokens, and holds for every engine; so all draw the same number of tokens. Engines take turns, each run

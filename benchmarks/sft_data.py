@@ -1,6 +1,6 @@
 """How the data factory grows: problems in, a data set out, by the true path with an engine that answers at once.
 
-    python benchmarks/sft_data.py [--samples 800000] [--output docs/sft_data.md] [--json]
+    python benchmarks/sft_data.py [--samples 800000] [--output docs/measured/sft_data.md] [--json]
 
 Each size is a process of its own: sampling job (shards, journal, rewards in their processes), filters with exact and
 near duplicates and contamination, mix, card. The answers are sums worked out in words, half of them flawed in one of

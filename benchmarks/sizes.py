@@ -1,6 +1,6 @@
 """Which settings for which model size, out of the memory model (tasks/estimate/memory.py), and how far that is right.
 
-    python benchmarks/sizes.py [--output docs/sizes.md] [--check none] [--json]
+    python benchmarks/sizes.py [--output docs/measured/sizes.md] [--check none] [--json]
 
 The model's numbers for small models are held against what a trainer's process held in each phase of a step, on this
 machine; the exit code is 1 where one is off by more than the tolerance. Then, for sizes from 135M to 671B, the smallest

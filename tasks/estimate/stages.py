@@ -22,7 +22,7 @@ USABLE = 0.9
 """Of a GPU's memory; the rest is left to CUDA, NCCL and what the allocator cannot give out."""
 TRAFFIC = 8
 """Bytes that FSDP2 sends for a weight in a micro-batch: twice in bfloat16 forwards and backwards, its gradient once in
-float32 (docs/sizes.md)."""
+float32 (docs/measured/sizes.md)."""
 _Settings = TypeVar("_Settings", Supervised, RL)
 _BYTES = {"float32": 4, "bfloat16": 2}
 
