@@ -27,12 +27,12 @@ from pathlib import Path
 
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.installation import Installation
 from tests.support.pages import CHROMIUM, SMALL_R1, Pages, browser_page
 
+ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "flows/recipes/tiny.toml"
 DEMO = "train_r1 seed 0"
 CHANGE = "reasoning_rl.kl_coef=0.002"
