@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from grpo.config.jobs import RLJob
+from grpo.data.permutation import permutation
 from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.errors import InputError
 from grpo.rl.batch import Rollout
-from grpo.rl.problem_order import permutation
 
 
 class Demonstrations:

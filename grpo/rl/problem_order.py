@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.rl import Curriculum
+from grpo.data.permutation import permutation
 from grpo.data.records import Problem
 from grpo.errors import InputError
 
 ALL = ""
-
-
-@functools.lru_cache(maxsize=64)
-def permutation(size: int, name: str) -> list[int]:
-    """An order of `size` things, fixed by its name."""
-    order = list(range(size))
-    random.Random(name).shuffle(order)
-    return order
 
 
 class ProblemOrder:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from grpo.config.jobs import JobBase
 from grpo.config.supervised import Supervised
+from grpo.data.permutation import permutation
 from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
-from grpo.rl.problem_order import permutation
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 
 
