@@ -84,7 +84,7 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
 
     prepare_environment()
     from flows.prefect_server import prefect_server
-    from flows.recipe.schema import SFTData
+    from flows.recipe.sections import SFTData
     from flows.stages.sft_data import STAGE, sft_data
     from tasks.store.store import artifact_key
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from flows.home import home
 from flows.pipelines import Step
-from flows.recipe.schema import Base, ColdStartData, Evaluate, Recipe, RewardModels, SFTData
+from flows.recipe.schema import Recipe
+from flows.recipe.sections import Base, ColdStartData, Evaluate, RewardModels, SFTData
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
 from grpo.config.common import Hardware

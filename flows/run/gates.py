@@ -29,7 +29,8 @@ from flows.pipelines import Step
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import Evaluate, Recipe
+from flows.recipe.schema import Recipe
+from flows.recipe.sections import Evaluate
 from flows.stages import evaluate
 from flows.stages.contract import Stage, Where, run_stage
 from flows.stages.run_page import artifact_key

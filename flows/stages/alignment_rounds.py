@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import RewardModels
+from flows.recipe.sections import RewardModels
 from flows.stages import alignment_rl, reward_models
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.reasoning_rl import files, user_code

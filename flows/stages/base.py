@@ -8,7 +8,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import Base
+from flows.recipe.sections import Base
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.config.common import Hardware
 from tasks.problems.miniature import corpus

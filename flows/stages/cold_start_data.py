@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import ColdStartData
+from flows.recipe.sections import ColdStartData
 from flows.stages.base import zero_template
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.problems import TRAIN

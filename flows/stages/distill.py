@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import Base
+from flows.recipe.sections import Base
 from flows.stages import base, sft
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.config.supervised import SFT

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import EvaluatedStages, Inputs, Seed
-from flows.recipe.schema import Evaluate
+from flows.recipe.sections import Evaluate
 from flows.stages.base import zero_template
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.distill import PREFIX

@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import Problems
+from flows.recipe.sections import Problems
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from grpo.data.records import Problem, write_rows
 from tasks.problems.decontaminate import decontaminate

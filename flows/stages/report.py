@@ -12,7 +12,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import Report
+from flows.recipe.sections import Report
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.evaluate import TABLE
 from flows.stages.problems import HELD_OUT

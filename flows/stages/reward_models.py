@@ -17,7 +17,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import RewardModels
+from flows.recipe.sections import RewardModels
 from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from grpo.config.jobs import MEMBER

@@ -21,7 +21,7 @@ from prefect.states import State
 
 from flows.home import home
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.schema import SFTData
+from flows.recipe.sections import SFTData
 from flows.stages.contract import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.config.engines import OwnEngine

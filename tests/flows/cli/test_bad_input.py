@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.recipe.schema import Problems
+from flows.recipe.sections import Problems
 from flows.stages import problems
 from flows.stages.contract import Where
 from grpo.errors import InputError

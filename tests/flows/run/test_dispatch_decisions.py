@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
 from flows.pipelines import GRAPHS, Step
 from flows.recipe.load import load_recipe
-from flows.recipe.schema import Report
+from flows.recipe.sections import Report
 from flows.run.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of, run_here
 from flows.stages.contract import Outcome, Stage, Where, external, hashed_config, key_of, run_stage
 from grpo.errors import InputError

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flows.recipe.load import load_recipe
-from flows.recipe.schema import RewardModels
+from flows.recipe.sections import RewardModels
 from flows.stages.contract import find_key
 from flows.stages.reward_models import STAGE
 from grpo.config.common import Hardware, Optimizer
@@ -36,7 +36,7 @@ RUN = """
 import json, sys
 from flows.home import prepare_environment
 prepare_environment()
-from flows.recipe.schema import RewardModels
+from flows.recipe.sections import RewardModels
 from flows.stages.reward_models import reward_models
 from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)

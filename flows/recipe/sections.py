@@ -1,0 +1,250 @@
+"""Sections of a recipe, one per stage and in the paper's order: typed, checked settings.
+
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grpo.config.common import Hardware, RayCluster, Sampling
+from grpo.config.engines import TextEngineSettings
+from grpo.config.rl import Scoring
+from grpo.config.supervised import SFT, Pretrain, RewardModel
+from grpo.data.template import ZERO_TEMPLATE
+from tasks.judges.create import JudgeSettings
+from tasks.preferences.files import PreferenceFile
+from tasks.problems.miniature import EverydaySource, Habits
+from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.mix_settings import MixSettings
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource, Field(discriminator="kind")]
+
+
+class Problems(Section):
+    """What is asked, and what is held out."""
+
+    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems/sources.py.")
+    held_out_share: float = Field(
+        0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
+    )
+    held_out_max: int = Field(
+        512, ge=1, description="Most held-out problems of each domain; what is over is dropped, never trained on."
+    )
+    ngram: int = Field(
+        10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10."
+    )
+    boilerplate_share: float = Field(
+        0.01, ge=0, le=1, description="N-grams in more than this share of held-out prompts are a template, not a leak."
+    )
+
+
+class Base(Section):
+    """The base model: a folder or hub name, or a small one made from nothing. Exactly one of the two."""
+
+    model: str | None = Field(None, description="Hugging Face folder or hub name of a pretrained base model.")
+    documents: int = Field(60_000, ge=100, description="Documents of the miniature corpus (only with `pretrain`).")
+    tagged_share: float = Field(
+        0.04, ge=0, le=1, description="Share of its conversations that happen to use think and answer tags."
+    )
+    pretrain: Pretrain | None = Field(None, description="Train a small base model on the miniature corpus.")
+    zero_template: str = Field(
+        ZERO_TEMPLATE,
+        pattern=r"(?s)\{prompt\}",
+        description="Plain-text prompt, with {prompt} in it: a base model knows "
+        "no chat tokens. The default says in other words what R1's says.",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Base:
+        if (self.model is None) == (self.pretrain is None):
+            raise ValueError("give either model (a folder or hub name) or pretrain (settings of a small model)")
+        return self
+
+
+class ColdStartData(Section):
+    """Demonstrations of the format: few, correct, readable (R1, stage 1)."""
+
+    source: Literal["solutions", "miniature", "sampled"] = Field(
+        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature world's "
+        "writers. sampled: the base model's own completions (R1 samples R1-Zero)."
+    )
+    problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
+    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
+    habits: Habits | None = Field(None, description="How the miniature's writers work (miniature only).")
+    samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled only).")
+    sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled only).")
+    hardware: Hardware = Hardware()
+    filters: FilterSettings = Field(FilterSettings(), description="What is not readable enough to be shown.")
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> ColdStartData:
+        if self.source == "miniature" and self.habits is None:
+            raise ValueError("source 'miniature' needs habits")
+        if self.source == "sampled" and self.sampling is None:
+            raise ValueError("source 'sampled' needs sampling")
+        if self.source != "miniature" and self.general:
+            raise ValueError("general demonstrations come from source 'miniature' only; set general to 0")
+        return self
+
+
+class SFTData(Section):
+    """Rejection sampling from the reasoning policy, and general data (R1, stage 3a: 600k + 200k)."""
+
+    problems: int = Field(ge=1, description="Reasoning problems to sample.")
+    general: int = Field(0, ge=0, description="General prompts to sample.")
+    samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
+    enough_right: int | None = Field(
+        None,
+        ge=1,
+        description="Problems with fewer right completions are asked again, so many more at a time. None: asked once.",
+    )
+    samples_max: int = Field(64, ge=1, description="Most completions of a prompt that is asked again.")
+    keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
+    sampling: Sampling
+    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
+    engine: TextEngineSettings | None = Field(
+        None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
+    )
+    rewards: list[str] = Field(
+        ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
+    )
+    scoring: Scoring = Scoring()
+    shard_problems: int = Field(
+        2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
+    )
+    hardware: Hardware = Hardware()
+    ray: RayCluster | None = Field(
+        None,
+        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
+    )
+    filters: FilterSettings = FilterSettings()
+    judge: JudgeSettings = Field(
+        JudgeSettings(),
+        description="Judges what rules let pass: answers against their reference, general responses for safety.",
+    )
+    judged: list[Literal["reasoning", "general", "quality"]] = Field(
+        ["reasoning", "general"],
+        description="What the judge is asked after the rules: whether a reasoning answer is right, whether a general "
+        "response is safe, and whether it is good enough to learn from (quality).",
+    )
+    mix: MixSettings = Field(MixSettings(), description="How what was kept becomes the data set.")
+
+
+class RewardModels(Section):
+    """Helpful: pairs, the summary only. Safe: labels, the whole response (R1 v2, stage 4)."""
+
+    prompts: int = Field(
+        ge=0,
+        description="General prompts to answer; a judge compares and labels the responses. 0: files alone. R1: 66,000 "
+        "pairs, 106,000 labels.",
+    )
+    files: list[PreferenceFile] = Field(
+        [],
+        description="Preferences that exist already, beside the judged ones: pairs, ranked lists or safe/unsafe "
+        "labels; see tasks/preferences/files.py.",
+    )
+    responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
+    sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")
+    judge: JudgeSettings = JudgeSettings()
+    judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
+    margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")
+    length_ratio_max: float = Field(
+        3.0,
+        ge=1,
+        description="Longest summary of a pair in units of the shorter one, words; R1 keeps lengths comparable.",
+    )
+    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts whose pairs only measure accuracy.")
+    helpful: RewardModel
+    safe: RewardModel
+
+    @model_validator(mode="after")
+    def _preferences_come_from_somewhere(self) -> RewardModels:
+        if self.prompts and self.sampling is None:
+            raise ValueError("sampling is missing; it says how responses to the prompts are made")
+        if not self.prompts and not self.files:
+            raise ValueError("prompts is 0 and there are no files; give one of them, or both")
+        if self.safe.margin or self.safe.centring:
+            raise ValueError("safe learns from labels, margin and centring are for pairs; set them in helpful")
+        return self
+
+
+class Alignment(Section):
+    """How often the last two stages before evaluation are gone through (DSM, algorithm 1)."""
+
+    rounds: int = Field(
+        1,
+        ge=1,
+        description="Rounds of reward_models and alignment_rl. From the second on the policy of the round before is "
+        "judged, the reward models are trained on, and the reference is that policy. R1: 1. DSM: the first helps most.",
+    )
+    replay_share: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of what later reward models are trained on that earlier rounds judged. DSM: 0.1.",
+    )
+
+
+class Student(Section):
+    """A model that learns from the SFT data."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.-]*$", description="Of the checkpoint; its stages are base_NAME and student_NAME."
+    )
+    base: Base = Field(description="The model that it starts from. R1: Qwen2.5 of 1.5B to 32B, Llama 3 of 8B and 70B.")
+    sft: SFT = Field(
+        description="R1: 2-3 epochs, batch 64, cosine to a tenth of a peak of 1e-4 (1.5B) down to 2e-5 (70B)."
+    )
+
+    @model_validator(mode="after")
+    def _name_is_free(self) -> Student:
+        if re.fullmatch(r"base|zero|dev[123]|ppo|r1(_\d+)?", self.name):
+            raise ValueError(f"name: {self.name!r} is a checkpoint of the recipe; choose another")
+        return self
+
+
+class Distill(Section):
+    """SFT of smaller students, no RL (R1, distillation)."""
+
+    students: list[Student] = Field(min_length=1, description="As many as wanted, each a checkpoint of its own.")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Distill:
+        names = [student.name for student in self.students]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two students are called {twice[0]!r}; give each a name of its own")
+        return self
+
+
+class Evaluate(Section):
+    """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
+
+    samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
+    problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
+    general: int = Field(
+        0,
+        ge=0,
+        description="Most held-out general prompts; they measure the alignment reward, refusals, instructions followed "
+        "and the win rate.",
+    )
+    judge: JudgeSettings = Field(
+        JudgeSettings(),
+        description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",
+    )
+    sampling: Sampling
+    hardware: Hardware = Hardware()
+    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
+
+
+class Report(Section):
+    samples: int = Field(3, ge=0, description="Completions shown for each checkpoint.")
