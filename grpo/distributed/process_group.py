@@ -48,7 +48,7 @@ class Parallel:
         world = _number("WORLD_SIZE", 1)
         device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
         if device.type == "cpu":
-            malloc.keep()
+            malloc.keep_freed_memory()
         if world > 1:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +15,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo.config.common import Sampling
+from grpo.data.completions import Completion
 from grpo.generation.decoder import Decoder
 from grpo.model.cpu import kernels
-from grpo.model.cpu.prepacked_linear import pays
+from grpo.model.cpu.prepacked_linear import is_worth_prepacking
 from grpo.processes import malloc
 
 CANDIDATES = 1024
 """Most probable tokens that top-p looks at first; only where they do not hold its mass are all sorted."""
-
-
-@dataclass
-class Completion:
-    """`tokens` includes the end mark where the policy set one; `logprobs` are those of the sampling distribution
-    before the nucleus cut, at the sampling temperature."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    finished: bool
 
 
 class _Rows:
@@ -124,14 +114,14 @@ def sample_groups(
     """As `sample`, but each prompt's index and completions as soon as the last of them has ended, so that a caller can
     go on with them while others are sampled."""
     rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
-    packs = pays(rows, settings.max_new_tokens)
+    packs = is_worth_prepacking(rows, settings.max_new_tokens)
     if packs:  # what comes on top of all else should not come on top of what an update has left free
-        malloc.give_back()
+        malloc.trim()
     decoder = Decoder(model, packed_rows=rows if packs else 0)
     yield from _sample(decoder, prompts, per_prompt, settings, eos_id, seeds)
     if packs:
         del decoder
-        malloc.give_back()
+        malloc.trim()
 
 
 def _sample(

@@ -1,6 +1,6 @@
-"""What killable processes need of the system: to die with their parent, and to take all their descendants along.
+"""Process lifetimes: processes that die with their parent, and parents that end all of their descendants.
 
-Where the kernel is not Linux there is no /proc and no prctl: then a process group is all that can be killed.
+Outside Linux there is neither /proc nor prctl; a process group is then all that can be killed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl(2) with one argument; OSError where the kernel refuses it."""
+    """Linux's prctl(2) with one argument; OSError if the kernel refuses it."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Signal `number` comes when the thread of process `parent` that started this process ends (Linux only).
+    """Has the kernel send signal `number` to this process when its parent's thread that started it ends (Linux only).
 
-    A change of user undoes it: call it afterwards.
+    `parent` is the parent's process id; if the parent is already gone, this process exits. A change of user undoes
+    the setting, so call this afterwards.
     """
     if LINUX:
         prctl(_PR_SET_PDEATHSIG, number)
@@ -36,13 +37,13 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def write_whole_lines() -> None:
-    """What this process says reaches a log that others write to as well a line at a time, not a word at a time."""
+    """Makes stdout and stderr write whole lines, so that processes which share a log do not mix their words."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
 def process_name(pid: int) -> str | None:
-    """A name for the process that no other one ever gets on this host, None if it is gone: ids are used again."""
+    """A name for the process that no other process on this host ever gets, since ids are reused; None if it is gone."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -57,38 +58,38 @@ def process_name(pid: int) -> str | None:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become our children, even those that started a session of their own."""
+    """Makes this process the parent of descendants whose own parent ends, even of those with a session of their own."""
     if LINUX:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(pid: int) -> set[int]:
-    """Process ids of everything below `pid`, as /proc says; empty where there is no /proc."""
-    parents: dict[int, list[int]] = {}
+    """Process ids of all descendants of `pid`, from /proc; empty where there is no /proc."""
+    children_of: dict[int, list[int]] = {}
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return set()
     for name in names:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            # The command's name stands in parentheses and may hold anything, so the fields are counted from behind it.
+            # The command's name is in parentheses and may contain anything, so count the fields after it.
             state, parent = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state != "Z":
-                parents.setdefault(int(parent), []).append(int(name))
-    found: set[int] = set()
+                children_of.setdefault(int(parent), []).append(int(name))
+    below: set[int] = set()
     front = [pid]
     while front:
-        children = [c for p in front for c in parents.get(p, ()) if c not in found]
-        found.update(children)
+        children = [c for p in front for c in children_of.get(p, ()) if c not in below]
+        below.update(children)
         front = children
-    return found
+    return below
 
 
 def end_descendants(grace_s: float) -> None:
-    """Asks all our descendants to end, and after `grace_s` seconds, or at once if it is 0, kills what is left.
+    """Sends SIGTERM to all descendants and kills those left after `grace_s` seconds; with 0, kills them at once.
 
     Needs `adopt_orphans`. All are stopped before any is killed: a fork bomb cannot outrun a killer whose victims
-    keep their places in the process table until none of them can fork.
+    stay in the process table until none of them can fork.
     """
     deadline = time.monotonic() + grace_s
     if grace_s:
@@ -107,7 +108,7 @@ def end_descendants(grace_s: float) -> None:
 
 
 def reap() -> bool:
-    """Collects children that ended; whether any is left."""
+    """Collects children that have ended; returns whether any are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -123,7 +124,7 @@ def _signal(pids: set[int], number: int) -> None:
 
 
 class Alarm:
-    """Wakes a poll(2) when a child ends or a SIGTERM comes. Made in the main thread, before the child is started."""
+    """Wakes a poll(2) when a child ends or SIGTERM arrives. Create it in the main thread, before starting the child."""
 
     def __init__(self) -> None:
         self.terminated = False
@@ -137,8 +138,8 @@ class Alarm:
     def _terminate(self, *_: object) -> None:
         self.terminated = True
 
-    def forget(self) -> None:
-        """For the child after a fork: the parent's alarm is not its own."""
+    def discard(self) -> None:
+        """Removes the alarm in a forked child, which must not share it with its parent."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -146,13 +147,13 @@ class Alarm:
         os.close(self._write)
 
     def poller(self) -> select.poll:
-        """A poll object that this alarm wakes; the caller registers more with it."""
+        """A poll object that this alarm wakes; the caller may register more descriptors with it."""
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         return poller
 
-    def quiet(self) -> None:
-        """Forgets what woke it."""
+    def reset(self) -> None:
+        """Clears the alarm after it has woken a poll."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 512):
                 pass

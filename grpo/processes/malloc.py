@@ -1,7 +1,7 @@
-"""What becomes of memory that is freed, where glibc hands it out.
+"""How glibc's allocator treats freed memory.
 
-Left to itself it returns large blocks to the kernel, and these come back page by page, filled with zeros: in a step of
-training on a CPU several times over all activations. Elsewhere nothing here does anything.
+By default glibc returns large freed blocks to the kernel, and the next allocation faults every page in again, filled
+with zeros: in one training step on a CPU, several times the size of all activations. A no-op on other systems.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _NEVER = -1
 _LARGE = 2**30
 
 
-def keep() -> None:
-    """From now on this process keeps what it frees, for itself to take again."""
+def keep_freed_memory() -> None:
+    """From now on this process keeps the memory it frees and allocates from it again."""
     _set(_TRIM_THRESHOLD, _NEVER)
     _set(_MMAP_THRESHOLD, _LARGE)
 
 
-def give_back() -> None:
-    """To the kernel, whatever is free now."""
-    if trim := _function("malloc_trim"):
-        trim(0)
+def trim() -> None:
+    """Returns all free memory to the kernel."""
+    if malloc_trim := _function("malloc_trim"):
+        malloc_trim(0)
 
 
 def _set(option: int, value: int) -> None:

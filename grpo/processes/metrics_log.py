@@ -1,4 +1,4 @@
-"""What a job leaves for its watcher: metrics line by line, and a result at the end."""
+"""What a job writes for whoever watches it: metrics line by line, and a result at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 class Metrics:
-    """Appends one JSON object a step to metrics.jsonl. A resumed job drops the lines past its checkpoint first, so
-    that each step stands there once."""
+    """Appends one JSON object per step to metrics.jsonl. A resumed job first drops the lines after its checkpoint, so
+    that each step appears once."""
 
     def __init__(self, path: Path, resume_step: int = 0):
         self.path = path
@@ -21,31 +21,32 @@ class Metrics:
         self.file = path.open("a")
 
     def log(self, step: int, of: int, **values: Any) -> None:
+        """Writes the metrics of `step`, counted from 1, of `of` steps planned."""
         self.file.write(json.dumps({"step": step, "of": of, **values}) + "\n")
         self.file.flush()
 
 
 def _step(line: str) -> float:
     try:
-        return json.loads(line)["step"]
+        return float(json.loads(line)["step"])
     except (ValueError, KeyError):
         return float("inf")  # half a line, written as the process was killed
 
 
-def closing_means(metrics: Path, wanted: Callable[[str], bool], last: int = 10) -> dict[str, float]:
-    """Means over the last steps of a run, of metrics whose names are wanted: single steps are noisy."""
+def closing_means(metrics: Path, selected: Callable[[str], bool], last: int = 10) -> dict[str, float]:
+    """Means over the last steps of the metrics whose names are `selected`: single steps are noisy."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
-    values = {name: [r[name] for r in records if name in r] for name in records[-1] if wanted(name)}
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    columns = {name: [r[name] for r in records if name in r] for name in records[-1] if selected(name)}
+    return {name: sum(values) / len(values) for name, values in columns.items()}
 
 
 def write_result(path: Path, steps_completed: int, steps_planned: int, **values: Any) -> None:
-    """The job's own word on what it did; the exit code alone is not enough."""
+    """Writes result.json, the job's own report of what it did; the exit code alone is not enough."""
     replace_text(path, json.dumps({"steps_completed": steps_completed, "steps_planned": steps_planned, **values}))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never half."""
+    """Writes a file atomically: a reader sees either the old text or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""The most memory that a job held: on its GPU, or of its process beyond what its libraries take."""
+"""Peak memory of a job: of its GPU, or of its process beyond what the libraries take."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ FILE = "memory.json"
 
 
 class MemoryUsed:
-    """Begins when the job's code is loaded, before its models are. In `FILE` beside the job's result the first process
-    leaves ``{"peak_bytes": ..., "device": "cuda" | "cpu"}``; what the CUDA allocator keeps without use is not in it.
-    Nothing is left where the system does not tell: a processor's numbers are Linux's."""
+    """Measures from the moment the job's code is loaded, before its models are.
+
+    The first process writes ``{"peak_bytes": ..., "device": "cuda" | "cpu"}`` to `FILE` beside the job's result. Memory
+    that the CUDA allocator reserves without using does not count. On a CPU this needs Linux; elsewhere nothing is
+    written.
+    """
 
     def __init__(self) -> None:
         self._before = _resident("VmRSS")
@@ -24,22 +27,24 @@ class MemoryUsed:
     def write(self, folder: Path) -> None:
         if os.environ.get("RANK", "0") != "0":
             return
-        torch = sys.modules.get("torch")  # where nothing has loaded it there is no GPU to ask about
+        torch = sys.modules.get("torch")  # if nothing has loaded torch, the job has used no GPU
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            found = {"peak_bytes": torch.cuda.max_memory_allocated(), "device": "cuda"}
+            peak_memory = {"peak_bytes": torch.cuda.max_memory_allocated(), "device": "cuda"}
         elif (peak := _resident("VmHWM")) is not None and self._before is not None:
-            found = {"peak_bytes": max(0, peak - self._before), "device": "cpu"}
+            peak_memory = {"peak_bytes": max(0, peak - self._before), "device": "cpu"}
         else:
             return
-        replace_text(folder / FILE, json.dumps(found))
+        replace_text(folder / FILE, json.dumps(peak_memory))
 
 
 def _resident(name: str) -> int | None:
-    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM). getrusage's maximum would not do: it begins with
-    that of the process that started this one."""
+    """Resident bytes of this process, now (VmRSS) or at most (VmHWM); None if the system does not say.
+
+    The maximum that getrusage reports would not do: a process inherits that of the one that started it.
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    found = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    line = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(line[1]) * 1024 if line else None

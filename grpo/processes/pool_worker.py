@@ -1,7 +1,7 @@
 """The processes behind one worker of `grpo.processes.pool`: a supervisor, and its child that runs the functions.
 
-The supervisor only waits. When the child ends, or the pool's process does, however suddenly, it takes everything
-the child ever started along. It imports nothing but the standard library, and so is ready in milliseconds.
+The supervisor only waits. When the child ends, or the pool's process does, however suddenly, it kills everything the
+child ever started. It imports nothing but the standard library, and so is ready in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from grpo.errors import InputError
 from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, die_with_parent, end_descendants
 
 CLEANUP_S = 1.0
-"""How long a sandbox that a killed worker leaves behind has to remove its folder."""
+"""Seconds that a sandbox left behind by a killed worker has to remove its folder."""
 _HEADER = 8
 MESSAGE_MAX = 300
+"""Longest message of a failure, characters."""
 
 
 class AnswerFailure(Exception):
-    """Raised by a verifier: the answer itself did something worth counting, say its program ran too long.
+    """Raised by a verifier when the answer itself misbehaved, for example because its program ran too long.
 
-    `kind` is what it is counted as ("code_timeout", ...).
+    `kind` is the name it is counted under ("code_timeout", ...).
     """
 
     def __init__(self, kind: str, message: str):
@@ -38,13 +39,13 @@ class AnswerFailure(Exception):
 
 
 def send(connection: socket.socket, data: bytes, deadline: float | None = None) -> None:
-    """One message. TimeoutError if the other side has not taken it at `deadline` (time.monotonic)."""
+    """Sends one message. TimeoutError if the other side has not taken it by `deadline` (time.monotonic)."""
     _wait_until(connection, deadline)
     connection.sendall(len(data).to_bytes(_HEADER, "big") + data)
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """One message. EOFError when the other side is gone, TimeoutError after `deadline` (time.monotonic)."""
+    """Receives one message. EOFError if the other side is gone, TimeoutError after `deadline` (time.monotonic)."""
     return _exactly(connection, int.from_bytes(_exactly(connection, _HEADER, deadline), "big"), deadline)
 
 
@@ -65,7 +66,7 @@ def _wait_until(connection: socket.socket, deadline: float | None) -> None:
 
 
 def main() -> NoReturn:
-    """``argv``: the socket's descriptor and the pool's process id. Standard input ends when the pool does."""
+    """Runs a worker. ``argv``: the socket's descriptor and the pool's process id. Stdin closes when the pool ends."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     alarm = Alarm()
@@ -74,7 +75,7 @@ def main() -> NoReturn:
     supervisor = os.getpid()
     child = os.fork()
     if child == 0:
-        alarm.forget()
+        alarm.discard()
         die_with_parent(supervisor)
         _silence()
         with contextlib.suppress(EOFError, OSError):  # the pool is gone
@@ -85,26 +86,26 @@ def main() -> NoReturn:
 
 
 def _supervise(child: int, alarm: Alarm) -> int:
-    """Waits until there is no need for the child; its exit code, or 128 and the signal that ended it."""
+    """Waits until the child or the pool ends; returns the child's exit code, or 128 plus the signal that ended it."""
     poller = alarm.poller()
     poller.register(sys.stdin.fileno(), select.POLLIN)
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid or alarm.terminated or any(ready == sys.stdin.fileno() for ready, _ in poller.poll()):
             break
-        alarm.quiet()
+        alarm.reset()
     if not pid:
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)  # SIGKILL, unless it ended by itself just before
+        _, status = os.waitpid(child, 0)  # SIGKILL, unless it had just ended by itself
     end_descendants(CLEANUP_S)
     if not LINUX:
-        os.killpg(0, signal.SIGKILL)  # the group is what can be found there
+        os.killpg(0, signal.SIGKILL)  # without /proc, the process group is all we can find
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _silence() -> None:
-    """What a verifier prints goes where errors go, and it has nothing to read."""
+    """Sends what a verifier prints to stderr, and gives it an empty stdin."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
@@ -128,15 +129,15 @@ def _work(connection: socket.socket) -> None:
             continue
         if announce:
             send(connection, b"")
-        reply, spent = _outcome(lambda f=function, a=args, k=kwargs: f(*a, **k))
+        reply, exhausted = _outcome(lambda f=function, a=args, k=kwargs: f(*a, **k))
         send(connection, reply)
-        if spent:
+        if exhausted:
             return
 
 
 def _outcome(call: Any) -> tuple[bytes, bool]:
-    """The reply to send, and whether this process has run out of memory and is better not used again."""
-    spent = False
+    """Returns the reply to send, and whether this process ran out of memory and should not be used again."""
+    exhausted = False
     reply: tuple[Any, ...]
     try:
         reply = ("value", call())
@@ -145,12 +146,14 @@ def _outcome(call: Any) -> tuple[bytes, bool]:
     except AnswerFailure as failure:
         reply = ("failure", failure.kind, " ".join(failure.message.split())[:MESSAGE_MAX], True, False)
     except BaseException as error:
-        spent = isinstance(error, MemoryError)
-        reply = ("failure", "error", _line(error), False, spent)
+        exhausted = isinstance(error, MemoryError)
+        reply = ("failure", "error", _line(error), False, exhausted)
     try:
-        return pickle.dumps(reply), spent
+        return pickle.dumps(reply), exhausted
     except Exception as error:
-        return pickle.dumps(("failure", "error", f"the result cannot be sent: {_line(error)}", False, spent)), spent
+        return pickle.dumps(
+            ("failure", "error", f"the result cannot be sent: {_line(error)}", False, exhausted)
+        ), exhausted
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""How many items of a pool may begin at a time, whoever works on them."""
+"""Slots of a pool: how many items may run at a time, whichever worker runs them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import threading
 from collections.abc import Callable
 
 
-class Place:
-    """The right to begin an item. As many as there are workers; a slow item leaves its own to another."""
+class Slot:
+    """One worker's claim to a slot. There are as many slots as workers; a slow item gives its slot up to another."""
 
-    def __init__(self, places: threading.Semaphore, helped: Callable[[], None]):
-        self._places, self._help, self._held = places, helped, False
+    def __init__(self, slots: threading.Semaphore, on_release: Callable[[], None]):
+        self._slots, self._on_release, self._held = slots, on_release, False
 
-    def take(self) -> None:
+    def acquire(self) -> None:
+        """Waits for a free slot, unless one is held already."""
         if not self._held:
-            self._places.acquire()
+            self._slots.acquire()
             self._held = True
 
-    def leave(self) -> None:
+    def release(self) -> None:
+        """Gives the slot up, if one is held."""
         if self._held:
             self._held = False
-            self._places.release()
-            self._help()
+            self._slots.release()
+            self._on_release()

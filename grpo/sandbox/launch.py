@@ -63,12 +63,12 @@ class Launch:
             namespaces.private_root(self.order["needed"], self.order["limits"]["disk_bytes"], self.user)
         program = os.fork()
         if program == 0:
-            alarm.forget()
+            alarm.discard()
             self._program()
         ended: dict[str, Any] = {}
         while not ended:
             poller.poll(1000 * TICK_S)
-            alarm.quiet()
+            alarm.reset()
             full = self.means["own_files"] and namespaces.full()
             if full:
                 os.kill(program, signal.SIGKILL)

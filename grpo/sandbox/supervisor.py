@@ -71,7 +71,7 @@ class _Run:
         counted = self._tasks_counted_already()
         self.child = os.fork()
         if self.child == 0:
-            alarm.forget()
+            alarm.discard()
             os.close(pipes["alive"][1])
             ends = {"alive": pipes["alive"][0], "stdin": source}
             ends |= {name: pipes[name][1] for name in ("stdout", "stderr", "report")}
@@ -120,7 +120,7 @@ class _Run:
                 spent = time.monotonic() - now
                 look = now + max(TICK_S, 10 * spent)  # a machine with many processes is not watched to death
             ready = {fd for fd, _ in self.poller.poll(max(1.0, 1000 * (min(deadline, look) - now)))}
-            self.alarm.quiet()
+            self.alarm.reset()
             if self.alarm.terminated or sys.stdin.fileno() in ready:
                 return "stopped"
             for descriptor in ready & self.sources.keys():

@@ -1,0 +1,196 @@
+"""The pool's side of one worker: starts its process, sends it items, reads the results, and kills it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import InputError
+from grpo.processes.pool_worker import CLEANUP_S, receive, send
+
+START_LIMIT_S = 120.0
+"""Seconds a worker may take to start and to import what it runs; none of it counts against an item."""
+SLOW_S = 0.05
+"""Seconds after which an item gives up its slot: most verifiers that take this long are waiting for something."""
+_BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from grpo.processes.pool_worker import main; main()"
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Result of an item whose function returned no value.
+
+    `kind` is "timeout", "crash", "error" or the kind of an `AnswerFailure`; `message` is one line. `of_answer`: the
+    answer misbehaved, as a sandbox saw; otherwise the verifier failed, which says nothing about the answer.
+    """
+
+    kind: str
+    message: str
+    of_answer: bool
+
+
+@dataclass(frozen=True)
+class Item:
+    """One call to make: the pickled function, the pickled call, and the future of its result."""
+
+    function: bytes
+    payload: bytes
+    future: Future[Any]
+
+
+def pickle_by_reference(function: Callable[..., Any]) -> bytes:
+    """Pickles a module-level function; ValueError for one of the main script, which a worker cannot import."""
+    if getattr(function, "__module__", None) == "__main__":
+        raise ValueError(f"{function!r} is defined in the script itself, where a worker cannot import it from")
+    return pickle.dumps(function)
+
+
+class WorkerHandle:
+    """Runs one worker process after another. Only `interrupt` may be called from other threads than the owner's."""
+
+    def __init__(self, time_limit_s: float, memory_bytes: int | None, prepare: Callable[[], object] | None):
+        self._limit_s = time_limit_s
+        self._memory_bytes = memory_bytes
+        self._prepare = pickle_by_reference(prepare) if prepare else None
+        self._lock = threading.Lock()
+        self._interrupted = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._ready = False
+        self._imported: set[bytes] = set()  # functions this process has loaded
+
+    def start(self) -> None:
+        """Starts a process if there is none, without waiting until it is ready."""
+        with contextlib.suppress(OSError):  # no room for a process now: `run` tries again and reports it
+            if self._process is None and not self._interrupted:
+                self._launch()
+
+    def _launch(self) -> None:
+        own_end, worker_end = socket.socketpair()
+        with self._lock:
+            self._connection = own_end
+            if self._interrupted:
+                own_end.shutdown(socket.SHUT_RDWR)
+        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).parents[2]))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", bootstrap, str(worker_end.fileno()), str(os.getpid())],
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+                pass_fds=[worker_end.fileno()],
+                start_new_session=True,
+                env={**os.environ, **_ONE_THREAD},
+            )
+        finally:
+            worker_end.close()
+        self._ready = False
+        self._imported.clear()
+
+    def wait_until_ready(self) -> None:
+        """Waits until the process is ready; `run` reports what goes wrong."""
+        with contextlib.suppress(Exception):
+            self._started()
+
+    def run(self, item: Item, on_slow: Callable[[], None]) -> Any:
+        """Returns the function's value or a `Failure`; calls `on_slow` if it takes longer than SLOW_S.
+
+        RuntimeError if no process can be started.
+        """
+        starting = True
+        try:
+            connection = self._started()
+            starting = item.function not in self._imported
+            deadline = time.monotonic() + (START_LIMIT_S if starting else self._limit_s)
+            send(connection, bytes([starting]) + item.payload, deadline)
+            reply = self._reply(connection, deadline, lambda: None if starting else on_slow())
+            if starting and not reply:  # the function is imported, and its time begins
+                starting = False
+                self._imported.add(item.function)
+                deadline = time.monotonic() + self._limit_s
+                reply = self._reply(connection, deadline, on_slow)
+            return self._value(reply)
+        except TimeoutError:
+            self.kill()
+            if starting:
+                raise RuntimeError(f"a scoring worker was not ready within {START_LIMIT_S:g} s") from None
+            return Failure("timeout", f"no result within {self._limit_s:g} s", False)
+        except (EOFError, ConnectionError):
+            if self._interrupted:
+                raise CancelledError from None
+            cause = self.kill(ended=True)
+            if starting:
+                raise RuntimeError(f"a scoring worker ended while it started: {cause}") from None
+            return Failure("crash", f"the worker process ended: {cause}", False)
+
+    def _reply(self, connection: socket.socket, deadline: float, on_slow: Callable[[], None]) -> bytes:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        if not poll.poll(1000 * SLOW_S):
+            on_slow()
+        return receive(connection, deadline)
+
+    def _started(self) -> socket.socket:
+        if self._process is None:
+            self._launch()
+        assert self._connection is not None
+        if not self._ready:
+            deadline = time.monotonic() + START_LIMIT_S
+            send(self._connection, pickle.dumps((sys.path, self._memory_bytes, self._prepare)), deadline)
+            prepared = self._value(receive(self._connection, deadline))
+            if isinstance(prepared, Failure):
+                raise RuntimeError(f"a scoring worker could not start: {prepared.message}")
+            self._ready = True
+        return self._connection
+
+    def _value(self, reply: bytes) -> Any:
+        try:
+            kind, *content = pickle.loads(reply)
+        except Exception as error:
+            return Failure("error", f"the result cannot be read: {type(error).__name__}", False)
+        if kind == "value":
+            return content[0]
+        if kind == "input":
+            raise InputError(content[0])
+        *failure, exhausted = content
+        if exhausted:
+            self.kill()
+        return Failure(*failure)
+
+    def kill(self, ended: bool = False) -> str:
+        """Kills the process and everything it started, or collects one that has `ended`; returns how it ended."""
+        process, self._process = self._process, None
+        if self._connection is not None:
+            self._connection.close()
+        if process is None:
+            return ""
+        assert process.stdin is not None
+        process.stdin.close()
+        if not ended:
+            process.terminate()  # in case another process holds the pipe's other end open
+        try:
+            code = process.wait(CLEANUP_S + 5)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+
+    def interrupt(self) -> None:
+        """Ends what runs, and lets nothing more run. May be called from any thread."""
+        with self._lock:
+            self._interrupted = True
+            if self._connection is not None:
+                with contextlib.suppress(OSError):  # already closed
+                    self._connection.shutdown(socket.SHUT_RDWR)
