@@ -20,8 +20,9 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.config.rl import RL
+from grpo.data.completions import Completion
 from grpo.errors import TrainingStopped
-from grpo.generation.sampler import Completion, sample_groups
+from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN

@@ -20,11 +20,11 @@ import torch
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import Endpoint, OwnEngine, TextEngineSettings
-from grpo.data.completions import Text, Written
+from grpo.data.completions import Completion, Text, Written
 from grpo.data.records import Problem
 from grpo.data.template import Template, prompt_tokens
 from grpo.generation.endpoint import EndpointEngine
-from grpo.generation.sampler import Completion, sample_groups
+from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.model.loading import load_policy, load_tokenizer

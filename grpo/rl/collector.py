@@ -16,10 +16,10 @@ from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
 from grpo.config.jobs import RLJob
+from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
-from grpo.generation.sampler import Completion
 from grpo.model.packed.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.value_head import values_of
@@ -80,7 +80,7 @@ class Collector:
             replaced += len(flat)
         rollout = self._with_credit(groups, self._inexact(asked))
         rollout.metrics = metrics_of(groups, failures, self.weights) | {"replaced_groups": float(replaced)}
-        if self.method.data == "policy":
+        if self.method.online:
             rollout.metrics |= kl_of(groups)
         if self.settings.rollouts_ahead:
             rollout.metrics["sampler_age"] = float(self.models.version - asked.version)  # updates
@@ -168,7 +168,7 @@ class Collector:
 
     def _inexact(self, asked: Asked) -> bool:
         """Whether the sampler's log-probabilities are not those of the policy that is about to learn."""
-        samples_policy = self.method.data == "policy"
+        samples_policy = self.method.online
         return samples_policy and not (self.generation.engine.exact and asked.version == self.models.version)
 
     def _observe(self, group: Group) -> None:
@@ -206,7 +206,7 @@ class Collector:
         def logprobs_of(model: Any) -> list[Tensor]:
             return self._measure(lambda p, c: completion_logprobs(model, p, c, self.temperature), repeated, flat)
 
-        if self.method.needs_reference(self.settings):
+        if self.method.reads_reference(self.settings):
             with self.models.reference() as reference:
                 measured["ref_logprobs"] = logprobs_of(reference)
         # One update learns from the policy as it is: it finds these on its way.

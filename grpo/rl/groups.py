@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
+from grpo.data.completions import Completion
 from grpo.data.records import Problem
-from grpo.generation.sampler import Completion
 from grpo.rewards.functions import Response
 from grpo.rl.credit import Step
 from grpo.scoring.scorer import Failures

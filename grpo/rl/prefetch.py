@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.config.jobs import RLJob
+from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.data.template import prompt_tokens
 from grpo.distributed.process_group import Parallel, divide
 from grpo.generation.engines import Engine, Fed
-from grpo.generation.sampler import Completion, seed_of
+from grpo.generation.sampler import seed_of
 from grpo.rl.model_set import Models
 from grpo.scoring.scorer import Scorer, Scores, responses_of
 

@@ -16,10 +16,10 @@ import torch
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.config.rl import Scoring
+from grpo.data.completions import Completion
 from grpo.data.records import Message, Problem
 from grpo.data.template import parse
 from grpo.errors import InputError, TrainingStopped
-from grpo.generation.sampler import Completion
 from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.packed.attention import hidden_states
 from grpo.model.packed.packing import pack, shared_prefix

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
+from grpo.data.completions import Completion
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
-from grpo.generation.sampler import Completion
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
 from grpo.generation.vllm.weight_transfer import BACKEND, UNKNOWN
 from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of

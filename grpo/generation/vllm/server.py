@@ -27,8 +27,8 @@ from transformers import AutoConfig
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
+from grpo.data.completions import Completion
 from grpo.errors import InputError, TrainingStopped
-from grpo.generation.sampler import Completion
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
 from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
 from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of

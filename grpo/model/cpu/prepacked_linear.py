@@ -11,17 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MOST = 48
-"""Rows up to which it pays; many more are limited by arithmetic."""
-PAYS_FROM = 128
-"""Steps of a rollout from which it pays."""
+from grpo.model.cpu.limits import MAX_ROWS, MIN_STEPS
 
 
-def pays(rows: int, steps: int) -> bool:
-    return 1 < rows <= MOST and steps >= PAYS_FROM and torch.backends.mkl.is_available()
+def is_worth_prepacking(rows: int, steps: int) -> bool:
+    return 1 < rows <= MAX_ROWS and steps >= MIN_STEPS and torch.backends.mkl.is_available()
 
 
-class FewRows:
+class PrepackedLinear:
     """Float32 weights [out, in] on a CPU, one below the other, in the order for products of exactly `rows` rows."""
 
     def __init__(self, weights: Sequence[Tensor], rows: int, scratch: Tensor):

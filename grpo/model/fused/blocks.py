@@ -18,8 +18,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Mod
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
 from grpo.model.cpu import kernels
-from grpo.model.fused.layers import add_product, call, same
+from grpo.model.fused.layers import same
 from grpo.model.packed.attention import NAME
+from grpo.model.packed.autograd import add_product, call
 from grpo.model.packed.packing import pack
 
 TRUNKS = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from grpo.model.cpu import kernels
-from grpo.model.cpu.prepacked_linear import FewRows
+from grpo.model.cpu.prepacked_linear import PrepackedLinear
 from grpo.model.fused.blocks import taken_over
 from grpo.model.fused.layers import apart, epsilon, is_fused
 
@@ -65,7 +65,7 @@ class Blocks:
         # The same room for all: freed pieces between what stays would leave holes.
         scratch = torch.empty(max(part.numbers for part in products))
         for part in (*products, self.head):
-            part.packed = FewRows(part.weights, self.packed_rows, scratch)
+            part.packed = PrepackedLinear(part.weights, self.packed_rows, scratch)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
@@ -143,7 +143,7 @@ class _Products:
         self.out = ends[-1]
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
-        self.packed: FewRows | None = None
+        self.packed: PrepackedLinear | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None and x.shape[0] == self.packed.rows:

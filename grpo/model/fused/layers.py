@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from grpo.model.cpu import kernels
+from grpo.model.packed.autograd import add_product, call
 
 
 def fuse(model: Any) -> None:
@@ -36,32 +37,9 @@ def fuse(model: Any) -> None:
                 module.forward = ours
 
 
-def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`, without its cost where no gradient is wanted."""
-    return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoGradient, *inputs)
-
-
-class _NoGradient:
-    """A context for a forward pass that keeps nothing."""
-
-    needs_input_grad = (False,)
-
-    @staticmethod
-    def save_for_backward(*tensors: Tensor | None) -> None:
-        pass
-
-
 def is_fused(module: Any) -> bool:
     """Whether a norm or an MLP was taken over."""
     return getattr(module.forward, "__func__", None) in (_norm, _mlp)
-
-
-def add_product(weight: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
-    """a^T b as a part of the gradient of `weight`: added to it if there is one (then None), or to be returned."""
-    if weight.grad is None or not weight.is_leaf:
-        return a.t() @ b
-    weight.grad.addmm_(a.t(), b)
-    return None
 
 
 def _agree(module: nn.Module, forward: Any) -> bool:

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from grpo.errors import InputError
 from grpo.model.cpu import kernels
-from grpo.model.fused.layers import call
+from grpo.model.packed.autograd import call
 
 NAME = "r1flow"
 

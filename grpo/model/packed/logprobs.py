@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.model.fused.layers import add_product
+from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
 from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.autograd import add_product
 from grpo.model.packed.packing import integers, pack, ranges
-
-CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
-"""Logits held at once, in float32: enough for full speed of the matrix product, small beside any model. On a CPU less
-than 32 MB, which glibc hands out again and again, where larger blocks come from the kernel page by page each time."""
 
 
 def stack(rows: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -64,11 +61,6 @@ def completion_logprobs(
 def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
     """log softmax(head(states) / temperature) at `targets`, [N], for states [N, H]; float32."""
     return _TokenLogprobs.apply(states, head.weight, head.bias, targets, temperature)
-
-
-KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""Probabilities kept for the backward pass. Where there are more, it computes them again: one more product with the
-head, instead of [N, V] in memory."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -130,10 +122,6 @@ def _chunks(states: Tensor, weight: Tensor, keeps: int) -> list[slice]:
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.nn.functional.linear(states, weight, bias).float()
     return logits.div_(temperature) if temperature != 1.0 else logits
-
-
-CACHED_BYTES = {"cpu": 3 * 2**20, "cuda": 2**30}
-"""Logits that are worked on at once: on a CPU as many as stay in its cores' caches from one operation to the next."""
 
 
 def _masses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

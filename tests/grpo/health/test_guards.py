@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
+from grpo.data.completions import Completion
 from grpo.data.records import Problem
-from grpo.generation.sampler import Completion
 from grpo.health.checks import Health, HealthSettings
 from grpo.rl.groups import Group, kl_of
 from grpo.rl.methods import METHODS
@@ -98,9 +98,9 @@ def settings(**fields):
 
 def test_a_budget_keeps_a_reference_where_the_loss_needs_none():
     grpo = METHODS["grpo"]
-    assert not grpo.needs_reference(settings(kl_coef=0))
-    assert grpo.needs_reference(settings(kl_coef=0, health={"kl_budget": {"limit": 5.0}}))
-    assert not METHODS["online_rft"].needs_reference(settings())
+    assert not grpo.reads_reference(settings(kl_coef=0))
+    assert grpo.reads_reference(settings(kl_coef=0, health={"kl_budget": {"limit": 5.0}}))
+    assert not METHODS["online_rft"].reads_reference(settings())
 
 
 @pytest.mark.parametrize(

@@ -153,10 +153,10 @@ def test_activations_of_a_token_by_hand() -> None:
 
 def test_limits_are_those_of_the_head() -> None:
     from grpo.generation.decoder import GROWTH
-    from grpo.model.cpu.prepacked_linear import MOST, PAYS_FROM
+    from grpo.model.cpu.prepacked_linear import MAX_ROWS, MIN_STEPS
 
     assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
-    assert (MOST, PAYS_FROM) == (FEW_ROWS, FEW_ROWS_PAY_FROM)
+    assert (MAX_ROWS, MIN_STEPS) == (FEW_ROWS, FEW_ROWS_PAY_FROM)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from grpo.generation.decoder import Decoder
-from grpo.model.cpu.prepacked_linear import MOST, PAYS_FROM, FewRows, pays
+from grpo.model.cpu.prepacked_linear import MAX_ROWS, MIN_STEPS, PrepackedLinear, is_worth_prepacking
 from grpo.model.fused import decode_step
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.decode_step import JOINED, can_decode
@@ -100,8 +100,8 @@ def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joi
 @torch.no_grad()
 def test_packed_weights_serve_down_to_more_than_half_as_many_rows(packed_rows, served, monkeypatch):
     asked = []
-    product = FewRows.product
-    monkeypatch.setattr(FewRows, "product", lambda self, x: asked.append(len(x)) or product(self, x))
+    product = PrepackedLinear.product
+    monkeypatch.setattr(PrepackedLinear, "product", lambda self, x: asked.append(len(x)) or product(self, x))
     decoder = Decoder(made("llama"), packed_rows)
     decoder.join(PROMPTS, GROUP)
     decoder.step(torch.tensor([said[0] for said in TOKENS]))  # 8 rows
@@ -110,10 +110,10 @@ def test_packed_weights_serve_down_to_more_than_half_as_many_rows(packed_rows, s
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
 def test_packing_pays_for_some_rows_and_many_steps():
-    assert pays(32, PAYS_FROM)
-    assert not pays(32, PAYS_FROM - 1)
-    assert not pays(MOST + 1, PAYS_FROM)
-    assert not pays(1, PAYS_FROM)
+    assert is_worth_prepacking(32, MIN_STEPS)
+    assert not is_worth_prepacking(32, MIN_STEPS - 1)
+    assert not is_worth_prepacking(MAX_ROWS + 1, MIN_STEPS)
+    assert not is_worth_prepacking(1, MIN_STEPS)
 
 
 def test_other_types_and_adapters_are_left_to_transformers():

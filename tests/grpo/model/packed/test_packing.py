@@ -21,10 +21,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from grpo.config.common import Sampling
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
+from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES, completion_logprobs, token_logprobs
+from grpo.model.packed.logprobs import completion_logprobs, token_logprobs
 from grpo.model.packed.packing import micro_batches, pack, shared_prefix
 
 CPU = torch.device("cpu")
