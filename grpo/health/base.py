@@ -1,4 +1,4 @@
-"""What every check of a run's health has: settings, memory, and what it says."""
+"""What every health check has: its settings, its state and its result."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from grpo.settings import Settings
 
 Action = Literal["ignore", "warn", "stop", "roll_back"]
 Record = Mapping[str, float]
+"""Metrics of one step, by name: one line of metrics.jsonl."""
 
 
-class Watch(Settings):
-    """What every failure has. The default is to warn where the sign can also mean success or a change of task."""
+class CheckSettings(Settings):
+    """Fields of every check. The default is to warn where the symptom can also mean success or a change of task."""
 
     action: Action = Field(
         "warn",
-        description="'ignore': no look; 'warn': said; 'stop': training ends; 'roll_back': back to the last checkpoint.",
+        description="'ignore': not checked. 'warn': reported. 'stop': training ends. 'roll_back': training returns to "
+        "the last checkpoint.",
     )
-    steps: int = Field(1, ge=1, description="Bad values in a row until it is said; gaps do not count. Ours.")
+    steps: int = Field(
+        1, ge=1, description="Consecutive bad values before the failure is reported; steps without a value are skipped."
+    )
 
 
-class AgainstRecent(Watch):
-    window: int = Field(20, ge=2, description="Values before this one whose median is the usual. Ours.")
+class AgainstRecent(CheckSettings):
+    """Fields of a check that compares a value with the recent ones."""
+
+    window: int = Field(20, ge=2, description="Preceding values whose median is the usual value. Ours.")
 
     @model_validator(mode="after")
     def _window_outlasts_steps(self) -> AgainstRecent:
@@ -36,48 +42,52 @@ class AgainstRecent(Watch):
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthEvent:
+    """A failure that begins at `step`: the check's name, what to do about it, and one line for the user."""
+
     name: str
     action: Action
-    message: str  # one line
+    message: str
     step: int
 
 
 @dataclass
-class Memory:
-    """What one check knows of the steps before."""
+class CheckState:
+    """What one check remembers of earlier steps; part of every checkpoint, field by field."""
 
-    bad: int = 0  # values in a row
-    good: int = 0
-    said: bool = False
+    bad: int = 0  # consecutive bad values
+    good: int = 0  # consecutive good values
+    said: bool = False  # the current failure has been reported
     best: float | None = None
     early: dict[str, list[float]] = field(default_factory=dict)
     recent: dict[str, list[float]] = field(default_factory=dict)
 
     def first(self, name: str, value: float, count: int) -> list[float]:
-        """The first `count` values of a metric, with this one where it is among them."""
+        """Returns the first `count` values of a metric, including `value` while there are fewer."""
         values = self.early.setdefault(name, [])
         if len(values) < count:
             values.append(value)
         return values
 
     def last(self, name: str, value: float, count: int) -> list[float]:
-        """The `count` values before this one (fewer at the beginning), which is kept for the next time."""
+        """Returns the `count` values before this one (fewer at the beginning), and remembers this one."""
         values = self.recent.get(name, [])[-count:]
         self.recent[name] = [*values, value][-count:]
         return values
 
 
-class Reading(NamedTuple):
+class CheckResult(NamedTuple):
+    """Whether a step's value is bad, the evidence (the number and its limit), and advice to the user."""
+
     bad: bool
-    seen: str  # the number and its limit
+    evidence: str
     advice: str
 
 
-Check = Callable[[Any, Memory, Record], Reading | None]
-"""(settings of this failure, its memory, record) -> None where the record or the memory does not yet suffice."""
+Check = Callable[[Any, CheckState, Record], CheckResult | None]
+"""(the check's settings, its state, record) -> its result; None if the record or the state does not suffice yet."""
 
 
 def finite(record: Record, *names: str) -> float | None:
-    """The first of these metrics that the record has as a finite number."""
+    """The first of the named metrics that the record has as a finite number."""
     return next((record[name] for name in names if name in record and math.isfinite(record[name])), None)

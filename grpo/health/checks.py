@@ -1,4 +1,4 @@
-"""Named failures of RL training, seen in the metrics of each step and said in plain words.
+"""Named failures of RL training, evidence in the metrics of each step and said in plain words.
 
 No torch here: a record is one line of metrics.jsonl. Limits marked "ours" were set so that recorded runs of the tiny
 recipe (50 to 120 steps each, reward and entropy on the move) raise nothing.
@@ -15,30 +15,40 @@ from typing import Any
 
 from pydantic import Field
 
-from grpo.health.base import Action, AgainstRecent, Check, Finding, Memory, Reading, Record, Watch, finite
+from grpo.health.base import (
+    Action,
+    AgainstRecent,
+    Check,
+    CheckResult,
+    CheckSettings,
+    CheckState,
+    HealthEvent,
+    Record,
+    finite,
+)
 from grpo.health.guards import KLBudget, RuleAccuracy, kl_budget, rule_accuracy
 from grpo.settings import Settings
 
 
-class NotFinite(Watch):
+class NotFinite(CheckSettings):
     action: Action = Field(
         "roll_back",
         description="NaN stays in weights and Adam moments, so that going on is vain; other samples mostly pass. Ours.",
     )
 
 
-class VarianceCollapse(Watch):
+class VarianceCollapse(CheckSettings):
     steps: int = Field(10, ge=1, description="Steps in a row. R1-Zero can begin with a few, nearly all wrong. Ours.")
     limit: float = Field(0.9, gt=0, le=1, description="Share of groups with equal rewards, at or above. Ours.")
     baseline_steps: int = Field(10, ge=1, description="First steps whose median reward is the start's. Ours.")
 
 
-class KLBlowUp(Watch):
+class KLBlowUp(CheckSettings):
     steps: int = Field(5, ge=1, description="Steps in a row: the k3 mean has heavy tails, one step may show 8. Ours.")
     limit: float = Field(1.0, gt=0, description="Nats a token, above. Healthy runs here: below 0.2. Ours.")
 
 
-class MismatchGrowth(Watch):
+class MismatchGrowth(CheckSettings):
     action: Action = Field("stop", description="Every further step learns from wrong ratios; rolling back is no cure.")
     steps: int = Field(3, ge=1, description="Rollouts in a row: the metric is a maximum over tokens. Ours.")
     factor: float = Field(5.0, gt=1, description="Times the baseline, above. TRL issue 5312 (a mean): 13. Ours.")
@@ -53,14 +63,14 @@ class LengthExplosion(AgainstRecent):
     truncated_limit: float = Field(0.5, gt=0, le=1, description="A share at or above is bad at any length. Ours.")
 
 
-class EntropyCollapse(Watch):
+class EntropyCollapse(CheckSettings):
     steps: int = Field(10, ge=1, description="Steps in a row. Ours.")
     share: float = Field(0.05, ge=0, lt=1, description="Of the baseline, below. Healthy runs here: 0.16. Ours.")
     floor: float = Field(0.002, ge=0, description="Nats a token; below it whatever the baseline. Ours.")
     baseline_steps: int = Field(10, ge=1, description="First steps whose median is the baseline. Ours.")
 
 
-class RewardCollapse(Watch):
+class RewardCollapse(CheckSettings):
     share: float = Field(0.3, gt=0, description="Fall of the running mean from its best over the best's size. Ours.")
     floor: float = Field(0.1, ge=0, description="Units of reward; a smaller fall is noise. Ours.")
     window: int = Field(10, ge=1, description="Steps of the running mean. Ours.")
@@ -86,99 +96,101 @@ class HealthSettings(Settings):
     recovery_steps: int = Field(5, ge=1, description="Good values in a row until a failure has ended. Ours.")
 
 
-def not_finite(limits: NotFinite, memory: Memory, record: Record) -> Reading | None:
+def not_finite(limits: NotFinite, state: CheckState, record: Record) -> CheckResult | None:
     watched = [name for name in ("loss", "grad_norm", "reward", "kl") if name in record]
     broken = [f"{name} is {record[name]}" for name in watched if not math.isfinite(record[name])]
     advice = "lower the learning rate, or compute in float32 rather than bfloat16"
-    return Reading(bool(broken), f"{', '.join(broken)} (must be finite)", advice) if watched else None
+    return CheckResult(bool(broken), f"{', '.join(broken)} (must be finite)", advice) if watched else None
 
 
-def variance_collapse(limits: VarianceCollapse, memory: Memory, record: Record) -> Reading | None:
+def variance_collapse(limits: VarianceCollapse, state: CheckState, record: Record) -> CheckResult | None:
     share, reward = finite(record, "zero_variance_share"), finite(record, "reward")
     if share is None:
         return None
-    seen = f"{share:.0%} of groups have equal rewards (limit {limits.limit:.0%}), so that they teach nothing"
+    evidence = f"{share:.0%} of groups have equal rewards (limit {limits.limit:.0%}), so that they teach nothing"
     advice = "ask harder problems if they are solved, easier ones if not"
     if reward is not None:
-        early = median(memory.first("reward", reward, limits.baseline_steps))
+        early = median(state.first("reward", reward, limits.baseline_steps))
         if math.isclose(reward, early, rel_tol=0.1, abs_tol=0.05):
-            seen += f"; mean reward {reward:.3g} is what it was at the start: the problems are too easy or too hard"
+            evidence += f"; mean reward {reward:.3g} is what it was at the start: the problems are too easy or too hard"
         elif reward > early:
-            seen += f"; mean reward rose from {early:.3g} to {reward:.3g}: nearly all right"
+            evidence += f"; mean reward rose from {early:.3g} to {reward:.3g}: nearly all right"
             advice = "ask harder problems, or end here"
         else:
-            seen += f"; mean reward fell from {early:.3g} to {reward:.3g}: nearly all wrong"
+            evidence += f"; mean reward fell from {early:.3g} to {reward:.3g}: nearly all wrong"
             advice = "go back to an earlier checkpoint, lower the learning rate, and look at the samples"
-    return Reading(share >= limits.limit, seen, advice)
+    return CheckResult(share >= limits.limit, evidence, advice)
 
 
-def kl_blow_up(limits: KLBlowUp, memory: Memory, record: Record) -> Reading | None:
+def kl_blow_up(limits: KLBlowUp, state: CheckState, record: Record) -> CheckResult | None:
     if (kl := finite(record, "kl")) is None:
         return None
-    seen = f"KL to the reference is {kl:.3g} nats a token (limit {limits.limit:g})"
-    return Reading(kl > limits.limit, seen, "lower the learning rate or raise kl_coef")
+    evidence = f"KL to the reference is {kl:.3g} nats a token (limit {limits.limit:g})"
+    return CheckResult(kl > limits.limit, evidence, "lower the learning rate or raise kl_coef")
 
 
-def mismatch_growth(limits: MismatchGrowth, memory: Memory, record: Record) -> Reading | None:
+def mismatch_growth(limits: MismatchGrowth, state: CheckState, record: Record) -> CheckResult | None:
     if (mismatch := finite(record, "logprob_mismatch")) is None:
         return None
-    baseline = min(memory.first("mismatch", mismatch, limits.baseline_steps))
+    baseline = min(state.first("mismatch", mismatch, limits.baseline_steps))
     limit = max(limits.factor * baseline, limits.floor)
-    seen = (
+    evidence = (
         f"log-probabilities of sampler and trainer differ by up to {mismatch:.3g} nats (limit {limit:.3g}, at the "
         f"start {baseline:.3g}): the sampler does not hold the policy's weights"
     )
-    return Reading(mismatch > limit, seen, "check how weights reach the sampler, then resume")
+    return CheckResult(mismatch > limit, evidence, "check how weights reach the sampler, then resume")
 
 
-def length_explosion(limits: LengthExplosion, memory: Memory, record: Record) -> Reading | None:
+def length_explosion(limits: LengthExplosion, state: CheckState, record: Record) -> CheckResult | None:
     truncated, tokens = finite(record, "truncated_share"), finite(record, "completion_tokens")
     if truncated is None:
         return None
-    cut_before = memory.last("truncated", truncated, limits.window)
-    bad, seen = truncated >= limits.truncated_limit, f"{truncated:.0%} of completions are cut off"
-    seen += f" (limit {limits.truncated_limit:.0%})" if bad else ""
+    cut_before = state.last("truncated", truncated, limits.window)
+    bad, evidence = truncated >= limits.truncated_limit, f"{truncated:.0%} of completions are cut off"
+    evidence += f" (limit {limits.truncated_limit:.0%})" if bad else ""
     if tokens is not None:
-        before = memory.last("tokens", tokens, limits.window)
+        before = state.last("tokens", tokens, limits.window)
         if len(before) == len(cut_before) == limits.window:
             limit, cut_limit = limits.factor * median(before), median(cut_before) + limits.truncated_rise
-            seen += f", mean length is {tokens:.4g} tokens (limit {limit:.4g} where over {cut_limit:.0%} are cut off)"
+            evidence += (
+                f", mean length is {tokens:.4g} tokens (limit {limit:.4g} where over {cut_limit:.0%} are cut off)"
+            )
             bad |= tokens > limit and truncated > cut_limit
-    return Reading(bad, seen, "raise max_new_tokens, penalize length, or look for repetition in the samples")
+    return CheckResult(bad, evidence, "raise max_new_tokens, penalize length, or look for repetition in the samples")
 
 
-def entropy_collapse(limits: EntropyCollapse, memory: Memory, record: Record) -> Reading | None:
+def entropy_collapse(limits: EntropyCollapse, state: CheckState, record: Record) -> CheckResult | None:
     if (entropy := finite(record, "entropy", "sampled_entropy")) is None:
         return None
-    early = memory.first("entropy", entropy, limits.baseline_steps)
+    early = state.first("entropy", entropy, limits.baseline_steps)
     limit = max(limits.share * median(early), limits.floor)
-    seen = f"entropy is {entropy:.3g} nats a token (limit {limit:.3g}, at the start {median(early):.3g})"
-    return Reading(entropy < limit, seen, "raise clip_eps_high or kl_coef, or lower the learning rate")
+    evidence = f"entropy is {entropy:.3g} nats a token (limit {limit:.3g}, at the start {median(early):.3g})"
+    return CheckResult(entropy < limit, evidence, "raise clip_eps_high or kl_coef, or lower the learning rate")
 
 
-def reward_collapse(limits: RewardCollapse, memory: Memory, record: Record) -> Reading | None:
+def reward_collapse(limits: RewardCollapse, state: CheckState, record: Record) -> CheckResult | None:
     if (reward := finite(record, "reward")) is None:
         return None
-    values = [*memory.last("reward", reward, limits.window), reward][-limits.window :]
+    values = [*state.last("reward", reward, limits.window), reward][-limits.window :]
     if len(values) < limits.window:
         return None
     mean = fmean(values)
-    best = memory.best = mean if memory.best is None else max(memory.best, mean)
+    best = state.best = mean if state.best is None else max(state.best, mean)
     limit = best - max(limits.share * abs(best), limits.floor)
-    seen = f"mean reward of {limits.window} steps fell to {mean:.3g} (limit {limit:.3g}, best {best:.3g})"
+    evidence = f"mean reward of {limits.window} steps fell to {mean:.3g} (limit {limit:.3g}, best {best:.3g})"
     advice = "look at the samples and the parts of the reward; lower the learning rate or raise kl_coef"
-    return Reading(mean < limit, seen, advice)
+    return CheckResult(mean < limit, evidence, advice)
 
 
-def gradient_spike(limits: GradientSpike, memory: Memory, record: Record) -> Reading | None:
+def gradient_spike(limits: GradientSpike, state: CheckState, record: Record) -> CheckResult | None:
     if (norm := finite(record, "grad_norm")) is None:
         return None
-    before = memory.last("norm", norm, limits.window)
+    before = state.last("norm", norm, limits.window)
     if len(before) < limits.window:
         return None
     limit = max(limits.factor * median(before), limits.floor)
-    seen = f"gradient norm is {norm:.3g} (limit {limit:.3g}, usually {median(before):.3g})"
-    return Reading(norm > limit, seen, "keep max_grad_norm low; if it returns, lower the learning rate")
+    evidence = f"gradient norm is {norm:.3g} (limit {limit:.3g}, usually {median(before):.3g})"
+    return CheckResult(norm > limit, evidence, "keep max_grad_norm low; if it returns, lower the learning rate")
 
 
 CHECKS: dict[str, Check] = {
@@ -193,46 +205,46 @@ CHECKS: dict[str, Check] = {
     "kl_budget": kl_budget,
     "rule_accuracy": rule_accuracy,
 }
-"""Each with the settings of the same name."""
+"""By name; the settings of each are the field of `HealthSettings` with the same name."""
 
 
 class Health:
-    """Looks at one record a step. A failure is said when it begins, and again only after it has ended."""
+    """Checks one record per step. A failure is reported when it begins, and again only after it has ended."""
 
     def __init__(self, settings: HealthSettings):
         self.recovery_steps = settings.recovery_steps
-        watches: dict[str, Watch] = {name: getattr(settings, name) for name in CHECKS}
-        self.watches = {name: watch for name, watch in watches.items() if watch.action != "ignore"}
-        self.memories = {name: Memory() for name in self.watches}
+        limits: dict[str, CheckSettings] = {name: getattr(settings, name) for name in CHECKS}
+        self.limits = {name: check for name, check in limits.items() if check.action != "ignore"}
+        self.states = {name: CheckState() for name in self.limits}
 
-    def check(self, step: int, record: Record) -> list[Finding]:
-        """What begins at this step, in the order of CHECKS; a check whose metrics are missing says nothing."""
-        return [f for name, watch in self.watches.items() if (f := self._check(name, watch, step, record))]
+    def check(self, step: int, record: Record) -> list[HealthEvent]:
+        """Failures that begin at this step, in the order of CHECKS; a check whose metrics are missing is skipped."""
+        return [event for name in self.limits if (event := self._check(name, step, record))]
 
-    def _check(self, name: str, watch: Watch, step: int, record: Record) -> Finding | None:
-        memory = self.memories[name]
-        reading = CHECKS[name](watch, memory, record)
-        if reading is None:
+    def _check(self, name: str, step: int, record: Record) -> HealthEvent | None:
+        limits, state = self.limits[name], self.states[name]
+        result = CHECKS[name](limits, state, record)
+        if result is None:
             return None
-        memory.bad = memory.bad + 1 if reading.bad else 0
-        memory.good = 0 if reading.bad else memory.good + 1
-        if memory.good >= self.recovery_steps:
-            memory.said = False
-        if memory.said or memory.bad < watch.steps:
+        state.bad = state.bad + 1 if result.bad else 0
+        state.good = 0 if result.bad else state.good + 1
+        if state.good >= self.recovery_steps:
+            state.said = False
+        if state.said or state.bad < limits.steps:
             return None
-        memory.said = True
-        since = f", {memory.bad} times in a row" if memory.bad > 1 else ""
-        return Finding(name, watch.action, f"step {step}: {reading.seen}{since}; {reading.advice}", step)
+        state.said = True
+        since = f", {state.bad} times in a row" if state.bad > 1 else ""
+        return HealthEvent(name, limits.action, f"step {step}: {result.evidence}{since}; {result.advice}", step)
 
     @property
     def good(self) -> bool:
-        """Whether a checkpoint of now is one to roll back to: nothing is on its way to a roll back."""
-        return not any(self.memories[name].bad for name, watch in self.watches.items() if watch.action == "roll_back")
+        """Whether a checkpoint written now is fit to roll back to: no check that rolls back sees bad values."""
+        return not any(self.states[name].bad for name, limits in self.limits.items() if limits.action == "roll_back")
 
     def state(self) -> dict[str, Any]:
-        """Baselines, windows and what has been said, as plain numbers, lists and dicts."""
-        return {name: asdict(memory) for name, memory in self.memories.items()}
+        """State of every check as plain numbers, lists and dicts, for a checkpoint."""
+        return {name: asdict(state) for name, state in self.states.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`. A failure that was ignored when it was written begins anew."""
-        self.memories = {name: Memory(**deepcopy(state.get(name, {}))) for name in self.watches}
+        """Continues from `state`. A check that was ignored when it was written starts afresh."""
+        self.states = {name: CheckState(**deepcopy(state.get(name, {}))) for name in self.limits}

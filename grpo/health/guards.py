@@ -11,10 +11,10 @@ from statistics import fmean
 
 from pydantic import Field
 
-from grpo.health.base import Memory, Reading, Record, Watch, finite
+from grpo.health.base import CheckResult, CheckSettings, CheckState, Record, finite
 
 
-class KLBudget(Watch):
+class KLBudget(CheckSettings):
     steps: int = Field(3, ge=1, description="Steps in a row: few completions make a noisy mean. Ours.")
     limit: float | None = Field(
         None,
@@ -24,34 +24,34 @@ class KLBudget(Watch):
     )
 
 
-class RuleAccuracy(Watch):
+class RuleAccuracy(CheckSettings):
     points: float | None = Field(
         None, gt=0, le=100, description="Percentage points that accuracy may fall, moving mean. None: not watched."
     )
     window: int = Field(10, ge=1, description="Steps of the moving mean; the first so many are the start's. Ours.")
 
 
-def kl_budget(limits: KLBudget, memory: Memory, record: Record) -> Reading | None:
+def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResult | None:
     kl = finite(record, "kl_completion")
     if kl is None or limits.limit is None:
         return None
-    seen = f"KL to the reference is {kl:.3g} nats a completion (budget {limits.limit:g})"
+    evidence = f"KL to the reference is {kl:.3g} nats a completion (budget {limits.limit:g})"
     advice = "end here or raise kl_coef: reward models only guess about responses unlike those they learnt from"
-    return Reading(kl > limits.limit, seen, advice)
+    return CheckResult(kl > limits.limit, evidence, advice)
 
 
-def rule_accuracy(limits: RuleAccuracy, memory: Memory, record: Record) -> Reading | None:
+def rule_accuracy(limits: RuleAccuracy, state: CheckState, record: Record) -> CheckResult | None:
     accuracy = finite(record, "reward_accuracy")
     if accuracy is None or limits.points is None:
         return None
-    start = memory.first("accuracy", accuracy, limits.window)
-    values = [*memory.last("accuracy", accuracy, limits.window), accuracy][-limits.window :]
+    start = state.first("accuracy", accuracy, limits.window)
+    values = [*state.last("accuracy", accuracy, limits.window), accuracy][-limits.window :]
     if len(values) < limits.window:
         return None
     fall = 100 * (fmean(start) - fmean(values))
-    seen = (
+    evidence = (
         f"reasoning accuracy, mean of {limits.window} steps, is {fmean(values):.1%}, at the start {fmean(start):.1%}: "
         f"{fall:.1f} points lower (allowed {limits.points:g})"
     )
     advice = "ask fewer general prompts, or for fewer steps, or weigh the preference branch less"
-    return Reading(fall > limits.points, seen, advice)
+    return CheckResult(fall > limits.points, evidence, advice)

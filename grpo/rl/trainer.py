@@ -18,7 +18,7 @@ from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import generator_for
-from grpo.health.base import Finding
+from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import Metrics, closing_means, write_result
@@ -172,7 +172,7 @@ class Trainer:
             self.metrics.log(self.step, self.settings.steps, **record)
         return record
 
-    def _act_on(self, findings: list[Finding]) -> bool:
+    def _act_on(self, findings: list[HealthEvent]) -> bool:
         """Whether the run was rolled back. Raises TrainingStopped where a finding says so."""
         for finding in findings:
             logger.warning("%s: %s", finding.name, finding.message)
@@ -184,7 +184,7 @@ class Trainer:
             self._roll_back(back)
         return "roll_back" in actions
 
-    def _roll_back(self, finding: Finding) -> None:
+    def _roll_back(self, finding: HealthEvent) -> None:
         """To the last good checkpoint; from there other completions are drawn, at half the learning rate."""
         attempt, findings = self.attempt + 1, self.findings
         found = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())

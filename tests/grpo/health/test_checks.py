@@ -48,7 +48,7 @@ def test_nan_enters_no_window():
     assert said(records) == [(6, "not_finite")]
     health = Health(HealthSettings())
     findings(records, health)
-    assert health.memories["reward_collapse"].best == 2
+    assert health.states["reward_collapse"].best == 2
 
 
 def test_groups_without_variance_are_said_after_ten_steps():
