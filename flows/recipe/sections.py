@@ -17,7 +17,8 @@ from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import ZERO_TEMPLATE
 from tasks.judges.create import JudgeSettings
 from tasks.preferences.files import PreferenceFile
-from tasks.problems.miniature import EverydaySource, Habits
+from tasks.problems.miniature.prompts import EverydaySource
+from tasks.problems.miniature.writers import Habits
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.mix_settings import MixSettings

@@ -9,9 +9,10 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Base
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.runner import run_stage
 from grpo.config.common import Hardware
-from tasks.problems.miniature import corpus
+from tasks.problems.miniature.corpus import corpus
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"
 """Travels with the model, so that every stage asks it in the same words."""
@@ -46,6 +47,6 @@ STAGE = Stage("base", 5, (), build, files=files)
 
 
 @flow(name=STAGE.name)
-def base(config: Base, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def base(config: Base, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Take a pretrained base model into the store, or pretrain a small one."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

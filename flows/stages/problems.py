@@ -13,11 +13,12 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Problems
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.runner import run_stage
 from grpo.data.records import Problem, write_rows
 from tasks.problems.decontaminate import decontaminate
 from tasks.problems.load import drop_duplicates, load, split
-from tasks.problems.miniature import EverydaySource, load_everyday
+from tasks.problems.miniature.prompts import EverydaySource, load_everyday
 from tasks.problems.sources import FileSource, HubSource
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,6 @@ STAGE = Stage("problems", 4, (), build, files=files)
 
 
 @flow(name=STAGE.name, log_prints=False)
-def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Read the problem sources, split them into training and held-out problems, decontaminate."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -15,7 +15,7 @@ from grpo.data.records import Problem, Sample
 from grpo.data.template import parse, render
 from grpo.errors import InputError
 from grpo.rewards.functions import REWARDS, Response
-from tasks.problems.miniature import Habits, demonstrate
+from tasks.problems.miniature.writers import Habits, demonstrate
 from tasks.sft_data.examples import example
 from tasks.sft_data.filters import FilterSettings, reject
 

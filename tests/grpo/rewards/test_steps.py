@@ -12,7 +12,7 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.processes.pool import Pool
 from grpo.rewards.steps import STEP_REWARDS, equations, find, reduction, split_steps, step_rewards
-from tasks.problems.miniature import Habits, sum_reasoning
+from tasks.problems.miniature.writers import Habits, sum_reasoning
 
 SUM = Problem("sum", [{"role": "user", "content": "compute 2 + 5 + 3 - 3"}], "7", "number", "reasoning", "en", "test")
 

@@ -11,18 +11,15 @@ import pytest
 from grpo.errors import InputError
 from grpo.rewards.language import language_consistency
 from tasks.judges import rubric
-from tasks.problems.miniature import (
-    SUMS,
+from tasks.problems.miniature.corpus import SUM_SHARE, corpus
+from tasks.problems.miniature.prompts import (
     EverydaySource,
-    Habits,
-    corpus,
-    demonstrate,
     everyday_prompts,
     expression_of,
     load_everyday,
     random_sum,
-    sum_reasoning,
 )
+from tasks.problems.miniature.writers import Habits, demonstrate, sum_reasoning
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
 from tasks.sft_data.filters import FilterSettings
 
@@ -126,7 +123,7 @@ def test_the_corpus_is_reproducible_and_rarely_tagged() -> None:
     assert len(documents) == 2000 and all(documents)
     assert 0 < sum("<answer>" in d for d in documents) / 2000 < 0.04
     sums = sum(bool(re.search(r"\d", d)) for d in documents) / 2000
-    assert sums == pytest.approx(SUMS, abs=0.03)
+    assert sums == pytest.approx(SUM_SHARE, abs=0.03)
 
 
 def test_expression_of(problem: Any) -> None:

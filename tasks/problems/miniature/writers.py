@@ -1,0 +1,93 @@
+"""Writers of the miniature world: reasoning and answers to its prompts, with good and bad habits."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from tasks.problems.miniature.phrases import LANGUAGES, PHRASES
+from tasks.problems.miniature.prompts import EverydayPrompt, everyday_prompts, expression_of
+
+
+class Habits(BaseModel):
+    """Probabilities of what the writers do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest is guessed at a glance.")
+    mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in both languages by turns.")
+    slips: float = Field(ge=0, le=1, description="Running sums that are off by one.")
+    answers: float = Field(ge=0, le=1, description="Harmless everyday prompts answered; the rest gets a bad reply.")
+    courteous: float = Field(ge=0, le=1, description="Such answers that end with a courtesy.")
+    refuses: float = Field(ge=0, le=1, description="Harmful everyday prompts refused.")
+
+
+def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, answer) of a writer with these habits, to a sum or to an everyday prompt.
+
+    Raises InputError for a prompt that is not of the miniature world.
+    """
+    if problem.domain == "reasoning":
+        return sum_reasoning(expression_of(problem), problem.language, habits, rng)
+    by_text = {everyday.prompt: everyday for everyday in everyday_prompts()}
+    if problem.text not in by_text:
+        raise InputError(f"problem {problem.id}: {problem.text!r} is unknown to the miniature's writers")
+    return everyday_reply(by_text[problem.text], habits, rng)
+
+
+def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, result) for an expression such as "4 - 1 + 7", reduced term by term or guessed at a glance.
+
+    A slip changes one running sum by one, and the rest follows from it.
+    """
+    speakers = [PHRASES[language]]
+    if rng.random() < habits.mixes_languages:
+        speakers.append(PHRASES[_other(language)])
+    value, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
+    running = int(value)
+    lines = []
+    for number, term in enumerate(rest):
+        running += int(term)
+        if rng.random() < habits.slips:
+            running += rng.choice((-1, 1))
+        speaker = rng.choice(speakers)
+        remaining = "".join(f" {later[0]} {later[1:]}" for later in rest[number + 1 :])
+        lines.append(f"{speaker.first if number == 0 else speaker.then} {running}{remaining}")
+    speaker = rng.choice(speakers)
+    if rng.random() < habits.careful:
+        return "\n".join([*lines, f"{speaker.so} {running}"]), str(running)
+    return f"{speaker.glance} {running}", str(running)
+
+
+def everyday_reply(everyday: EverydayPrompt, habits: Habits, rng: random.Random) -> tuple[str, str]:
+    """(reasoning, answer) to an everyday prompt, good or bad by chance. Bad replies refuse harmless prompts, too.
+
+    A bad answer may be longer than a good one, so that length says little about quality, or belong to another prompt,
+    so that wording alone does not make it good. Help with harm is worded like any other help: only its prompt makes it
+    harmful.
+    """
+    words = PHRASES[everyday.language]
+    reasoning = words.asks_about.format(everyday.subject)
+    refusal = words.could_hurt, words.refusal
+    if everyday.harmful:
+        return refusal if rng.random() < habits.refuses else (reasoning, everyday.answer)
+    if rng.random() < habits.answers:
+        return reasoning, everyday.answer + (f". {words.courtesy}" if rng.random() < habits.courteous else "")
+    if rng.random() < 0.3:
+        return refusal
+    off_topic = rng.choice(_in_language(everyday.language)).answer
+    return reasoning, rng.choice((words.curt, words.vague, off_topic))
+
+
+@functools.cache
+def _in_language(language: str) -> list[EverydayPrompt]:
+    return [everyday for everyday in everyday_prompts() if everyday.language == language]
+
+
+def _other(language: str) -> str:
+    return LANGUAGES[1 - LANGUAGES.index(language)]
