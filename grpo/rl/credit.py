@@ -38,22 +38,22 @@ class Credit:
     units: list[list[int]] | None = None  # None: each sequence by itself
 
 
-def one(evidence: Evidence, settings: RL) -> Credit:
+def all_completions(evidence: Evidence, settings: RL) -> Credit:
     """Every completion is to be imitated (SFT)."""
     return Credit([torch.ones(length) for length in evidence.lengths])
 
 
-def right(evidence: Evidence, settings: RL) -> Credit:
+def correct(evidence: Evidence, settings: RL) -> Credit:
     """Right completions are to be imitated, the others ignored (RFT, online RFT)."""
     return Credit([torch.full((n,), float(ok)) for n, ok in zip(evidence.lengths, evidence.right, strict=True)])
 
 
-def pairs(evidence: Evidence, settings: RL) -> Credit:
+def preference_pairs(evidence: Evidence, settings: RL) -> Credit:
     """The better and the worse completions of each problem, in pairs (DPO)."""
     return Credit([torch.zeros(n) for n in evidence.lengths], units=[list(pair) for pair in pair_up(evidence.rewards)])
 
 
-def group(evidence: Evidence, settings: RL) -> Credit:
+def group_relative(evidence: Evidence, settings: RL) -> Credit:
     """Relative to the group: one advantage a completion, or one a step and the tokens before its end (GRPO)."""
     if evidence.steps is not None:
         return Credit(_by_steps(evidence, evidence.steps, settings))
@@ -61,7 +61,7 @@ def group(evidence: Evidence, settings: RL) -> Credit:
     return Credit([torch.full((n,), a) for n, a in zip(evidence.lengths, advantages, strict=True)])
 
 
-def value(evidence: Evidence, settings: RL) -> Credit:
+def gae_over_values(evidence: Evidence, settings: RL) -> Credit:
     """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
     assert evidence.logprobs is not None and evidence.values is not None
     mask = _stack([torch.ones(n) for n in evidence.lengths])
@@ -74,11 +74,11 @@ def value(evidence: Evidence, settings: RL) -> Credit:
 
 
 CREDITS: dict[str, Callable[[Evidence, RL], Credit]] = {
-    "one": one,
-    "right": right,
-    "pairs": pairs,
-    "group": group,
-    "value": value,
+    "all": all_completions,
+    "correct": correct,
+    "preference_pairs": preference_pairs,
+    "group_relative": group_relative,
+    "gae": gae_over_values,
 }
 
 

@@ -1,15 +1,18 @@
-"""The unified view (DSM eq. 5, table 10): six methods are one loop with another data source and another credit.
+"""The unified view (DSM eq. 5, table 10): six methods are one loop that differs in its data and its credit.
 
     grad J = E over D of (1/|o|) sum over t of GC(q, o, t) grad log pi(o_t)
 
-| method     | completions come from | credit of a completion          | gradient coefficient GC                 |
-|------------|-----------------------|---------------------------------|-----------------------------------------|
-| sft        | given demonstrations  | 1                               | 1                                       |
-| rft        | the initial policy    | 1 if right, else 0              | the same                                |
-| online_rft | the policy            | 1 if right, else 0              | the same                                |
-| dpo        | the initial policy    | pairs, better and worse         | +-beta sigma(margin of the worse one)   |
-| ppo        | the policy            | reward, KL and a learnt value   | GAE's A_t                               |
-| grpo       | the policy, in groups | reward relative to the group    | A_it + beta (pi_ref / pi - 1)           |
+| method     | completions come from | credit of a completion           | gradient coefficient GC                 |
+|------------|-----------------------|----------------------------------|-----------------------------------------|
+| sft        | demonstrations        | 1                                | 1                                       |
+| rft        | the initial policy    | 1 if correct, else 0             | the same                                |
+| online_rft | the policy            | 1 if correct, else 0             | the same                                |
+| dpo        | the initial policy    | pairs of a better and a worse    | +-beta sigma(margin of the worse one)   |
+| ppo        | the policy            | reward, KL and a value function  | GAE's A_t                               |
+| grpo       | the policy, in groups | reward relative to the group     | A_it + beta (pi_ref / pi - 1)           |
+
+METHODS holds everything that depends on the method. The rest of the package asks it and never compares names. Loading
+this module loads no torch, so that a memory estimate can ask too.
 """
 
 from __future__ import annotations
@@ -19,33 +22,80 @@ from typing import Literal
 
 from grpo.config.rl import RL, MethodName
 
+ValueModel = Literal["model", "head"]
+
 
 @dataclass(frozen=True)
 class Method:
-    data: Literal["given", "initial", "policy"]  # who wrote the completions
-    credit: Literal["one", "right", "pairs", "value", "group"]
-    kl: Literal["none", "loss", "reward", "pairs"]  # where the reference comes in
+    source: Literal["demonstrations", "initial", "policy"]  # where completions come from
+    credit: Literal["all", "correct", "preference_pairs", "gae", "group_relative"]  # a name in credit.CREDITS
+    loss: Literal["policy", "actor_critic", "preference"]  # a name in Update's losses
+    kl: Literal["none", "loss", "reward", "preference"]  # where the reference enters
+    objective: str | None = None  # a name in OBJECTIVES; None: the recipe's
 
-    def needs_reference(self, settings: RL) -> bool:
-        """Whether anything reads the log-probabilities of a reference."""
-        measured = settings.kl_coef > 0 or settings.health.kl_budget.limit is not None
-        return self.kl == "pairs" or (self.kl in ("loss", "reward") and measured)
+    @property
+    def samples(self) -> bool:
+        """Whether completions are sampled and scored; if not, there are neither problems nor rewards."""
+        return self.source != "demonstrations"
+
+    @property
+    def online(self) -> bool:
+        """Whether the policy in training samples its own completions."""
+        return self.source == "policy"
+
+    def reads_reference(self, settings: RL) -> bool:
+        """Whether the loss, the reward or a metric reads log-probabilities of a reference."""
+        if self.kl in ("loss", "reward"):
+            return settings.kl_coef > 0 or settings.health.kl_budget.limit is not None
+        return self.kl == "preference"
+
+    def keeps_reference(self, settings: RL) -> bool:
+        """Whether a second, frozen copy of the policy is in memory. With LoRA the policy without its adapters serves
+        instead."""
+        return settings.lora is None and (self.source == "initial" or self.reads_reference(settings))
+
+    def value_model(self, settings: RL) -> ValueModel | None:
+        """What estimates values: a model of its own, a head on the policy, or nothing."""
+        return settings.ppo.value if self.loss == "actor_critic" else None
+
+    def objective_name(self, settings: RL) -> str:
+        """The name of the policy's objective in grpo/algorithms/objectives.py."""
+        return self.objective or settings.objective
+
+    def loss_kl_coef(self, settings: RL) -> float:
+        """Weight of the KL penalty in the loss; 0 where the penalty is part of the reward, or absent."""
+        return settings.kl_coef if self.kl == "loss" else 0.0
+
+    def skips_zero_advantages(self, settings: RL) -> bool:
+        """Whether a completion with advantages of 0 has no gradient, so that the update may leave it out."""
+        return self.loss == "policy" and not self.loss_kl_coef(settings)
 
     def temperature(self, settings: RL) -> float:
-        """Of the log-probabilities: online, the ratio is between policies at the sampling temperature; what somebody
-        else wrote is fitted as it is."""
-        return settings.sampling.temperature if self.data == "policy" else 1.0
-
-    def keeps_initial(self, settings: RL) -> bool:
-        """Whether a second, frozen policy has to be kept."""
-        return self.data == "initial" or self.needs_reference(settings)
+        """Of the policy's log-probabilities. Online methods compare policies at the sampling temperature; completions
+        of another author are fitted at 1."""
+        return settings.sampling.temperature if self.online else 1.0
 
 
 METHODS: dict[MethodName, Method] = {
-    "sft": Method(data="given", credit="one", kl="none"),
-    "rft": Method(data="initial", credit="right", kl="none"),
-    "online_rft": Method(data="policy", credit="right", kl="none"),
-    "dpo": Method(data="initial", credit="pairs", kl="pairs"),
-    "ppo": Method(data="policy", credit="value", kl="reward"),
-    "grpo": Method(data="policy", credit="group", kl="loss"),
+    "sft": Method(source="demonstrations", credit="all", loss="policy", kl="none", objective="likelihood"),
+    "rft": Method(source="initial", credit="correct", loss="policy", kl="none", objective="likelihood"),
+    "online_rft": Method(source="policy", credit="correct", loss="policy", kl="none", objective="likelihood"),
+    "dpo": Method(source="initial", credit="preference_pairs", loss="preference", kl="preference"),
+    "ppo": Method(source="policy", credit="gae", loss="actor_critic", kl="reward"),
+    "grpo": Method(source="policy", credit="group_relative", loss="policy", kl="loss"),
 }
+
+
+def reads_reference(settings: RL) -> bool:
+    """Whether each completion goes through a reference model too: one more forward pass."""
+    return METHODS[settings.method].reads_reference(settings)
+
+
+def keeps_reference(settings: RL) -> bool:
+    """Whether a frozen copy of the policy is in memory beside it."""
+    return METHODS[settings.method].keeps_reference(settings)
+
+
+def value_model(settings: RL) -> ValueModel | None:
+    """What estimates values under these settings: "model" (as large as the policy), "head", or None."""
+    return METHODS[settings.method].value_model(settings)

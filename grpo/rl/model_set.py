@@ -32,15 +32,15 @@ class Models:
         kept, computed = hardware.to_train(), arithmetic(hardware)
         policy = load_policy(model, kept, settings.lora)
         self.value: Sharded | None = None
-        if method.credit == "value":
-            own = settings.ppo.value == "model"
+        if kind := method.value_model(settings):
+            own = kind == "model"
             if not own and (parallel.world > 1 or computed):
                 raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
             trunk = trunk_of(load_policy(model, kept) if own else policy)
             self.value = shard(Value(trunk, own), parallel, dtype=computed)
         self.policy = shard(policy, parallel, dtype=computed)
         self.initial: Sharded | None = None
-        if method.keeps_initial(settings) and settings.lora is None:
+        if method.keeps_reference(settings):
             self.initial = shard(load_policy(model, hardware).requires_grad_(False), parallel)
 
     @contextlib.contextmanager
@@ -56,17 +56,17 @@ class Models:
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:
         """Whose completions the method learns from; whole in each process, without gradients."""
-        with self.policy.whole() if self.method.data == "policy" else self.reference() as model:
+        with self.policy.whole() if self.method.online else self.reference() as model:
             yield model
 
     @property
     def sampler_version(self) -> int:
-        return self.version if self.method.data == "policy" else 0
+        return self.version if self.method.online else 0
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
         """What `sampler` is made of, by names in transformers' files, for an engine that keeps a copy. All processes
         go through it together, to the end."""
-        if self.method.data == "policy":
+        if self.method.online:
             return self.policy.full_tensors()
         return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
 
@@ -85,7 +85,7 @@ class Models:
 
         Not where the frozen policy writes the data (rft, dpo): these methods are offline by definition.
         """
-        if self.initial is None or self.method.data == "initial":
+        if self.initial is None or self.method.source == "initial":
             return
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
             # The reference only computes; the policy may keep its weights in more digits.

@@ -54,7 +54,7 @@ class Trainer:
         self.parallel = Parallel.start(job.settings.hardware)
         self.method = METHODS[self.settings.method]
         self.scorer: Scorer | None = None
-        self.orders = make_orders(job) if self.method.data != "given" else {}
+        self.orders = make_orders(job) if self.method.samples else {}
         if self.orders:  # its processes start while the models load
             options = {name: term.options for name, term in self.settings.rewards.items()}
             step_reward = self.settings.step_reward if self.settings.supervision == "process" else None
@@ -157,7 +157,7 @@ class Trainer:
         if "sampler_difference_max" in stats:
             if not self.settings.rollouts_ahead:
                 stats["logprob_mismatch"] = stats["sampler_difference_max"]
-        elif first and change is not None and self.method.data == "policy":
+        elif first and change is not None and self.method.online:
             # Later updates differ because the policy moved, not because the sampler is off.
             stats["logprob_mismatch"] = change
         record = {

@@ -32,20 +32,21 @@ class Update:
         self.settings, self.models, self.parallel = settings, models, parallel
         self.device = parallel.device
         self.temperature = method.temperature(settings)
-        imitates = method.credit in ("one", "right")
         self.objective = Objective(
-            "likelihood" if imitates else settings.objective,
+            method.objective_name(settings),
             clip_eps_low=settings.clip_eps_low,
             clip_eps_high=settings.clip_eps_high,
-            kl_coef=settings.kl_coef if method.kl == "loss" else 0.0,
+            kl_coef=method.loss_kl_coef(settings),
             kl_estimator=settings.kl_estimator,
             kl_stale_correction=settings.kl_stale_correction,
         )
-        self.loss: Loss = {"pairs": self._pair_loss, "value": self._actor_critic_loss}.get(
-            method.credit, self._policy_loss
-        )
-        # A row without advantage moves nothing where the advantage is all that the loss multiplies.
-        self.skips_zeros = self.loss == self._policy_loss and not self.objective.kl_coef
+        losses: dict[str, Loss] = {
+            "policy": self._policy_loss,
+            "actor_critic": self._actor_critic_loss,
+            "preference": self._preference_loss,
+        }
+        self.loss = losses[method.loss]
+        self.skips_zero_advantages = method.skips_zero_advantages(settings)
         self.groups = models.parameter_groups()
         self.peaks = [group["lr"] for group in self.groups]
         self.optimizer = make_optimizer(self.groups, settings.optimizer)
@@ -99,7 +100,7 @@ class Update:
         return mine
 
     def _counts(self, rollout: Rollout, row: int) -> bool:
-        return rollout.learnt[row] and not (self.skips_zeros and not rollout.advantages[row].any())
+        return rollout.learnt[row] and not (self.skips_zero_advantages and not rollout.advantages[row].any())
 
     def _tokens(self, rollout: Rollout, rows: list[int]) -> Tokens:
         prompts, completions = [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]
@@ -136,7 +137,7 @@ class Update:
         )
         return loss + self.settings.ppo.value_coef * of_value, {**stats, "value_loss": of_value.detach()}
 
-    def _pair_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+    def _preference_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
         """Rows alternate: better, worse."""
         tokens = self._tokens(rollout, rows)
         assert tokens.ref_logprobs is not None

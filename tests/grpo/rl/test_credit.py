@@ -22,24 +22,24 @@ HENS = Evidence(rewards=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), right=[True, False
 
 
 def test_sft_imitates_all_rft_what_is_right():
-    assert plain(credit("one", HENS).advantages) == [[1], [1, 1], [1, 1, 1], [1]]
-    assert plain(credit("right", HENS).advantages) == [[1], [0, 0], [1, 1, 1], [0]]
+    assert plain(credit("all", HENS).advantages) == [[1], [1, 1], [1, 1, 1], [1]]
+    assert plain(credit("correct", HENS).advantages) == [[1], [0, 0], [1, 1, 1], [0]]
 
 
 def test_grpo_gives_a_completions_advantage_to_each_of_its_tokens():
-    assert plain(credit("group", HENS).advantages) == [[1], [-1, -1], [1, 1, 1], [-1]]
-    assert credit("group", HENS).units is None
+    assert plain(credit("group_relative", HENS).advantages) == [[1], [-1, -1], [1, 1, 1], [-1]]
+    assert credit("group_relative", HENS).units is None
 
 
 def test_the_choice_of_advantage_and_std_is_the_recipes():
     # Less the mean of the other three: 1 - 1/3 and 0 - 2/3.
-    assert plain(credit("group", HENS, advantage="rloo").advantages)[:2] == [[0.6667], [-0.6667, -0.6667]]
+    assert plain(credit("group_relative", HENS, advantage="rloo").advantages)[:2] == [[0.6667], [-0.6667, -0.6667]]
     # Sample std of 1, 0, 1, 0: the root of 1/3, so 0.5 / 0.5774.
-    assert plain(credit("group", HENS, std="sample").advantages)[0] == [0.866]
+    assert plain(credit("group_relative", HENS, std="sample").advantages)[0] == [0.866]
 
 
 def test_dpo_pairs_the_better_with_the_worse():
-    made = credit("pairs", HENS)
+    made = credit("preference_pairs", HENS)
     # Among equals the order is the group's: 0 and 2 are right; the worst is the last of the wrong ones.
     assert made.units == [[0, 3], [2, 1]]
     assert plain(made.advantages) == [[0], [0, 0], [0, 0, 0], [0]]
@@ -54,7 +54,7 @@ def test_a_step_earns_what_it_and_later_steps_are_worth():
         steps=[[(0, 1.0), (2, 0.0)], [(1, 0.0), (3, 1.0)]],
     )
     # First: token 0 has both steps before it ends, tokens 1 and 2 only the second. Second: likewise.
-    assert plain(credit("group", evidence).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
+    assert plain(credit("group_relative", evidence).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
 
 
 def test_ppo_pays_the_penalty_in_the_reward():
@@ -67,7 +67,7 @@ def test_ppo_pays_the_penalty_in_the_reward():
         ref_logprobs=[torch.tensor([-1.2, -2.0])],
         values=[torch.tensor([0.3, 0.4])],
     )
-    made = credit("value", evidence, kl_coef=0.5, ppo={"whiten": False})
+    made = credit("gae", evidence, kl_coef=0.5, ppo={"whiten": False})
     assert made.returns is not None
     # gamma = lambda = 1: the return is the sum of what is still to come, -0.1 + 1 and 1; less the values.
     assert plain(made.returns) == [[0.9, 1.0]]
@@ -82,7 +82,7 @@ def test_ppo_without_a_reference_pays_none():
         logprobs=[torch.tensor([-1.0, -2.0])],
         values=[torch.zeros(2)],
     )
-    assert plain(credit("value", evidence, kl_coef=0, ppo={"whiten": False}).advantages) == [[1, 1]]
+    assert plain(credit("gae", evidence, kl_coef=0, ppo={"whiten": False}).advantages) == [[1, 1]]
 
 
 @pytest.mark.parametrize("name", CREDITS)
