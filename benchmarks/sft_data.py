@@ -25,7 +25,7 @@ from machine import machine
 from measure import run
 
 from grpo.config.common import Sampling
-from grpo.data.completions import Text, Written
+from grpo.data.completions import TextCompletion, TextCompletions
 from grpo.data.records import Problem, write_rows
 
 HERE = Path(__file__).parent
@@ -41,12 +41,12 @@ class Instant:
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, Written]]:
+    ) -> Iterator[tuple[int, TextCompletions]]:
         for index, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
             chance = random.Random(seed)
-            yield index, Written([self._text(problem, chance) for _ in range(count)], prompt_tokens=16)
+            yield index, TextCompletions([self._text(problem, chance) for _ in range(count)], prompt_tokens=16)
 
-    def _text(self, problem: Problem, chance: random.Random) -> Text:
+    def _text(self, problem: Problem, chance: random.Random) -> TextCompletion:
         answer = problem.answer if chance.random() < 0.6 else str(chance.randrange(1000))
         steps = " ".join(chance.choices(WORDS, k=40)) + f" which makes {answer}"
         flaw = chance.random()
@@ -55,8 +55,8 @@ class Instant:
         elif flaw < 0.1:
             steps = " ".join([steps[:20]] * 12)
         if flaw > 0.95:
-            return Text(f"<think>\n{steps}", 64, finished=False)
-        return Text(f"<think>\n{steps}\n</think>\n<answer>{answer}</answer>", 60, finished=True)
+            return TextCompletion(f"<think>\n{steps}", 64, finished=False)
+        return TextCompletion(f"<think>\n{steps}\n</think>\n<answer>{answer}</answer>", 60, finished=True)
 
     def close(self) -> None:
         pass

@@ -29,7 +29,7 @@ IN_FLIGHT = 1000
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailedAnswer:
     """A problem whose gold answer does not earn full reward, and what happened instead."""
 
     problem_id: str
@@ -48,13 +48,13 @@ def validate(
     time_limit_s: float = 10.0,
     memory_bytes: int = 4_000_000_000,
     done: Callable[[], object] = lambda: None,
-) -> list[Finding]:
+) -> list[FailedAnswer]:
     """Scores each gold answer in a process that can be killed; what fails, in the order of the problems.
 
     Problems that are not `checkable` are passed over. `workers`: None for one a core. `done` is called after each
     problem that is not.
     """
-    findings: list[Finding] = []
+    findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
     left = filter(checkable, problems)
     with Pool(workers or os.cpu_count() or 1, time_limit_s, memory_bytes) as pool:
@@ -65,7 +65,7 @@ def validate(
                 return findings
             problem, future = waiting.popleft()
             if what := _what_is_wrong(problem, future):
-                findings.append(Finding(problem.id, problem.verifier, what))
+                findings.append(FailedAnswer(problem.id, problem.verifier, what))
             done()
 
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2 if findings else 0
 
 
-def _with_progress_bar(problems: Sequence[Problem], given: argparse.Namespace) -> list[Finding]:
+def _with_progress_bar(problems: Sequence[Problem], given: argparse.Namespace) -> list[FailedAnswer]:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -111,7 +111,7 @@ def _with_progress_bar(problems: Sequence[Problem], given: argparse.Namespace) -
         return validate(problems, given.workers, given.time_limit_s, memory_bytes, lambda: progress.advance(task))
 
 
-def _report(problems: Sequence[Problem], findings: Sequence[Finding], show: int) -> None:
+def _report(problems: Sequence[Problem], findings: Sequence[FailedAnswer], show: int) -> None:
     for finding in findings[:show]:
         print(f"{finding.problem_id}  {finding.verifier}  {finding.what}")
     if len(findings) > show:

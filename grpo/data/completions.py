@@ -1,4 +1,4 @@
-"""Completions, as a policy samples them and as text."""
+"""Completions as tokens, which a trainer learns from, and as text, which a sampling job stores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Completion:
-    """A sampled completion. `tokens` end with the end mark if `finished`; `logprobs` are those of the distribution at
-    the sampling temperature, before top-p."""
+    """A sampled completion. `tokens` include the end-of-sequence token if `finished`.
+
+    `logprobs`: log-probability of each token under the distribution at the sampling temperature, before top-p.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -16,15 +18,17 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Text:
-    text: str  # without special tokens
-    tokens: int  # with the end mark
-    finished: bool  # it ended by itself
+class TextCompletion:
+    """A completion as text: without special tokens, its length in tokens with them, and whether it ended by itself."""
+
+    text: str
+    tokens: int
+    finished: bool
 
 
 @dataclass(frozen=True)
-class Written:
-    """The completions of one problem."""
+class TextCompletions:
+    """The completions of one problem, and the length of its prompt in tokens."""
 
-    texts: list[Text]
+    texts: list[TextCompletion]
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Held-out preferences with the scores that a reward model gives them: a file beside the model."""
+"""Held-out preferences with a reward model's scores: a parquet file in the model's folder."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pyarrow.parquet as pq
 
 HELD_OUT = "held_out.parquet"
 
-Scored = dict[str, Any]
+ScoredRow = dict[str, Any]
 """A row of preference data with `chosen_score` and `rejected_score`, or with `score`."""
 
 
-def write_held_out(folder: Path, rows: Sequence[Scored]) -> None:
+def write_held_out(folder: Path, rows: Sequence[ScoredRow]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), folder / HELD_OUT)
 
 
-def read_held_out(folder: Path) -> list[Scored]:
-    """Empty where nothing was held out."""
+def read_held_out(folder: Path) -> list[ScoredRow]:
+    """Rows that `write_held_out` wrote; empty if nothing was held out."""
     path = folder / HELD_OUT
     return pq.read_table(path).to_pylist() if path.is_file() else []
 
 
-def is_right(row: Scored) -> bool:
+def is_correct(row: ScoredRow) -> bool:
     """Whether a pair is in the right order, or a labelled response on the right side of 0."""
     if "label" in row:
         return bool((row["score"] > 0) == (row["label"] > 0.5))

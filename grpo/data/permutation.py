@@ -1,4 +1,4 @@
-"""Orders that are fixed by a name, so that a resumed job goes through its data as the first run would have."""
+"""Shuffled orders determined by a name, so that a resumed job reads its data in the order of the first run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 
 @functools.lru_cache(maxsize=64)
 def permutation(size: int, name: str) -> list[int]:
-    """Returns the indices 0 to size - 1 in an order that `name` alone determines. Shared: do not change it."""
+    """Returns the indices 0 to size - 1 in an order that depends only on `name`. The list is cached: do not change it."""
     order = list(range(size))
     random.Random(name).shuffle(order)
     return order

@@ -1,4 +1,4 @@
-"""Problems and samples: the rows that every stage reads and writes."""
+"""Problems and samples: the parquet rows that every stage reads and writes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt with what is needed to score an answer to it.
+    """A prompt with what is needed to score an answer to it.
 
-    `domain` decides the reward branch: reasoning problems are verified, general prompts are judged.
-    `verifier` names an entry of `grpo.rewards.verifiers.VERIFIERS`; `metadata` is what that verifier needs.
+    `domain` selects the reward branch: reasoning problems are verified, general prompts are judged.
+    `verifier` names an entry of `grpo.rewards.verifiers.VERIFIERS`, which reads `metadata`.
     """
 
     id: str
@@ -37,13 +37,13 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The user's words, for hashing, decontamination and display."""
+        """The user's messages, for hashing, decontamination and display."""
         return "\n".join(m["content"] for m in self.messages if m["role"] == "user")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion of one problem, with everything that was found out about it."""
+    """One completion of one problem, with its parts, rewards and verdict."""
 
     problem_id: str
     policy: str
@@ -56,9 +56,9 @@ class Sample:
     finish_reason: Literal["stop", "length"]
     domain: str
     language: str
-    number: int = 0  # which of its problem's samples
-    source: str = ""  # its problem's
-    engine: str = ""  # what sampled it
+    number: int = 0  # index among its problem's samples
+    source: str = ""  # of its problem
+    engine: str = ""  # that sampled it
     prompt_tokens: int = 0
     verdict: str = ""
     reason: str = ""
@@ -83,13 +83,16 @@ def _from_row(cls: type, row: dict[str, Any]) -> Any:
 
 
 def write_rows(path: Path, items: Sequence[Problem] | Sequence[Sample], cls: type) -> None:
-    """Write one parquet shard; `cls` fixes the columns also when there are no rows."""
+    """Writes one parquet shard; `cls` sets the columns even if there are no rows."""
     rows = [_to_row(item) for item in items]
     pq.write_table(pa.Table.from_pylist(rows, schema=_schema(cls)), path)
 
 
 def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
-    """Stream `Problem`s or `Sample`s from one shard, a folder of shards, or several paths."""
+    """Streams `Problem`s or `Sample`s from one shard, a folder of shards, or several paths.
+
+    InputError for a missing path, a file that is not parquet, or a missing column.
+    """
     for shard in _shards(paths):
         try:
             file = pq.ParquetFile(shard)
@@ -110,8 +113,10 @@ def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
 
 
 def read_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows of a parquet file or folder, as they are, with the columns that training needs, and `optional` ones that are
-    there."""
+    """Rows of a parquet file or folder with the required `columns`, and those `optional` ones that exist.
+
+    InputError if it cannot be read or a required column is missing.
+    """
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:

@@ -1,6 +1,6 @@
-"""How a prompt becomes tokens, and how a completion is taken apart.
+"""Prompt templates, and the parts of a completion: reasoning, summary and answer.
 
-Departure from the paper: its template for R1-Zero is a table's text; `ZERO_TEMPLATE` says the same in other words.
+Departure from the paper: it gives the R1-Zero template in table 1; `ZERO_TEMPLATE` says the same in other words.
 """
 
 from __future__ import annotations
@@ -12,32 +12,36 @@ from typing import TYPE_CHECKING, Literal, cast
 from grpo.data.records import Message
 from grpo.errors import InputError
 
-if TYPE_CHECKING:  # rewards run in light processes that take completions apart and never load transformers
+if TYPE_CHECKING:  # reward workers parse completions and must not load transformers
     from transformers import PreTrainedTokenizerBase
 
 Template = Literal["chat", "r1_zero"]
+"""The tokenizer's chat template, or `ZERO_TEMPLATE`."""
 
 ZERO_TEMPLATE = (
     "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
     "</think>, then gives only the result between <answer> and </answer>.\n"
     "User: {prompt}\nAssistant:"
 )
-"""The plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
+"""Plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
 TAG = re.compile(r"</?(?:think|reasoning|answer)>")
 STYLES = ("think", "reasoning")
-"""The names that the reasoning's tags go by; the answer's are always <answer> and </answer>."""
+"""Names of the reasoning tags; the answer's are always <answer> and </answer>."""
 _REASONING = re.compile(r"<(think|reasoning)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 
 
 def tag_sequence(style: str) -> list[str]:
-    """The four tags of a completion, in their order."""
+    """The four tags of a completion, in order."""
     return [f"<{style}>", f"</{style}>", "<answer>", "</answer>"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A completion taken apart. `summary` is what the user reads; `answer` is None where none was given."""
+    """Parts of a completion. `summary` is what the user reads; `answer` is None if there is none.
+
+    `well_formed`: one reasoning block, one answer block, both non-empty, and nothing around them.
+    """
 
     reasoning: str
     summary: str
@@ -46,10 +50,7 @@ class Parts:
 
 
 def parse(completion: str) -> Parts:
-    """Split a completion at its tags; both <think> and <reasoning> are understood, over several lines.
-
-    Well-formed means: one reasoning block, one answer block, both non-empty, nothing around them.
-    """
+    """Splits a completion at its tags; both <think> and <reasoning> are understood, over several lines."""
     tags = list(TAG.finditer(completion))
     if [tag[0] for tag in tags] in [tag_sequence(style) for style in STYLES]:
         before, reasoning, between, answer, after = (text.strip() for text in TAG.split(completion))
@@ -66,16 +67,16 @@ def parse(completion: str) -> Parts:
 
 
 def reasoning_span(completion: str) -> tuple[int, int]:
-    """Where the first reasoning block starts and ends, in characters, tags left out; (0, 0) where there is none.
+    """Start and end of the first reasoning block, in characters and without its tags; (0, 0) if there is none.
 
-    A block that is never closed reaches to the end.
+    A block that is never closed extends to the end.
     """
-    found = _REASONING.search(completion)
-    return found.span(2) if found else (0, 0)
+    block = _REASONING.search(completion)
+    return block.span(2) if block else (0, 0)
 
 
 def _last_answer(completion: str) -> str | None:
-    """The last closed answer block. By `find`, not by a lazy pattern: linear also where a policy repeats one tag."""
+    """The last closed answer block. `find` stays linear where a policy repeats one tag; a lazy pattern would not."""
     answer, start = None, completion.find("<answer>")
     while start >= 0 and (end := completion.find("</answer>", start)) >= 0:
         answer = completion[start + len("<answer>") : end].strip()
@@ -84,20 +85,20 @@ def _last_answer(completion: str) -> str | None:
 
 
 def render(reasoning: str, answer: str) -> str:
-    """The completion that `parse` takes apart again."""
+    """Builds a well-formed completion; the inverse of `parse`."""
     return f"<think>\n{reasoning.strip()}\n</think>\n<answer>{answer.strip()}</answer>"
 
 
 def zero_prompt(messages: list[Message], zero_template: str | None = None) -> str:
-    """The plain-text prompt of a model that knows no chat."""
-    asked = "\n".join(m["content"] for m in messages if m["role"] == "user")
-    return (zero_template or ZERO_TEMPLATE).replace("{prompt}", asked)
+    """Fills the plain-text template with the user's messages."""
+    question = "\n".join(m["content"] for m in messages if m["role"] == "user")
+    return (zero_template or ZERO_TEMPLATE).replace("{prompt}", question)
 
 
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], template: Template, zero_template: str | None = None
 ) -> list[int]:
-    """Token ids of a prompt, up to and including the mark after which the completion begins."""
+    """Token ids of a prompt, including the generation prompt after which the completion begins."""
     if template == "r1_zero":
         ids = tokenizer(zero_prompt(messages, zero_template), add_special_tokens=False)["input_ids"]
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
@@ -110,5 +111,5 @@ def prompt_tokens(
 
 
 def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str) -> list[int]:
-    """Token ids of an assistant's turn with its end mark: what supervised training predicts."""
+    """Token ids of an assistant's turn with its end-of-sequence token: the targets of supervised training."""
     return [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from grpo.config.common import Sampling
 from grpo.config.engines import Endpoint
-from grpo.data.completions import Text, Written
+from grpo.data.completions import TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, zero_prompt
 from grpo.errors import InputError, TrainingStopped
@@ -33,16 +33,16 @@ class EndpointEngine:
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, Written]]:
+    ) -> Iterator[tuple[int, TextCompletions]]:
         settings = self._settings
         http = Http(settings.base_url, settings.timeout_s, settings.retries, self._key, proxy=True, pace=self._pace)
         pool = ThreadPoolExecutor(settings.concurrency)
-        futures: dict[Future[tuple[Text, int]], tuple[int, int]] = {}
+        futures: dict[Future[tuple[TextCompletion, int]], tuple[int, int]] = {}
         for index, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
             for number in range(count):
                 body = self._body(problem, sampling, seed + number)
                 futures[pool.submit(self._ask, http, body)] = index, number
-        found: dict[int, dict[int, tuple[Text, int]]] = {}
+        found: dict[int, dict[int, tuple[TextCompletion, int]]] = {}
         try:
             for future in as_completed(futures):
                 index, number = futures.pop(future)
@@ -50,7 +50,7 @@ class EndpointEngine:
                 of_problem[number] = future.result()
                 if len(of_problem) == count:
                     texts = [of_problem[n][0] for n in range(count)]
-                    yield index, Written(texts, found.pop(index)[0][1])
+                    yield index, TextCompletions(texts, found.pop(index)[0][1])
         except Away as error:
             raise TrainingStopped(f"engine: {error}") from None
         except Refused as error:
@@ -76,13 +76,15 @@ class EndpointEngine:
             return "/chat/completions", {**asked, "messages": problem.messages}
         return "/completions", {**asked, "prompt": zero_prompt(problem.messages, self._zero_template)}
 
-    def _ask(self, http: Http, asked: tuple[str, dict[str, Any]]) -> tuple[Text, int]:
+    def _ask(self, http: Http, asked: tuple[str, dict[str, Any]]) -> tuple[TextCompletion, int]:
         path, body = asked
         reply = http.post(self._path + path, body)
         try:
             choice, usage = reply["choices"][0], reply.get("usage") or {}
             text = choice["text"] if path == "/completions" else choice["message"]["content"] or ""
             finished = choice["finish_reason"] != "length"
-            return Text(text, int(usage.get("completion_tokens", 0)), finished), int(usage.get("prompt_tokens", 0))
+            return TextCompletion(text, int(usage.get("completion_tokens", 0)), finished), int(
+                usage.get("prompt_tokens", 0)
+            )
         except (KeyError, IndexError, TypeError, AttributeError):
             raise Refused(200, "an answer without choices; is base_url OpenAI-compatible?") from None

@@ -20,7 +20,7 @@ import torch
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import Endpoint, OwnEngine, TextEngineSettings
-from grpo.data.completions import Completion, Text, Written
+from grpo.data.completions import Completion, TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, prompt_tokens
 from grpo.generation.endpoint import EndpointEngine
@@ -37,7 +37,7 @@ class TextEngine(Protocol):
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, Written]]:
+    ) -> Iterator[tuple[int, TextCompletions]]:
         """Each problem's index and its `count` completions, in any order; `seeds`: one for each problem."""
 
     def close(self) -> None: ...
@@ -67,7 +67,7 @@ class TokenEngine:
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, Written]]:
+    ) -> Iterator[tuple[int, TextCompletions]]:
         how = self._prompting
         prompts = [prompt_tokens(self._tokenizer, p.messages, how.template, how.zero_template) for p in problems]
         for index, completions in self._sample(prompts, count, sampling, seeds):
@@ -76,10 +76,10 @@ class TokenEngine:
     def close(self) -> None:
         self._close()
 
-    def _written(self, completions: list[Completion], prompt: int) -> Written:
+    def _written(self, completions: list[Completion], prompt: int) -> TextCompletions:
         texts = self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
         pairs = zip(texts, completions, strict=True)
-        return Written([Text(text, len(c.tokens), c.finished) for text, c in pairs], prompt)
+        return TextCompletions([TextCompletion(text, len(c.tokens), c.finished) for text, c in pairs], prompt)
 
 
 def make_text_engine(

@@ -1,7 +1,7 @@
-"""Named failures of RL training, evidence in the metrics of each step and said in plain words.
+"""Checks of each step's metrics for known failures of RL training.
 
-No torch here: a record is one line of metrics.jsonl. Limits marked "ours" were set so that recorded runs of the tiny
-recipe (50 to 120 steps each, reward and entropy on the move) raise nothing.
+A record is one line of metrics.jsonl, so nothing here needs torch. Limits marked "Ours" were set so that recorded runs
+of the tiny recipe (50 to 120 steps each, with reward and entropy changing) report nothing.
 """
 
 from __future__ import annotations
@@ -31,57 +31,84 @@ from grpo.settings import Settings
 
 
 class NotFinite(CheckSettings):
+    """A loss, gradient norm, reward or KL that is NaN or infinite."""
+
     action: Action = Field(
         "roll_back",
-        description="NaN stays in weights and Adam moments, so that going on is vain; other samples mostly pass. Ours.",
+        description="NaN stays in the weights and Adam's moments, so continuing is useless; other samples mostly "
+        "succeed. Ours.",
     )
 
 
 class VarianceCollapse(CheckSettings):
-    steps: int = Field(10, ge=1, description="Steps in a row. R1-Zero can begin with a few, nearly all wrong. Ours.")
-    limit: float = Field(0.9, gt=0, le=1, description="Share of groups with equal rewards, at or above. Ours.")
-    baseline_steps: int = Field(10, ge=1, description="First steps whose median reward is the start's. Ours.")
+    """Most groups have equal rewards, so their advantages are zero."""
+
+    steps: int = Field(10, ge=1, description="Consecutive steps. R1-Zero can begin with a few, nearly all wrong. Ours.")
+    limit: float = Field(0.9, gt=0, le=1, description="Share of groups with equal rewards that counts as bad. Ours.")
+    baseline_steps: int = Field(10, ge=1, description="First steps; their median reward is the baseline. Ours.")
 
 
 class KLBlowUp(CheckSettings):
-    steps: int = Field(5, ge=1, description="Steps in a row: the k3 mean has heavy tails, one step may show 8. Ours.")
-    limit: float = Field(1.0, gt=0, description="Nats a token, above. Healthy runs here: below 0.2. Ours.")
+    """KL to the reference is too large."""
+
+    steps: int = Field(5, ge=1, description="Consecutive steps: k3 has heavy tails, so one step may show 8. Ours.")
+    limit: float = Field(1.0, gt=0, description="Largest KL, nats per token. Healthy runs here: below 0.2. Ours.")
 
 
 class MismatchGrowth(CheckSettings):
-    action: Action = Field("stop", description="Every further step learns from wrong ratios; rolling back is no cure.")
-    steps: int = Field(3, ge=1, description="Rollouts in a row: the metric is a maximum over tokens. Ours.")
-    factor: float = Field(5.0, gt=1, description="Times the baseline, above. TRL issue 5312 (a mean): 13. Ours.")
-    floor: float = Field(0.1, ge=0, description="Nats, above. Rounding: 1e-5 in float32, far more in bfloat16. Ours.")
-    baseline_steps: int = Field(5, ge=1, description="First rollouts whose smallest value is the baseline. Ours.")
+    """Log-probabilities of sampler and trainer drift apart."""
+
+    action: Action = Field(
+        "stop", description="Every further step uses wrong importance ratios, and rolling back does not help."
+    )
+    steps: int = Field(3, ge=1, description="Consecutive rollouts: the metric is a maximum over tokens. Ours.")
+    factor: float = Field(5.0, gt=1, description="Largest multiple of the baseline. TRL issue 5312 (a mean): 13. Ours.")
+    floor: float = Field(
+        0.1, ge=0, description="Limit is at least this, nats. Rounding: 1e-5 in float32, more in bfloat16. Ours."
+    )
+    baseline_steps: int = Field(5, ge=1, description="First rollouts; their smallest value is the baseline. Ours.")
 
 
 class LengthExplosion(AgainstRecent):
-    steps: int = Field(5, ge=1, description="Steps in a row. Ours.")
-    factor: float = Field(2.0, gt=1, description="Mean tokens above so many times the usual, and truncation up. Ours.")
-    truncated_rise: float = Field(0.1, ge=0, le=1, description="Share of cut-off completions above the usual. Ours.")
-    truncated_limit: float = Field(0.5, gt=0, le=1, description="A share at or above is bad at any length. Ours.")
+    """Completions become much longer and are cut off."""
+
+    steps: int = Field(5, ge=1, description="Consecutive steps. Ours.")
+    factor: float = Field(
+        2.0, gt=1, description="Mean length, times the usual, that is bad if truncation rises too. Ours."
+    )
+    truncated_rise: float = Field(0.1, ge=0, le=1, description="Rise of the truncated share over the usual one. Ours.")
+    truncated_limit: float = Field(0.5, gt=0, le=1, description="Truncated share that is bad at any length. Ours.")
 
 
 class EntropyCollapse(CheckSettings):
-    steps: int = Field(10, ge=1, description="Steps in a row. Ours.")
-    share: float = Field(0.05, ge=0, lt=1, description="Of the baseline, below. Healthy runs here: 0.16. Ours.")
-    floor: float = Field(0.002, ge=0, description="Nats a token; below it whatever the baseline. Ours.")
-    baseline_steps: int = Field(10, ge=1, description="First steps whose median is the baseline. Ours.")
+    """Entropy of the policy falls close to zero."""
+
+    steps: int = Field(10, ge=1, description="Consecutive steps. Ours.")
+    share: float = Field(0.05, ge=0, lt=1, description="Smallest share of the baseline. Healthy runs here: 0.16. Ours.")
+    floor: float = Field(0.002, ge=0, description="Limit is at least this, nats per token. Ours.")
+    baseline_steps: int = Field(10, ge=1, description="First steps; their median is the baseline. Ours.")
 
 
 class RewardCollapse(CheckSettings):
-    share: float = Field(0.3, gt=0, description="Fall of the running mean from its best over the best's size. Ours.")
-    floor: float = Field(0.1, ge=0, description="Units of reward; a smaller fall is noise. Ours.")
-    window: int = Field(10, ge=1, description="Steps of the running mean. Ours.")
+    """Mean reward falls far below its best."""
+
+    share: float = Field(0.3, gt=0, description="Largest fall of the moving mean, as a share of its best. Ours.")
+    floor: float = Field(0.1, ge=0, description="Falls smaller than this are noise, units of reward. Ours.")
+    window: int = Field(10, ge=1, description="Steps of the moving mean. Ours.")
 
 
 class GradientSpike(AgainstRecent):
-    factor: float = Field(10.0, gt=1, description="Times the usual norm, unclipped, above. Healthy here: 2.5. Ours.")
-    floor: float = Field(1.0, ge=0, description="Norm, above: a smaller one is hardly clipped. Ours.")
+    """Gradient norm, before clipping, is far above the usual."""
+
+    factor: float = Field(
+        10.0, gt=1, description="Largest multiple of the usual norm before clipping. Healthy here: 2.5. Ours."
+    )
+    floor: float = Field(1.0, ge=0, description="Limit is at least this: a smaller norm is hardly clipped. Ours.")
 
 
 class HealthSettings(Settings):
+    """Settings of every check, by its name in `CHECKS`."""
+
     not_finite: NotFinite = NotFinite()
     variance_collapse: VarianceCollapse = VarianceCollapse()
     kl_blow_up: KLBlowUp = KLBlowUp()
@@ -92,8 +119,8 @@ class HealthSettings(Settings):
     gradient_spike: GradientSpike = GradientSpike()
     kl_budget: KLBudget = KLBudget()
     rule_accuracy: RuleAccuracy = RuleAccuracy()
-    max_roll_backs: int = Field(2, ge=0, description="After so many, a roll back becomes a stop. Ours.")
-    recovery_steps: int = Field(5, ge=1, description="Good values in a row until a failure has ended. Ours.")
+    max_roll_backs: int = Field(2, ge=0, description="Rollbacks after which the next one stops training instead. Ours.")
+    recovery_steps: int = Field(5, ge=1, description="Consecutive good values after which a failure has ended. Ours.")
 
 
 def not_finite(limits: NotFinite, state: CheckState, record: Record) -> CheckResult | None:

@@ -1,8 +1,9 @@
-"""Guards against reward hacking: how far a policy may go from its reference, and what it may not unlearn on the way.
+"""Guards against reward hacking: how far the policy may move from its reference, and how much accuracy it may lose.
 
-A learnt reward is right near the responses that it was trained on. Against it a policy gains for a while, and then
-learns what the model gets wrong: the true reward falls while the learnt one rises, the further from the reference the
-more (arXiv 2210.10760 measures it by this KL). Neither guard does anything until its limit is set.
+A learned reward model is accurate near the responses it was trained on. A policy optimized against it improves for a
+while and then exploits its errors: the true reward falls while the learned one rises, and the more so the further the
+policy is from its reference (arXiv 2210.10760 measures this by the KL used here). Neither guard acts unless its limit
+is set.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from grpo.health.base import CheckResult, CheckSettings, CheckState, Record, fin
 
 
 class KLBudget(CheckSettings):
-    steps: int = Field(3, ge=1, description="Steps in a row: few completions make a noisy mean. Ours.")
+    """KL to the reference, per completion, exceeds a budget."""
+
+    steps: int = Field(3, ge=1, description="Consecutive steps: the mean over few completions is noisy. Ours.")
     limit: float | None = Field(
         None,
         gt=0,
-        description="Nats a completion to the reference, mean, above. It grows with length: 0.05 a token is 5 for 100. "
-        "A refreshed reference starts it anew; methods other than grpo and ppo measure no KL. None: no budget.",
+        description="Largest mean KL to the reference, nats per completion. It grows with length: 0.05 per token is 5 "
+        "for 100 tokens. Refreshing the reference resets it; only grpo and ppo measure KL. None: no budget.",
     )
 
 
 class RuleAccuracy(CheckSettings):
+    """Accuracy on verifiable problems falls below that of the first steps."""
+
     points: float | None = Field(
-        None, gt=0, le=100, description="Percentage points that accuracy may fall, moving mean. None: not watched."
+        None,
+        gt=0,
+        le=100,
+        description="Largest fall of the moving mean of accuracy, percentage points. None: no guard.",
     )
-    window: int = Field(10, ge=1, description="Steps of the moving mean; the first so many are the start's. Ours.")
+    window: int = Field(10, ge=1, description="Steps of the moving mean; the first window is the baseline. Ours.")
 
 
 def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResult | None:

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from grpo.config.jobs import RewardModelJob
 from grpo.config.supervised import RewardModel
-from grpo.data.held_out import is_right, write_held_out
+from grpo.data.held_out import is_correct, write_held_out
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
@@ -90,7 +90,7 @@ def train_reward_model(job: RewardModelJob) -> None:
         save_tokenizer(tokenizer, job.model, job.out)
         if scored:
             write_held_out(job.out, scored)
-        metrics = {"held_out_accuracy": sum(map(is_right, scored)) / len(scored)} if scored else {}
+        metrics = {"held_out_accuracy": sum(map(is_correct, scored)) / len(scored)} if scored else {}
         write_result(job.result, done, steps, counts=counts, metrics=metrics)
     parallel.close()
 

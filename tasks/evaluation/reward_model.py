@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.data.held_out import Scored, is_right
+from grpo.data.held_out import ScoredRow, is_correct
 from tasks.evaluation.metrics import RESAMPLES
 from tasks.preferences.judged import JUDGE
 from tasks.sft_data.statistics import prompt_text
@@ -30,7 +30,7 @@ class Quality:
     scores: dict[str, list[float]]
 
 
-def quality(rows: Sequence[Scored]) -> Quality:
+def quality(rows: Sequence[ScoredRow]) -> Quality:
     """Of at least one row, all of them pairs or all of them labels.
 
     - held_out_accuracy, _low, _high: share of rows that are right, with its bootstrap interval over prompts.
@@ -40,7 +40,7 @@ def quality(rows: Sequence[Scored]) -> Quality:
     - ensembles only: held_out_uncertainty_right, _wrong: mean uncertainty where the mean score is right, or wrong.
     """
     pairs = "label" not in rows[0]
-    right = [is_right(row) for row in rows]
+    right = [is_correct(row) for row in rows]
     low, high = interval(rows, right)
     chances = [_chance(row) for row in rows]
     bins = calibration(chances, right if pairs else [bool(row["label"]) for row in rows], 0.5 if pairs else 0.0)
@@ -58,7 +58,7 @@ def quality(rows: Sequence[Scored]) -> Quality:
     return Quality(named, bins, agreement(rows) if pairs else [], scores)
 
 
-def interval(rows: Sequence[Scored], right: Sequence[bool]) -> tuple[float, float]:
+def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, float]:
     """Bootstrap interval of the accuracy: prompts are drawn with replacement, since what is said about responses to one
     prompt is not independent."""
     groups: dict[str, list[bool]] = defaultdict(list)
@@ -97,20 +97,20 @@ def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: flo
     ]
 
 
-def agreement(rows: Sequence[Scored]) -> list[dict[str, float]]:
+def agreement(rows: Sequence[ScoredRow]) -> list[dict[str, float]]:
     """Share of the judged pairs that model and judge order alike, by the strength of the judge's verdict, to the
     nearest quarter: what four votes can give."""
     by_strength: dict[float, list[bool]] = defaultdict(list)
     for row in rows:
         if row["source"] == JUDGE:
-            by_strength[round(row["strength"] * 4) / 4].append(is_right(row))
+            by_strength[round(row["strength"] * 4) / 4].append(is_correct(row))
     return [
         {"strength": strength, "agree": _mean(found), "count": len(found)}
         for strength, found in sorted(by_strength.items())
     ]
 
 
-def combine(members: Sequence[Sequence[Scored]]) -> list[Scored]:
+def combine(members: Sequence[Sequence[ScoredRow]]) -> list[ScoredRow]:
     """Held-out rows of an ensemble: mean scores, and `uncertainty`, the members' standard deviation of what decides:
     r_w - r_l of a pair, the score of a labelled response."""
     combined = []
@@ -127,7 +127,7 @@ def tables(name: str, found: Quality) -> dict[str, list[dict[str, Any]]]:
     return {table: rows for table, rows in made.items() if rows}
 
 
-def _decides(row: Scored) -> float:
+def _decides(row: ScoredRow) -> float:
     return float(row["score"] if "label" in row else row["chosen_score"] - row["rejected_score"])
 
 
@@ -136,7 +136,7 @@ def _chance(row: Mapping[str, Any]) -> float:
     return float(1 / (1 + np.exp(-np.clip(logit, -700, 700))))
 
 
-def _scores(rows: Sequence[Scored], pairs: bool) -> dict[str, list[float]]:
+def _scores(rows: Sequence[ScoredRow], pairs: bool) -> dict[str, list[float]]:
     if pairs:
         return {name: [row[f"{name}_score"] for row in rows] for name in ("chosen", "rejected")}
     return {

@@ -12,7 +12,7 @@ import reasoning_gym
 
 from grpo.data.records import Problem, write_rows
 from grpo.rewards.verifiers import pack_entry
-from grpo.validate import Finding, main, validate
+from grpo.validate import FailedAnswer, main, validate
 
 
 def problem(name: str, verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
@@ -64,14 +64,14 @@ def test_findings_come_in_the_order_of_the_problems():
 def test_a_verifier_that_takes_too_long_is_a_finding():
     slow = problem("slow", "code", "while True: pass", DOUBLES)
     findings = validate([GOOD[0], slow, GOOD[1]], workers=1, time_limit_s=1)
-    assert findings == [Finding("slow", "code", "timeout: no result within 1 s")]
+    assert findings == [FailedAnswer("slow", "code", "timeout: no result within 1 s")]
 
 
 def test_more_problems_than_are_in_flight(monkeypatch):
     monkeypatch.setattr("grpo.validate.IN_FLIGHT", 3)
     numbers = [problem(str(i), "number", "x" if i % 4 == 0 else str(i)) for i in range(10)]
     assert validate(numbers, workers=2) == [
-        Finding(name, "number", "the gold answer 'x' scores 0") for name in ("0", "4", "8")
+        FailedAnswer(name, "number", "the gold answer 'x' scores 0") for name in ("0", "4", "8")
     ]
 
 

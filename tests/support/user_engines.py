@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.config.common import Sampling
-from grpo.data.completions import Text, Written
+from grpo.data.completions import TextCompletion, TextCompletions
 from grpo.data.records import Problem
 
 
@@ -24,20 +24,20 @@ class Adder:
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, Written]]:
+    ) -> Iterator[tuple[int, TextCompletions]]:
         for index, (problem, seed) in reversed([*enumerate(zip(problems, seeds, strict=True))]):
             time.sleep(float(os.environ.get("R1FLOW_TEST_PAUSE_S", 0)))
             if "R1FLOW_TEST_ASKED" in os.environ:
                 with Path(os.environ["R1FLOW_TEST_ASKED"]).open("a") as file:
                     file.write(json.dumps([problem.id, count]) + "\n")
             chance = random.Random(seed)
-            yield index, Written([self._text(problem, chance, sampling) for _ in range(count)], prompt_tokens=7)
+            yield index, TextCompletions([self._text(problem, chance, sampling) for _ in range(count)], prompt_tokens=7)
 
-    def _text(self, problem: Problem, chance: random.Random, sampling: Sampling) -> Text:
+    def _text(self, problem: Problem, chance: random.Random, sampling: Sampling) -> TextCompletion:
         wrong = chance.random() >= sampling.temperature
         answer = int(problem.answer or 0) + (chance.randint(1, 9) if wrong else 0)
         steps = "".join(f"step {chance.randint(0, 9)}\n" for _ in range(3))
-        return Text(f"<think>\n{steps}</think>\n<answer>{answer}</answer>", tokens=20, finished=True)
+        return TextCompletion(f"<think>\n{steps}</think>\n<answer>{answer}</answer>", tokens=20, finished=True)
 
     def close(self) -> None:
         pass

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Hardware
 from grpo.config.jobs import SFTJob
-from grpo.data.held_out import is_right, read_held_out
+from grpo.data.held_out import is_correct, read_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from grpo.scoring.scorer import RewardModelScorer
@@ -94,7 +94,7 @@ def test_reward_model(reward_models, loss):
 def test_held_out_rows_are_written_with_the_saved_models_scores(reward_models, loss, columns):
     rows = read_held_out(reward_models[loss] / "out")
     assert len(rows) == 10
-    assert sum(map(is_right, rows)) / 10 == result(reward_models[loss])["metrics"]["held_out_accuracy"]
+    assert sum(map(is_correct, rows)) / 10 == result(reward_models[loss])["metrics"]["held_out_accuracy"]
     scorer = RewardModelScorer(str(reward_models[loss] / "out"), Hardware(device="cpu"))
     for text, score in columns.items():
         again = scorer([row["messages"] for row in rows], [row[text] for row in rows])
