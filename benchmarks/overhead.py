@@ -67,12 +67,12 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     prepare_environment()
 
     def load() -> tuple[Any, Directly, Builds]:  # while the server starts, as `r1 run` does
-        from flows.run.executor import train_r1
-        from flows.stages import contract
+        from flows.pipelines import train_r1
+        from flows.stages import runner
         from tasks.trainer import launch
 
         launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-        contract._build = builds = Builds(contract._build)  # type: ignore[assignment]
+        runner._build = builds = Builds(runner._build)  # type: ignore[assignment]
         tracking().open()
         return train_r1, directly, builds
 
@@ -83,7 +83,7 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of `flows.stages.contract._build`, and takes the time of a stage's own work, its trainers
+    """Stands in the place of `flows.stages.runner._build`, and takes the time of a stage's own work, its trainers
     included."""
 
     def __init__(self, make: Any) -> None:

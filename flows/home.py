@@ -5,12 +5,17 @@ Everything lies in one folder: ~/.r1flow, or the one that R1FLOW_HOME names. Not
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.store import Store
-from tasks.tracking.client import Tracking, default_uri
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
+
+STATE = "up.json"
+"""The state of a running installation: its supervisor and the addresses of its servers."""
 
 
 def home() -> Path:
@@ -49,10 +54,17 @@ def prepare_environment() -> None:
     _use_servers()
 
 
+def read_state(home: Path) -> dict[str, object]:
+    """The state that the installation in this home wrote last; empty if there is none."""
+    try:
+        state = json.loads((home / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
 def _use_servers() -> None:
     """`r1 up` or `r1 ui` is running: its server shows this run live, and what `r1 up` started records it too."""
-    from flows.installation.services import read_state
-
     state = read_state(home())
     prefect, tracked = state.get("prefect"), state.get("tracking")
     if "PREFECT_API_URL" in os.environ or not prefect or not _answers(str(prefect)):

@@ -1,68 +1,55 @@
-"""The graphs of the recipes: which stages, in which order, and what each takes from which."""
+"""The pipelines: which stages run, in which order, and what each reads. The method section of the paper.
 
-from __future__ import annotations
+train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
+                -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report;
+                reward models and alignment RL repeat for each further round of alignment
+train_r1_zero:  problems, base -> RL -> R1-Zero -> evaluation -> report
+distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
+rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+Each is a graph, which is a function from a recipe to its steps in order, and a Prefect flow that runs it. The flows
+have the same parameters: the fields of their form in Prefect's UI.
+"""
+
+# Annotations are evaluated here, not kept as strings: Prefect may load this file by its path, as a module of another
+# name, and then could not look the names up.
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel
+from prefect import Flow, flow
 
+from flows.recipe.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
+from flows.recipe.pipeline_names import PipelineName
 from flows.recipe.schema import Recipe
+from flows.run.executor import run_recipe
+from flows.run.plan import StageSelection
 from flows.stages import (
     alignment_rl,
     alignment_rounds,
     base,
     cold_start_data,
     cold_start_sft,
-    distill,
     evaluate,
     problems,
     r1_zero,
     reasoning_rl,
     report,
     reward_models,
-    rlhf_ppo,
     sft,
     sft_data,
 )
-from flows.stages.contract import Stage
-from grpo.errors import InputError
+from flows.stages import distill as distillation
+from flows.stages import rlhf_ppo as ppo
+from flows.stages.contract import Step, section_of
+
+Graph = tuple[Step, ...]
 
 
-@dataclass(frozen=True)
-class Step:
-    """A stage in a recipe: its contract and the Prefect flow that runs it."""
-
-    stage: Stage
-    flow: Callable[..., Any]
-    takes: Mapping[str, str] = field(default_factory=dict)  # input -> the step that makes it, where names differ
-    section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section that has the stage's name
-
-    @property
-    def name(self) -> str:
-        return self.stage.name
-
-    def config(self, recipe: Recipe) -> BaseModel:
-        """What of the recipe the stage is configured by."""
-        return self.section(recipe) if self.section else section_of(recipe, self.name)
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """Input of the stage -> the step that makes it."""
-        return {name: self.takes.get(name, name) for name in self.stage.needs}
-
-
-def section_of(recipe: Recipe, name: str) -> Any:
-    section = getattr(recipe, name)
-    if section is None:
-        raise InputError(f"recipe {recipe.name!r} has no section {name}; add it to run this flow")
-    return section
-
-
-def _closing(*stages: str, **takes: str) -> tuple[Step, Step]:
-    """Evaluation of what these stages make, and the report of it."""
+def evaluation_and_report(*stages: str, **takes: str) -> Graph:
+    """The last two steps: evaluation of the checkpoints of `stages`, and the report."""
     return (
         Step(evaluate.stage_for(stages), partial(evaluate.evaluate, stages=list(stages)), takes=takes),
         Step(report.STAGE, report.report),
@@ -86,34 +73,34 @@ TO_R1 = (
     Step(reward_models.STAGE, reward_models.reward_models),
     Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
 )
-R1 = (*TO_R1, *_closing(*evaluate.R1))
+R1 = (*TO_R1, *evaluation_and_report(*evaluate.R1))
 R1_ZERO = (
     Step(problems.STAGE, problems.problems),
     Step(base.STAGE, base.base),
     Step(r1_zero.STAGE, r1_zero.r1_zero),
-    *_closing("base", "r1_zero"),
+    *evaluation_and_report("base", "r1_zero"),
 )
 RLHF_PPO = (
     *TO_DEV1,
     Step(reward_models.STAGE, reward_models.reward_models, takes={"sft": cold_start_sft.STAGE.name}),
-    Step(rlhf_ppo.STAGE, rlhf_ppo.rlhf_ppo),
-    *_closing("base", "cold_start_sft", "reward_models", "rlhf_ppo"),
+    Step(ppo.STAGE, ppo.rlhf_ppo),
+    *evaluation_and_report("base", "cold_start_sft", "reward_models", "rlhf_ppo"),
 )
 
 
-def alignment(recipe: Recipe) -> tuple[Step, ...]:
+def r1_graph(recipe: Recipe) -> Graph:
     """R1, with as many rounds of reward models and alignment RL as the recipe says."""
-    last, share = recipe.alignment.rounds, recipe.alignment.replay_share
-    if last == 1:
+    rounds, replay_share = recipe.alignment.rounds, recipe.alignment.replay_share
+    if rounds == 1:
         return R1
-    later = [
+    later_rounds = [
         step
-        for number in range(2, last + 1)
+        for number in range(2, rounds + 1)
         for step in (
             Step(
-                alignment_rounds.models_stage(number, share),
-                partial(alignment_rounds.reward_models_round, number=number, replay_share=share),
-                # Files were read in the first round: from then on they are history.
+                alignment_rounds.models_stage(number, replay_share),
+                partial(alignment_rounds.reward_models_round, number=number, replay_share=replay_share),
+                # Preference files are read in the first round; later rounds replay them as history.
                 section=lambda r: r.reward_models.model_copy(update={"files": []}),
             ),
             Step(
@@ -123,41 +110,123 @@ def alignment(recipe: Recipe) -> tuple[Step, ...]:
             ),
         )
     ]
-    policies = [alignment_rounds.policy_name(number) for number in range(2, last + 1)]
-    # The last reward models know the responses of all checkpoints best.
-    return *TO_R1, *later, *_closing(*evaluate.R1, *policies, reward_models=alignment_rounds.models_name(last))
+    policies = [alignment_rounds.policy_name(number) for number in range(2, rounds + 1)]
+    # All checkpoints are scored by the reward models of the last round, which were trained on responses of each round.
+    last_models = alignment_rounds.models_name(rounds)
+    return *TO_R1, *later_rounds, *evaluation_and_report(*evaluate.R1, *policies, reward_models=last_models)
 
 
-def distillation(recipe: Recipe) -> tuple[Step, ...]:
-    """As many branches as the recipe lists students."""
-    listed = section_of(recipe, "distill").students
-    names = [student.name for student in listed]
-    trained = [
+def r1_zero_graph(recipe: Recipe) -> Graph:
+    return R1_ZERO
+
+
+def distill_graph(recipe: Recipe) -> Graph:
+    """One branch for each student in the recipe."""
+    names = [student.name for student in section_of(recipe, "distill").students]
+    branches = [
         step
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
         for step in (
             Step(
-                distill.base_stage(name),
-                partial(distill.student_base, name=name),
-                section=lambda r, i=place: r.distill.students[i].base,  # type: ignore[misc]
+                distillation.base_stage(name),
+                partial(distillation.student_base, name=name),
+                section=lambda r, i=index: r.distill.students[i].base,  # type: ignore[misc]
             ),
             Step(
-                distill.student_stage(name),
-                partial(distill.student, name=name),
-                section=lambda r, i=place: r.distill.students[i].sft,  # type: ignore[misc]
+                distillation.student_stage(name),
+                partial(distillation.student, name=name),
+                section=lambda r, i=index: r.distill.students[i].sft,  # type: ignore[misc]
             ),
         )
     ]
-    return (
-        *TO_SFT_DATA,
-        *trained,
-        *_closing("reasoning_rl", *(distill.student_stage(name).name for name in names)),
-    )
+    students = [distillation.student_stage(name).name for name in names]
+    return *TO_SFT_DATA, *branches, *evaluation_and_report("reasoning_rl", *students)
 
 
-GRAPHS: dict[str, Callable[[Recipe], Sequence[Step]]] = {
-    "r1": alignment,
-    "r1_zero": lambda recipe: R1_ZERO,
-    "distill": distillation,
-    "rlhf_ppo": lambda recipe: RLHF_PPO,
+def rlhf_ppo_graph(recipe: Recipe) -> Graph:
+    return RLHF_PPO
+
+
+@flow(name="train-r1", flow_run_name="train-r1-{recipe}")
+def train_r1(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = None,
+    seed: RecipeSeed = None,
+    start: Start = None,
+    only: Only = None,
+    force: Force = None,
+    inputs: RecipeInputs = None,
+    approve: Approve = None,
+    dispatch: Dispatched = False,
+) -> dict[str, Any]:
+    """The full DeepSeek-R1 recipe."""
+    selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
+    return run_recipe("train_r1", r1_graph, recipe, overrides or [], seed, selection, dispatch)
+
+
+@flow(name="train-r1-zero", flow_run_name="train-r1-zero-{recipe}")
+def train_r1_zero(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = None,
+    seed: RecipeSeed = None,
+    start: Start = None,
+    only: Only = None,
+    force: Force = None,
+    inputs: RecipeInputs = None,
+    approve: Approve = None,
+    dispatch: Dispatched = False,
+) -> dict[str, Any]:
+    """R1-Zero: reinforcement learning from the base model, without supervised fine-tuning."""
+    selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
+    return run_recipe("train_r1_zero", r1_zero_graph, recipe, overrides or [], seed, selection, dispatch)
+
+
+@flow(name="distill", flow_run_name="distill-{recipe}")
+def distill(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = None,
+    seed: RecipeSeed = None,
+    start: Start = None,
+    only: Only = None,
+    force: Force = None,
+    inputs: RecipeInputs = None,
+    approve: Approve = None,
+    dispatch: Dispatched = False,
+) -> dict[str, Any]:
+    """Distillation: supervised fine-tuning of the recipe's students on what Dev2 wrote."""
+    selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
+    return run_recipe("distill", distill_graph, recipe, overrides or [], seed, selection, dispatch)
+
+
+@flow(name="rlhf-ppo", flow_run_name="rlhf-ppo-{recipe}")
+def rlhf_ppo(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = None,
+    seed: RecipeSeed = None,
+    start: Start = None,
+    only: Only = None,
+    force: Force = None,
+    inputs: RecipeInputs = None,
+    approve: Approve = None,
+    dispatch: Dispatched = False,
+) -> dict[str, Any]:
+    """InstructGPT's three steps: supervised fine-tuning, reward models, PPO against them."""
+    selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
+    return run_recipe("rlhf_ppo", rlhf_ppo_graph, recipe, overrides or [], seed, selection, dispatch)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A graph and the flow that runs it."""
+
+    graph: Callable[[Recipe], Sequence[Step]]
+    flow: Flow[..., dict[str, Any]]
+
+
+PIPELINES: dict[PipelineName, Pipeline] = {
+    "r1": Pipeline(r1_graph, train_r1),
+    "r1_zero": Pipeline(r1_zero_graph, train_r1_zero),
+    "distill": Pipeline(distill_graph, distill),
+    "rlhf_ppo": Pipeline(rlhf_ppo_graph, rlhf_ppo),
 }
+"""By the name that `--flow` takes."""

@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
 
 
 def stages(given: argparse.Namespace) -> int:
-    from tasks.store.stale import stale
+    from tasks.store.stale import stale_reasons
 
-    known, reasons = store().list(), stale(store())
+    known, reasons = store().list(), stale_reasons(store())
     if not known:
         print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
         return 0
@@ -33,7 +33,7 @@ def stages(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     from flows.stages.references import artifact
-    from tasks.store.stale import stale
+    from tasks.store.stale import stale_reasons
 
     manifest = artifact(given.key)
     known = {m.digest: m for m in store().list()}
@@ -49,6 +49,6 @@ def show(given: argparse.Namespace) -> int:
                 lineage(known[ref.digest], depth + 1, seen)
 
     lineage(manifest, 1, set())
-    if why_stale := stale(store()).get(manifest.key):
+    if why_stale := stale_reasons(store()).get(manifest.key):
         print(f"\nStale: {why_stale}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from flows.home import home, store, tracking
 from grpo.errors import InputError
+from tasks.tracking.tags import FLOW_TAG, RECIPE_TAG, SEED_TAG
 
 CONFIDENCE = 0.95
 _WHY_SHOWN = 3
@@ -34,15 +35,15 @@ def run(given: argparse.Namespace) -> int:
 
     if len(given.runs) < 2:
         raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")
-    tracked = tracking().tracked
-    found = [tracked.find(reference) for reference in given.runs]
+    reader = tracking().reader
+    found = [reader.find(reference) for reference in given.runs]
     if len({run.id for run in found}) < len(found):
         raise InputError(f"r1 compare: {' '.join(given.runs)} name one run twice")
-    runs = [load_run(tracked, store(), run) for run in found]
+    runs = [load_run(reader, store(), run) for run in found]
     result = compare(runs)
     path = (given.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in found)}.png").expanduser()
     try:
-        drawn = plot(tracked, runs, [run.label for run in found], path)
+        drawn = plot(reader, runs, [run.label for run in found], path)
     except (OSError, ValueError) as error:
         raise InputError(f"--plot {path}: {error}; give a .png in a folder that can be written") from None
     result["plot"] = str(drawn) if drawn else None
@@ -66,9 +67,9 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
             {
                 "id": run.run.id,
                 "name": run.run.name,
-                "recipe": run.run.tags.get("r1flow.recipe"),
-                "flow": run.run.tags.get("r1flow.flow"),
-                "seed": run.run.tags.get("r1flow.seed"),
+                "recipe": run.run.tags.get(RECIPE_TAG),
+                "flow": run.run.tags.get(FLOW_TAG),
+                "seed": run.run.tags.get(SEED_TAG),
                 "status": run.run.status,
                 "seconds": run.run.ended - run.run.began if run.run.ended else None,
             }
@@ -87,7 +88,7 @@ def show(result: dict[str, Any]) -> None:
     """Print it for people."""
     from flows.progress import duration
     from tasks.report.tables import PLAIN
-    from tasks.store.diff import short
+    from tasks.store.diff import shorten
 
     letters = [chr(ord("A") + number) for number in range(len(result["runs"]))]
     for letter, run in zip(letters, result["runs"], strict=True):
@@ -98,7 +99,7 @@ def show(result: dict[str, Any]) -> None:
         print("\n".join(aligned(rows)) if rows else nothing)
 
     changes = [
-        {"field": row["field"], **dict(zip(letters, map(short, row["values"]), strict=True))}
+        {"field": row["field"], **dict(zip(letters, map(shorten, row["values"]), strict=True))}
         for row in result["config"]
     ]
     table("Configuration", changes, "no field differs")

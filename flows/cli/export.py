@@ -28,7 +28,7 @@ def run(given: argparse.Namespace) -> int:
     from flows.stages.evaluate import CHECKPOINTS, checkpoints
     from tasks.export.folder import check_folder, export
     from tasks.export.model_card import About, lineage
-    from tasks.tracking.lineage import how_made
+    from tasks.tracking.lineage import provenance
 
     folder = given.folder.expanduser()
     if not re.fullmatch(r"[a-z0-9.-]+", given.licence):
@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
     everything = store().list()
     evaluation, metrics = _newest_metrics(checkpoint, everything)
     made_from = lineage(checkpoint, {manifest.digest: manifest for manifest in everything})
-    made = how_made(checkpoint.mlflow_run_id, tracking())
+    made = provenance(checkpoint.mlflow_run_id, tracking())
     export(About(name, checkpoint, made_from, given.licence, evaluation, metrics, made), folder, store())
     print(f"{name} {checkpoint.key[:12]} is in {folder}", file=sys.stderr)
     return 0

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from flows.recipe.pipeline_names import PIPELINE_NAMES
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.run.executor import Choice
-
-FLOWS = ["r1", "r1_zero", "distill", "rlhf_ppo"]
-"""The keys of flows.pipelines.GRAPHS, which takes seconds to load."""
+    from flows.run.plan import StageSelection
 
 
-def add_choice(command: argparse.ArgumentParser) -> None:
+def add_selection(command: argparse.ArgumentParser) -> None:
     """What `r1 run` and `r1 plan` share: the recipe, its overrides, and which of its stages."""
     command.add_argument("recipe", help="a shipped recipe or a path that ends in .toml")
     command.add_argument(
         "--flow",
-        choices=FLOWS,
+        choices=PIPELINE_NAMES,
         default="r1",
         type=lambda name: name.replace("-", "_"),
         help="which graph (default: r1); rlhf-ppo is rlhf_ppo",
@@ -39,8 +37,8 @@ def add_choice(command: argparse.ArgumentParser) -> None:
     )
 
 
-def choice_of(given: argparse.Namespace) -> Choice:
-    from flows.run.executor import Choice
+def selection_of(given: argparse.Namespace) -> StageSelection:
+    from flows.run.plan import StageSelection
 
     inputs = {}
     for pair in given.input:
@@ -48,4 +46,4 @@ def choice_of(given: argparse.Namespace) -> Choice:
         if not equals:
             raise InputError(f"--input {pair}: write STAGE=REF")
         inputs[name] = reference
-    return Choice(given.start, given.only, given.force, inputs, getattr(given, "approve", ()))
+    return StageSelection(given.start, given.only, given.force, inputs, getattr(given, "approve", ()))

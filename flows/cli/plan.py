@@ -7,26 +7,26 @@ import json
 from typing import Any
 
 from flows.cli import estimate_options
-from flows.cli.options import add_choice, choice_of
+from flows.cli.options import add_selection, selection_of
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("plan", help="what a run would do, and why")
-    add_choice(command)
+    add_selection(command)
     command.add_argument("--force", action="append", default=[], metavar="STAGE")
     command.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     estimate_options.add(command)
 
 
 def run(given: argparse.Namespace) -> int:
-    from flows.pipelines import GRAPHS
+    from flows.pipelines import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe
     from flows.run.plan import plan
 
     recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    graph = GRAPHS[given.flow](recipe)
-    planned = plan(graph, recipe, choice_of(given))
+    graph = PIPELINES[given.flow].graph(recipe)
+    planned = plan(graph, recipe, selection_of(given))
     estimated: dict[str, Any] | None = None
     if given.estimate or given.calibrate:
         from flows.cli import plan_estimate

@@ -8,12 +8,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from flows.home import home
-from flows.pipelines import Step
 from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.run.estimate import FILE, Assumptions, estimate, to_json
 from flows.run.estimate_fit import check, refuse
+from flows.stages.contract import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.local_device import calibrate, local_device, processor

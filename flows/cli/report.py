@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     from tasks.tracking.recipe_run import load_run
 
     record = tracking()
-    loaded = load_run(record.tracked, store(), record.tracked.find(given.run))
+    loaded = load_run(record.reader, store(), record.reader.find(given.run))
     path = (given.out or default_path(loaded.run.id)).expanduser()
     try:
         write(record, loaded, path)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.options import add_choice, choice_of
+from flows.cli.options import add_selection, selection_of
 from flows.home import home, tracking
 from grpo.errors import InputError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     command = commands.add_parser("run", help="run a recipe; what exists is reused")
-    add_choice(command)
+    add_selection(command)
     command.add_argument("--force", action="append", default=[], metavar="STAGE", help="make it again (repeatable)")
     command.add_argument("--json", action="store_true", help="print the result as JSON, the last line of stdout")
     command.add_argument(
@@ -50,12 +50,11 @@ def run(given: argparse.Namespace) -> int:
 
 def _check(given: argparse.Namespace, recipe: Recipe) -> None:
     """Looks at all else that can be wrong, and loads what a run needs."""
-    from flows.pipelines import GRAPHS
+    from flows.pipelines import PIPELINES
     from flows.prefect_server import keeps_runs
-    from flows.run import executor  # noqa: F401
     from flows.run.plan import plan as make_plan
 
-    make_plan(GRAPHS[given.flow](recipe), recipe, choice_of(given))
+    make_plan(PIPELINES[given.flow].graph(recipe), recipe, selection_of(given))
     if given.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
@@ -64,19 +63,20 @@ def _check(given: argparse.Namespace, recipe: Recipe) -> None:
 
 
 def _run(given: argparse.Namespace, recipe: Recipe) -> int:
-    from flows.run.executor import FLOWS, RecipeFailed
+    from flows.pipelines import PIPELINES
+    from flows.run.executor import RecipeFailed
     from flows.run.gates import GateStopped
 
-    choice = choice_of(given)
+    selection = selection_of(given)
     try:
-        result: dict[str, Any] = FLOWS[given.flow](
+        result: dict[str, Any] = PIPELINES[given.flow].flow(
             recipe=given.recipe,
             overrides=given.overrides,
             seed=given.seed,
             start=given.start,
             only=given.only,
             force=given.force,
-            inputs=dict(choice.inputs),
+            inputs=dict(selection.inputs),
             approve=given.approve,
             dispatch=given.dispatch,
         )

@@ -7,9 +7,8 @@ import os
 import sys
 from typing import Any
 
-from flows.home import home
+from flows.home import STATE, home
 from flows.installation.services import (
-    STATE,
     check_ports,
     mlflow_server,
     mlflow_url,
@@ -20,7 +19,7 @@ from flows.installation.services import (
     write_state,
 )
 from flows.installation.supervisor import Supervisor
-from grpo.processes.lifetime import process_name
+from tasks.trainer.processes import process_name
 
 
 def add(commands: Any) -> None:

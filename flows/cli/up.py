@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.home import home
+from flows.home import STATE, home, read_state
 from flows.installation import services
-from flows.installation.services import STATE, Databases
+from flows.installation.services import Databases
 from flows.installation.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
 from grpo.errors import InputError
-from grpo.processes.lifetime import process_name
+from tasks.trainer.processes import process_name
 
 MARK = "R1FLOW_INSTALLATION"
 """In the environment of everything that an installation starts, and of what that starts: its home folder."""
@@ -82,7 +82,7 @@ def _start(place: Path, given: argparse.Namespace) -> int:
     print("starting the servers, the deployments and the workers", file=sys.stderr)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        state = services.read_state(place)
+        state = read_state(place)
         if state.get("ready"):
             return _say_where(place)
         if process.poll() is not None:
@@ -94,7 +94,7 @@ def _start(place: Path, given: argparse.Namespace) -> int:
 
 
 def _say_where(place: Path) -> int:
-    state = services.read_state(place)
+    state = read_state(place)
     if not state.get("ready"):
         raise InputError(
             "it is still starting, or it is `r1 ui`, which has no workers; wait, or stop it with `r1 down`"
@@ -126,7 +126,7 @@ def _stop(place: Path) -> None:
 
 def _supervisor(place: Path) -> int | None:
     """The process that keeps this home's installation alive, if it lives itself."""
-    name = services.read_state(place).get("supervisor")
+    name = read_state(place).get("supervisor")
     pid = int(str(name).split()[0]) if name else None
     return pid if pid is not None and process_name(pid) == name else None
 

@@ -5,58 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from flows.home import store
 from flows.stages.references import artifact
 from grpo.errors import InputError
-from tasks.store.diff import changed
-from tasks.store.store import InputRef, Manifest
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """All that a key is made of, beside the stage's name."""
-
-    version: int
-    config: Mapping[str, Any]
-    inputs: Mapping[str, InputRef]
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Ingredients:
-        return cls(manifest.stage_version, manifest.config, manifest.inputs)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One reason. For an input `old` and `new` are its references, None where there was none."""
-
-    kind: str  # "field" | "input" | "version"
-    name: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        if self.kind == "version":
-            return f"stage version {self.old} -> {self.new}"
-        if self.kind == "field":
-            return f"{self.name}: {self.old} -> {self.new}"
-        if self.old is None or self.new is None:
-            return f"input {self.name} is {'new' if self.old is None else 'gone'}"
-        return f"input {self.name} changed"
-
-
-def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
-    """Everything that makes two keys of one stage differ: fields first, then inputs, then the version."""
-    found = [Difference("field", name, *values) for name, *values in changed(old.config, new.config)]
-    for name in [*new.inputs, *(name for name in old.inputs if name not in new.inputs)]:
-        was, now = old.inputs.get(name), new.inputs.get(name)
-        if was is None or now is None or was.digest != now.digest:
-            found.append(Difference("input", name, was, now))
-    if old.version != new.version:
-        found.append(Difference("version", "", old.version, new.version))
-    return found
+from tasks.store.diff import Ingredients, differences
+from tasks.store.manifest import Manifest
 
 
 def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dict[str, Any]]:

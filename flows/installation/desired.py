@@ -18,7 +18,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from flows.pipelines import GRAPHS
+from flows.pipelines import PIPELINES
 from flows.recipe.forms import schema
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
@@ -164,9 +164,9 @@ def load(entrypoint: str) -> Any:
 def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Entrypoint of a stage -> the values that its form starts from: the recipe's section, the first student."""
     found: dict[str, dict[str, Any]] = {}
-    for graph in GRAPHS.values():
+    for pipeline in PIPELINES.values():
         try:
-            for step in graph(recipe):
+            for step in pipeline.graph(recipe):
                 made, extra = (
                     (step.flow.func, step.flow.keywords) if isinstance(step.flow, partial) else (step.flow, {})
                 )

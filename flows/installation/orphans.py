@@ -21,8 +21,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
-from flows.run.dispatch import TRIES
-from flows.run.executor import FLOWS
+from flows.pipelines import PIPELINES
+from flows.run.dispatch_decisions import TRIES
 
 POLL_S = 5.0
 LOST_S, NOT_BEGUN_S = 20.0, 120.0
@@ -95,7 +95,7 @@ def _runs(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | N
 
 def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
     found = client.read_flows()
-    names = {flow.name for flow in FLOWS.values()}
+    names = {pipeline.flow.name for pipeline in PIPELINES.values()}
     return {flow.id for flow in found if flow.name in names}
 
 

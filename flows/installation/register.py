@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.installation.desired import Thing, automation_fields
 from grpo.errors import InputError
-from tasks.store.diff import Change, changed
+from tasks.store.diff import Change, changed_fields
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Difference:
     @property
     def changes(self) -> list[Change]:
         """(field, old, new) of every leaf that differs."""
-        return changed(self.old.fields, self.thing.fields) if self.old else []
+        return changed_fields(self.old.fields, self.thing.fields) if self.old else []
 
     @property
     def status(self) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.home import STATE
 from flows.installation.supervisor import PYTHON, Part, tail
 from flows.prefect_server import HOST, is_open
 from grpo.errors import InputError
-from tasks.tracking.client import default_uri
+from tasks.tracking.connection import default_uri
 
-STATE = "up.json"
 START_S = 600.0
 """A server that does not start ends sooner: this is for one on a machine that is busy."""
 OTHER_SCHEMA = {
@@ -107,12 +107,3 @@ def write_state(home: Path, state: Mapping[str, object]) -> None:
     partial = home / f"{STATE}.{os.getpid()}"
     partial.write_text(json.dumps(state, indent=2))
     partial.replace(home / STATE)
-
-
-def read_state(home: Path) -> dict[str, object]:
-    """What the installation in this home last said of itself; empty if there is none."""
-    try:
-        state = json.loads((home / STATE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}

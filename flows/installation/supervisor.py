@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
+from tasks.trainer.processes import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
 
 POLL_S = 0.5
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)

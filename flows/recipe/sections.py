@@ -15,7 +15,7 @@ from grpo.config.engines import TextEngineSettings
 from grpo.config.rl import Scoring
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import ZERO_TEMPLATE
-from tasks.judges.create import JudgeSettings
+from tasks.judges.settings import JudgeSettings
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.prompts import EverydaySource
 from tasks.problems.miniature.writers import Habits

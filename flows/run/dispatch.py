@@ -1,16 +1,15 @@
-"""Stages as flow runs of their own, on the work pools of their deployments, instead of in the recipe's process.
+"""Dispatch: stages run as flow runs of their own on work pools, not in the recipe's process.
 
-The store says whether a stage is done; Prefect says who works on it. So a recipe that starts again, or a second one
-that needs the same artifact, finds a flow run that is still alive by its tag and waits for it instead of starting
-another. One that crashed is started again and continues from its checkpoint; one that failed fails the recipe.
+The store knows whether a stage is done, Prefect knows which flow run works on it. A recipe that starts again, or a
+second recipe that needs the same artifact, finds a live flow run by its tag and waits for it. A flow run that crashed
+is started again and continues from its checkpoint; one that failed fails the recipe.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -29,130 +28,64 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
 from flows.home import home, store
-from flows.pipelines import Step
 from flows.prefect_server import without_heartbeat
 from flows.progress import Progress
-from flows.stages.contract import Input, Where, find_key, summary
+from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide
+from flows.stages.contract import RunContext, Step, find_key, with_absolute_paths
+from flows.stages.references import Input
+from flows.stages.runner import summary
 from grpo.errors import InputError
-from tasks.store.store import Manifest
 from tasks.trainer.launch import StageFailed
 
 DEPLOYMENT = "r1flow"
-"""What every flow's deployment is called."""
-TRIES = 3
-"""Flow runs of one stage that may crash before the recipe gives up."""
+"""Name of every flow's deployment."""
 POLL_S = 2.0
 QUIET_S = 30.0
-"""How long nothing happens before a person is told what is waited for."""
+"""Time without progress after which the user is told what the recipe waits for."""
 LOST_S = 15.0
-"""How long the lock of a stage lies abandoned before its flow run counts as crashed. Workers report a crash sooner."""
+"""A flow run counts as crashed when the lock of its stage has been abandoned this long. Workers report sooner."""
 SETTLE_S = 60.0
-"""What a flow run gets after its artifact was published, to record its end."""
+"""Time that a flow run has to record its end after its artifact was published."""
 AWAY_S = 3600.0
-"""How long a server that does not answer is waited for."""
+"""Longest wait for a server that does not answer."""
 
-_KEY, _BY, _LIFE, _ABOVE = "r1flow.key:", "r1flow.by:", "r1flow.life:", "r1flow.above:"
 _ERROR = "Flow run encountered an exception: "
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A stage to be run elsewhere. `by` is the recipe's flow run and `life` counts its starts. `above`: a forced stage
-    is done by an attempt with a higher number than this, None where any artifact of the key will do. `queue` of the
-    stage's pool, None for its deployment's own."""
+def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
+    """Run a stage on its work pool, wait for it, and return the flow's result.
 
-    stage: str
-    deployment: str
-    key: str
-    parameters: Mapping[str, Any]
-    by: str
-    life: int
-    above: int | None = None
-    queue: str | None = None
-
-    @property
-    def tags(self) -> list[str]:
-        forced = [] if self.above is None else [f"{_ABOVE}{self.above}"]
-        return [f"{_KEY}{self.key}", f"{_BY}{self.by}", f"{_LIFE}{self.life}", *forced]
-
-    def made(self) -> Manifest | None:
-        """The artifact that ends the job, if it is there."""
-        found = store().find(self.key)
-        return found if found and found.attempt > (self.above or 0) else None
-
-
-@dataclass(frozen=True)
-class Child:
-    """A flow run of a job. `mine`: this life of this recipe run started it."""
-
-    id: Any
-    type: str  # Prefect's state type
-    message: str = ""
-    mine: bool = True
-
-
-@dataclass(frozen=True)
-class Move:
-    """What to do next: wait for a child, start one, or fail with what a child said."""
-
-    kind: str  # "wait" | "start" | "fail"
-    child: Child | None = None
-
-
-FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-_CLOSEST_TO_THE_END = ("CANCELLING", "RUNNING", "PENDING", "PAUSED", "SCHEDULED")
-
-
-def decide(children: Sequence[Child]) -> Move:
-    """What to do about a job whose artifact is missing, by its flow runs so far, the oldest first.
-
-    Whoever works on it is waited for, whoever started it. How a flow run of another recipe run, or of an earlier life
-    of this one, ended says nothing: the artifact is missing, so the stage runs. Of ours a crash is tried again.
-    """
-    alive = [child for child in children if child.type not in FINAL]
-    if alive:
-        return Move("wait", min(alive, key=lambda child: _CLOSEST_TO_THE_END.index(child.type)))
-    mine = [child for child in children if child.mine]
-    if not mine:
-        return Move("start")
-    crashed = sum(child.type == "CRASHED" for child in mine)
-    return Move("start") if mine[-1].type == "CRASHED" and crashed < TRIES else Move("fail", mine[-1])
-
-
-def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
-    """Run a stage on its work pool and wait for it; what its flow returns.
-
-    What the store already holds is reused here: that needs no worker.
+    An artifact that exists is reused in this process: that needs no worker.
 
     Raises:
         InputError: it has no deployment, or refused its input.
         StageFailed: it failed, was cancelled, or crashed `TRIES` times; the message is the stage's own.
     """
-    found, key = find_key(step.stage, config, inputs, seed)
+    resolved, key = find_key(step.stage, config, inputs, seed)
     if not where.force and store().find(key) is not None:
         return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
-        return _Dispatch(client, _job(client, step, config, found, inputs, seed, where, key)).run()
+        return _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
 
 
-def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> dict[str, Any]:
-    """Run a stage in this process; what its flow returns."""
+def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
+    """Run a stage in this process and return its flow's result."""
     reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
     with without_heartbeat() if reused else nullcontext():
-        done: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
-    return done
+        result: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    return result
 
 
 def deployment_of(step: Step) -> str:
-    """The name of a step's deployment, as Prefect has it: FLOW/DEPLOYMENT."""
+    """Prefect's name of a step's deployment, FLOW/DEPLOYMENT."""
     flow: Any = step.flow.func if isinstance(step.flow, partial) else step.flow
     return f"{flow.name}/{DEPLOYMENT}"
 
 
 def check_deployments(graph: Iterable[Step]) -> None:
-    """Before anything runs: all steps have a deployment on the server.
+    """Check before a run that all steps have a deployment on the server.
 
     Raises:
         InputError: one has none.
@@ -169,58 +102,44 @@ def _job(
     client: SyncPrefectClient,
     step: Step,
     config: BaseModel,
-    found: Mapping[str, Input],
+    resolved: Mapping[str, Input],
     inputs: Mapping[str, str],
     seed: int,
-    where: Where,
+    where: RunContext,
     key: str,
 ) -> Job:
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "stages are dispatched by a recipe's flow"
-    by, life = str(context.flow_run.id), context.flow_run.run_count
+    recipe_run_id, run_count = str(context.flow_run.id), context.flow_run.run_count
     keywords = step.flow.keywords if isinstance(step.flow, partial) else {}
     parameters = {
         **keywords,
-        # Only what was set: a field left out gets the same default there, and stays one that nobody set.
-        "config": _from_anywhere(config.model_dump(mode="json", exclude_unset=True), step, config, found),
+        # Only fields that were set: the others get the same defaults on the worker, and stay unset there.
+        "config": with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, resolved),
         "inputs": {
-            name: str(found[name].path) if found[name].manifest is None else ref for name, ref in inputs.items()
+            name: str(resolved[name].path) if resolved[name].manifest is None else ref for name, ref in inputs.items()
         },
         "seed": seed,
         "where": where.model_copy(update={"key": key}).model_dump(mode="json"),
     }
-    above = _above(client, key, by) if where.force else None
-    # A recipe that gives way to others does so in every stage. None: it runs in a terminal.
+    min_attempt = _min_attempt(client, key, recipe_run_id) if where.force else None
+    # Stages inherit the priority of their recipe. None: the recipe runs in a terminal.
     queue = context.flow_run.work_queue_name
-    return Job(step.name, deployment_of(step), key, parameters, by, life, above, queue)
+    return Job(step.name, deployment_of(step), key, parameters, recipe_run_id, run_count, min_attempt, queue)
 
 
-def _from_anywhere(value: Any, step: Step, config: BaseModel, found: Mapping[str, Input]) -> Any:
-    """The configuration with whole paths: a worker's working directory is another."""
-    paths = {str(path): str(found[name].path) for name, path in step.stage.files(config).items()}
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: whole(inner) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [whole(inner) for inner in value]
-        return paths.get(value, value) if isinstance(value, str) else value
-
-    return whole(value)
-
-
-def _above(client: SyncPrefectClient, key: str, by: str) -> int:
-    """The attempt that a forced stage has to surpass: the newest one when this recipe run first asked for it."""
-    for run in _runs(client, [f"{_KEY}{key}", f"{_BY}{by}"]):
-        if (above := _tag(run, _ABOVE)) is not None:
-            return int(above)
-    found = store().find(key)
-    return found.attempt if found else 0
+def _min_attempt(client: SyncPrefectClient, key: str, recipe_run_id: str) -> int:
+    """The attempt that a forced stage has to reach: one above the newest when this recipe run first asked for it."""
+    for run in _runs(client, [f"{KEY}{key}", f"{RECIPE_RUN}{recipe_run_id}"]):
+        if (above := _tag(run, ABOVE)) is not None:
+            return int(above) + 1
+    newest = store().find(key)
+    return newest.attempt + 1 if newest else 1
 
 
 def _runs(client: SyncPrefectClient, tags: list[str]) -> list[FlowRun]:
-    wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=tags))
-    runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+    with_tags = FlowRunFilter(tags=FlowRunFilterTags(all_=tags))
+    runs = client.read_flow_runs(flow_run_filter=with_tags, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
     return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
 
 
@@ -229,38 +148,38 @@ def _tag(run: FlowRun, prefix: str) -> str | None:
 
 
 class _Dispatch:
-    """One job until its artifact is there."""
+    """One job, from its first flow run to its artifact."""
 
     def __init__(self, client: SyncPrefectClient, job: Job):
         self.client, self.job = client, job
-        self._told: set[str] = set()
-        self._since = time.monotonic()  # that nothing has changed
+        self._printed: set[str] = set()
+        self._last_change = time.monotonic()
         self._state: StateType | None = None
         self._abandoned: float | None = None
 
     def run(self) -> dict[str, Any]:
-        while (made := self.job.made()) is None:
-            children = self._ask(self._children)
-            made = self.job.made()  # published between the two questions
-            if made is not None:
+        while (manifest := self.job.artifact()) is None:
+            children = self._request(self._children)
+            manifest = self.job.artifact()  # it may have been published since the first look
+            if manifest is not None:
                 break
-            move = decide([child for child, _ in children])
-            if move.kind == "fail":
-                assert move.child is not None
-                raise self._failure(move.child)
-            alive = next((run for child, run in children if child == move.child), None)
-            self._wait(alive or self._ask(self._start, sum(child.mine for child, _ in children)))
-        Progress.current().finished(self.job.stage, "ran", made.seconds, made.metrics)
-        return summary(made, "ran")
+            action = decide([child for child, _ in children])
+            if action.kind == "fail":
+                assert action.child is not None
+                raise self._failure(action.child)
+            alive = next((run for child, run in children if child == action.child), None)
+            self._wait(alive or self._request(self._start, sum(child.mine for child, _ in children)))
+        Progress.current().finished(self.job.stage, "ran", manifest.seconds, manifest.metrics)
+        return summary(manifest, "ran")
 
     def _children(self) -> list[tuple[Child, FlowRun]]:
-        runs = _runs(self.client, [f"{_KEY}{self.job.key}"])
-        if self.job.above is not None:  # a run that is content with what exists does not force
-            runs = [run for run in runs if _tag(run, _ABOVE) is not None]
+        runs = _runs(self.client, [f"{KEY}{self.job.key}"])
+        if self.job.min_attempt is not None:  # a flow run that was not forced would reuse what exists
+            runs = [run for run in runs if _tag(run, ABOVE) is not None]
         return [(self._child(run), run) for run in runs]
 
     def _child(self, run: FlowRun) -> Child:
-        mine = (_tag(run, _BY), _tag(run, _LIFE)) == (self.job.by, str(self.job.life))
+        mine = (_tag(run, RECIPE_RUN), _tag(run, RUN_COUNT)) == (self.job.recipe_run_id, str(self.job.run_count))
         state = run.state
         assert state is not None
         return Child(run.id, state.type.value, state.message or "", mine)
@@ -273,29 +192,30 @@ class _Dispatch:
             timeout=0,
             flow_run_name=job.stage,
             tags=job.tags,
-            idempotency_key=f"{job.by}-{job.life}-{job.key}-{number}",  # asked again when an answer was lost
+            # The request is repeated if its answer is lost.
+            idempotency_key=f"{job.recipe_run_id}-{job.run_count}-{job.key}-{number}",
             work_queue_name=job.queue,
         )
-        self._since = time.monotonic()
+        self._last_change = time.monotonic()
         return run
 
     def _wait(self, run: FlowRun) -> None:
-        """Until the flow run ends, or its artifact was there for a while."""
+        """Wait until the flow run ends, or until its artifact has been there for SETTLE_S."""
         self._say(f"{self.job.stage}: flow run {url_for('flow-run', run.id) or run.id}")
         published: float | None = None
         try:
             while True:
-                run = self._ask(self.client.read_flow_run, run.id)
+                run = self._request(self.client.read_flow_run, run.id)
                 child = self._child(run)
                 if child.type in FINAL:
                     return
-                if self.job.made() is not None:
+                if self.job.artifact() is not None:
                     published = published or time.monotonic()
                     if child.type == "SCHEDULED" or time.monotonic() - published > SETTLE_S:
                         return
                 elif self._is_lost(run):
                     state: Any = Crashed(message="Its process is gone: the lock of its stage was left behind.")
-                    self._ask(self.client.set_flow_run_state, run.id, state, force=True)
+                    self._request(self.client.set_flow_run_state, run.id, state, force=True)
                     return
                 self._explain(run)
                 time.sleep(POLL_S)
@@ -312,13 +232,13 @@ class _Dispatch:
         return time.monotonic() - self._abandoned > LOST_S
 
     def _explain(self, run: FlowRun) -> None:
-        """Why a flow run does not begin, once it has not for a while."""
+        """Say why a flow run does not begin, once it has not for QUIET_S."""
         assert run.state is not None
         if run.state.type != self._state:
-            self._state, self._since = run.state.type, time.monotonic()
-        if not run.state.is_scheduled() or time.monotonic() - self._since < QUIET_S or run.work_pool_name is None:
+            self._state, self._last_change = run.state.type, time.monotonic()
+        if not run.state.is_scheduled() or time.monotonic() - self._last_change < QUIET_S or run.work_pool_name is None:
             return
-        pool = self._ask(self.client.read_work_pool, run.work_pool_name)
+        pool = self._request(self.client.read_work_pool, run.work_pool_name)
         if pool.is_paused:
             self._say(
                 f"{self.job.stage} waits: work pool {pool.name!r} is paused; `prefect work-pool resume {pool.name}`"
@@ -332,44 +252,44 @@ class _Dispatch:
             self._say(f"{self.job.stage} waits for a free place in work pool {pool.name!r}")
 
     def _say(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             Progress.current().say(line)
 
     def _failure(self, child: Child) -> Exception:
-        said = " ".join(child.message.split())
-        place = url_for("flow-run", child.id) or str(child.id)
+        message = " ".join(child.message.split())
+        url = url_for("flow-run", child.id) or str(child.id)
         if child.type == "CANCELLED":
-            return StageFailed(f"its flow run was cancelled; see {place}")
+            return StageFailed(f"its flow run was cancelled; see {url}")
         if child.type == "COMPLETED":
             return StageFailed(
                 f"its flow run ended well, but {home()} has no artifact {self.job.key[:16]}; its worker must have the "
-                f"same R1FLOW_HOME; see {place}"
+                f"same R1FLOW_HOME; see {url}"
             )
-        kind, colon, text = said.partition(_ERROR)[2].partition(": ")
+        kind, colon, text = message.partition(_ERROR)[2].partition(": ")
         if colon and child.type == "FAILED":
             return InputError(text) if kind == "InputError" else StageFailed(text)
         crashes = f"crashed {TRIES} times; the last said: " if child.type == "CRASHED" else ""
-        return StageFailed(f"{crashes}{said or 'nothing'}; see {place}")
+        return StageFailed(f"{crashes}{message or 'nothing'}; see {url}")
 
     def _cancel(self, run: FlowRun, error: BaseException) -> None:
-        """Take the flow run along if a person stopped the recipe; if only our process is ended, it goes on."""
+        """Cancel the flow run too if a person stopped the recipe. If only this process was ended, it goes on."""
         try:
-            meant = isinstance(error, KeyboardInterrupt)
-            if not meant:
-                state = self.client.read_flow_run(UUID(self.job.by)).state
-                meant = state is not None and (state.is_cancelling() or state.is_cancelled())
-            if meant:
+            by_person = isinstance(error, KeyboardInterrupt)
+            if not by_person:
+                state = self.client.read_flow_run(UUID(self.job.recipe_run_id)).state
+                by_person = state is not None and (state.is_cancelling() or state.is_cancelled())
+            if by_person:
                 self.client.set_flow_run_state(run.id, Cancelling(message="The recipe was cancelled."))
         except (httpx.HTTPError, PrefectHTTPStatusError):
             Progress.current().say(f"{self.job.stage}: the server could not be told to cancel flow run {run.id}")
 
-    def _ask(self, question: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
-        """An answer of the server; one that is away is waited for."""
+    def _request(self, request: Callable[..., _T], *arguments: Any, **keywords: Any) -> _T:
+        """Send a request to the server, waiting for a server that is away."""
         began = time.monotonic()
         while True:
             try:
-                return question(*arguments, **named)
+                return request(*arguments, **keywords)
             except (httpx.TransportError, PrefectHTTPStatusError) as error:
                 if isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500:
                     raise

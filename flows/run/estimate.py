@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import home
-from flows.pipelines import Step
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Base, ColdStartData, Evaluate, RewardModels, SFTData
+from flows.stages.contract import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
 from grpo.config.common import Hardware

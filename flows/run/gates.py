@@ -25,20 +25,21 @@ from prefect.states import State
 from pydantic import Field
 
 from flows.home import home, store
-from flows.pipelines import Step
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Evaluate
 from flows.stages import evaluate
-from flows.stages.contract import Stage, Where, run_stage
+from flows.stages.contract import RunContext, Stage, Step
 from flows.stages.run_page import artifact_key
+from flows.stages.runner import run_stage
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 from tasks.tracking.client import Tracking
+from tasks.tracking.tags import gate_tag
 
 POLL_S = 5
 RETRIES = 10
@@ -62,9 +63,9 @@ class Approval(RunInput):
 
 
 @flow(name="gate")
-def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
-    return run_stage(_step(inputs or {}).stage, config, inputs or {}, seed, where or Where())
+    return run_stage(_step(inputs or {}).stage, config, inputs or {}, seed, where or RunContext())
 
 
 def _step(inputs: Iterable[str]) -> Step:
@@ -74,7 +75,7 @@ def _step(inputs: Iterable[str]) -> Step:
 
 GATE_STEP = _step(())
 """A gate's evaluation as a step; which checkpoints it reads depends on the gate."""
-RunStep = Callable[[Step, Any, Mapping[str, str], int, Where], dict[str, Any]]
+RunStep = Callable[[Step, Any, Mapping[str, str], int, RunContext], dict[str, Any]]
 """Runs a step with a configuration, inputs and a seed, here or elsewhere; what its flow returns."""
 
 
@@ -157,11 +158,14 @@ class Gatekeeper:
         progress.say(f"gate {gate.name}: {status}")
         for line in verdict.lines():
             progress.say(f"  {line}")
-        tag = f"r1flow.gate.{gate.name}"
-        tags = {tag: status, f"{tag}.evidence": "; ".join(verdict.lines()), f"{tag}.evidence_digest": verdict.digest()}
+        tags = {
+            gate_tag(gate.name): status,
+            gate_tag(gate.name, "evidence"): "; ".join(verdict.lines()),
+            gate_tag(gate.name, "evidence_digest"): verdict.digest(),
+        }
         self.done({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
         self.record.set_tags(
-            self.run_id, tags | ({f"{tag}.decision": json.dumps(asdict(decision))} if decision else {})
+            self.run_id, tags | ({gate_tag(gate.name, "decision"): json.dumps(asdict(decision))} if decision else {})
         )
 
     def _evaluate(self, gate: Gate) -> Manifest:
@@ -172,7 +176,7 @@ class Gatekeeper:
         needed = ["problems", *evaluate.checkpoints(stages)]
         inputs = {stage: self.artifact(stage).key for stage in needed}
         config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
-        where = Where(recipe=self.recipe.name, parent_run_id=self.run_id)
+        where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id)
         done = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
         return store().resolve(done["key"])
 

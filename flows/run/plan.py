@@ -1,76 +1,169 @@
-"""What a run would do, and why: which stages are reused, and which field or input makes another one run."""
+"""What a run would do, and why: which stages are reused, and which field or input makes another one run.
+
+`resolve_inputs` decides which artifacts a step reads, for the plan and for the run itself (flows/run/executor.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from flows.cli.why import Ingredients, differences
 from flows.home import store
-from flows.pipelines import Step
 from flows.recipe.schema import Recipe
-from flows.run.executor import Choice
 from flows.run.gates import check_gates
-from flows.stages.contract import hashed_config, key_of
+from flows.stages.contract import Step, hashed_config, key_of
 from flows.stages.references import external, resolve
-from tasks.store.store import InputRef, Manifest
+from grpo.errors import InputError
+from tasks.store.diff import Ingredients, differences
+from tasks.store.manifest import InputRef, Manifest
+
+
+@dataclass
+class StageSelection:
+    """Which stages of a pipeline run, which artifacts are given for others, and which asking gates are approved."""
+
+    start: str | None = None
+    only: str | None = None
+    force: Sequence[str] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    approve: Sequence[str] = ()
+
+    def check(self, graph: Sequence[Step]) -> None:
+        """Raises InputError for a stage that the graph does not have, or for --from together with --only."""
+        names = [step.name for step in graph]
+        for name in [*self.force, *filter(None, (self.start, self.only)), *self.inputs]:
+            if name not in names:
+                raise InputError(f"unknown stage {name!r}; the stages are {', '.join(names)}")
+        if self.start and self.only:
+            raise InputError("give --from or --only, not both")
+
+    def runs(self, graph: Sequence[Step], name: str) -> bool:
+        names = [step.name for step in graph]
+        if self.only:
+            return name == self.only
+        return self.start is None or names.index(name) >= names.index(self.start)
+
+
+def resolve_inputs(
+    step: Step, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
+) -> dict[str, str]:
+    """Input of the step -> reference of the artifact that it reads. `produced`: stage -> key, of this run so far."""
+    return {name: reference_to(maker, graph, recipe, selection, produced) for name, maker in step.inputs.items()}
+
+
+def reference_to(
+    stage: str, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
+) -> str:
+    """The artifact of an earlier stage: that of --input, else this run's own, else the one that exactly this recipe
+    has made before, else the newest of the stage."""
+    reference = selection.inputs.get(stage)
+    if reference == "latest":  # of this stage, even if the step that reads it calls the input by another name
+        return f"latest:{stage}"
+    if reference:
+        return reference
+    if stage in produced:
+        return produced[stage]
+    manifest = existing(stage, graph, recipe)
+    return manifest.key if manifest else f"latest:{stage}"
+
+
+def existing(stage: str, graph: Sequence[Step], recipe: Recipe) -> Manifest | None:
+    """The artifact of a stage that was made under exactly this recipe, as were all that it was made from."""
+    steps = {step.name: step for step in graph}
+    manifests: dict[str, Manifest | None] = {}
+
+    def find(name: str) -> Manifest | None:
+        if name not in manifests:
+            step = steps[name]
+            inputs = {input_name: find(maker) for input_name, maker in step.inputs.items()}
+            refs = {input_name: manifest.ref for input_name, manifest in inputs.items() if manifest}
+            complete = len(refs) == len(inputs)
+            manifests[name] = store().find(_key(step, recipe, refs)) if complete else None
+        return manifests[name]
+
+    return find(stage)
+
+
+def _key(step: Step, recipe: Recipe, refs: Mapping[str, InputRef]) -> str:
+    config = step.config(recipe)
+    files = {name: external(path).ref for name, path in step.stage.files(config).items()}
+    return key_of(step.stage, config, recipe.seed, {**refs, **files})
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One stage of a plan; `key` is None where it depends on what another stage will make."""
+    """One stage of a plan. `key` is None if it depends on an artifact that is not made yet."""
 
     name: str
-    status: str  # "run" | "reuse" | "skip"
+    status: Literal["run", "reuse", "skip"]
     why: str
     key: str | None = None
     took: float | None = None  # seconds, of the newest artifact of this stage
 
 
-def plan(graph: Sequence[Step], recipe: Recipe, choice: Choice) -> list[Planned]:
-    """The plan of a run with these arguments, computed by the same keys as the run itself.
+def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> list[Planned]:
+    """The plan of a run with these arguments, by the same inputs and keys as the run itself.
 
     Raises:
-        InputError: a stage, a gate or an input that was named is not there.
+        InputError: a stage, a gate, a file or an input that was named does not exist.
     """
-    choice.check(graph)
-    check_gates(recipe.gates, [step.name for step in graph], choice.approve)
-    given = {stage: resolve(reference, stage).ref for stage, reference in choice.inputs.items()}
-    known: dict[str, InputRef] = {}
-    planned = []
+    selection.check(graph)
+    check_gates(recipe.gates, [step.name for step in graph], selection.approve)
+    for stage, reference in selection.inputs.items():
+        resolve(reference, stage)
     artifacts = store().list()
+    reused: dict[str, str] = {}  # stage -> key
+    running: set[str] = set()
+    planned = []
     for step in graph:
         config = step.config(recipe)
         files = {name: external(path).ref for name, path in step.stage.files(config).items()}
-        newest = next((m for m in reversed(artifacts) if m.stage == step.name), None)
+        newest = next((manifest for manifest in reversed(artifacts) if manifest.stage == step.name), None)
         took = newest.seconds if newest else None
-        if not choice.runs(graph, step.name):
+        if not selection.runs(graph, step.name):
             planned.append(Planned(step.name, "skip", "not chosen", took=took))
-        missing = [maker for maker in step.inputs.values() if maker not in given and maker not in known]
-        if missing and choice.runs(graph, step.name):
-            anew = [name for name in missing if choice.runs(graph, name)]
-            why = f"input {anew[0]} is made anew" if anew else f"input {missing[0]}: the newest artifact of its stage"
+            continue
+        if why := _unknown_input(step, graph, recipe, selection, reused, running):
+            running.add(step.name)
             planned.append(Planned(step.name, "run", why, took=took))
-        if missing:
             continue
-        refs = {name: given.get(maker) or known[maker] for name, maker in step.inputs.items()} | files
+        references = resolve_inputs(step, graph, recipe, selection, reused)
+        refs = {name: resolve(reference).ref for name, reference in references.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
-        found = store().find(key)
-        if found is not None and step.name not in choice.force:
-            known[step.name] = found.ref
-        if not choice.runs(graph, step.name):
-            continue
-        if step.name in known:
-            planned.append(Planned(step.name, "reuse", f"made {found.created[:16]}" if found else "", key, took))
+        manifest = store().find(key)
+        if manifest is not None and step.name not in selection.force:
+            reused[step.name] = key
+            planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}", key, took))
         else:
-            why = "forced" if step.name in choice.force else difference(newest, step, config, recipe.seed, refs)
+            forced = step.name in selection.force
+            why = "forced" if forced else difference(newest, step, config, recipe.seed, refs)
+            running.add(step.name)
             planned.append(Planned(step.name, "run", why, key, took))
     return planned
 
 
+def _unknown_input(
+    step: Step,
+    graph: Sequence[Step],
+    recipe: Recipe,
+    selection: StageSelection,
+    reused: Mapping[str, str],
+    running: set[str],
+) -> str | None:
+    """Why a step's key cannot be known before the run; None if it can."""
+    makers = [maker for maker in step.inputs.values() if maker not in selection.inputs and maker not in reused]
+    for maker in makers:
+        if maker in running:
+            return f"input {maker} is made anew"
+    for maker in makers:
+        if existing(maker, graph, recipe) is None:
+            return f"input {maker}: the newest artifact of its stage"
+    return None
+
+
 def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs: Mapping[str, InputRef]) -> str:
-    """Why the newest artifact of a stage does not serve: the fields and inputs that differ."""
+    """Why the newest artifact of a stage is not reused: the fields and inputs that differ."""
     if newest is None:
         return "never made"
     changes = differences(

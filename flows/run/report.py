@@ -14,6 +14,7 @@ from flows.stages.report import CONTENT, content, publish_to_prefect
 from tasks.report.tables import read_content
 from tasks.tracking.client import Tracking
 from tasks.tracking.recipe_run import RecipeRun, load_run
+from tasks.tracking.tags import RECIPE_TAG
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def page_of(record: Tracking, run: RecipeRun) -> str:
     """The HTML of a run that has ended, or of what is there of it."""
     from tasks.report.page import render
 
-    return render(run, _content(run), record.tracked, record.page(run.run.id))
+    return render(run, _content(run), record.reader, record.page(run.run.id))
 
 
 def _content(run: RecipeRun) -> Mapping[str, Any]:
@@ -47,13 +48,13 @@ def publish(record: Tracking, run_id: str) -> Path | None:
     """
     path = None
     try:
-        run = record.tracked.run(run_id)
+        run = record.reader.run(run_id)
         assert run is not None, f"MLflow lost run {run_id}"
-        loaded = load_run(record.tracked, store(), run)
+        loaded = load_run(record.reader, store(), run)
         path = write(record, loaded, default_path(run_id))
         link = record.page(run_id, PAGE) or path.as_uri()
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
-        publish_to_prefect(loaded.run.tags["r1flow.recipe"], table, link)
+        publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
     except Exception as error:  # the boundary to Prefect, MLflow and to artifacts of any age
         logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path

@@ -15,8 +15,9 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import RewardModels
 from flows.stages import alignment_rl, reward_models
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, user_code
+from flows.stages.runner import run_stage
 from grpo.config.rl import RL
 
 
@@ -62,15 +63,15 @@ def reward_models_round(
     replay_share: float,
     inputs: Inputs = None,
     seed: Seed = 0,
-    where: Where | None = None,
+    where: RunContext | None = None,
 ) -> State:
     """Train the reward models on, with responses of the policy that the last round made."""
-    return run_stage(models_stage(number, replay_share), config, inputs or {}, seed, where or Where())
+    return run_stage(models_stage(number, replay_share), config, inputs or {}, seed, where or RunContext())
 
 
 @flow(name="alignment_rl_round", flow_run_name="alignment_rl_{number}")
 def alignment_rl_round(
-    config: RL, number: int, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None
+    config: RL, number: int, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
     """Go on with alignment RL against this round's reward models."""
-    return run_stage(policy_stage(number), config, inputs or {}, seed, where or Where())
+    return run_stage(policy_stage(number), config, inputs or {}, seed, where or RunContext())

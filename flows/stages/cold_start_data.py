@@ -8,8 +8,9 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import ColdStartData
 from flows.stages.base import zero_template
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
+from flows.stages.runner import run_stage
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
@@ -58,6 +59,8 @@ STAGE = Stage("cold_start_data", 6, ("problems", "base"), build)
 
 
 @flow(name=STAGE.name)
-def cold_start_data(config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def cold_start_data(
+    config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
+) -> State:
     """Write or sample a few correct, readable demonstrations of the format."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -7,7 +7,8 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.cold_start_data import EXAMPLES
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.runner import run_stage
 from grpo.config.supervised import SFT
 
 
@@ -23,6 +24,6 @@ STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)
 
 
 @flow(name=STAGE.name)
-def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the demonstrations: Dev1."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -9,9 +9,7 @@ what it makes (devices, where it is logged) is no part of the key.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,24 +17,20 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.home import home, store, tracking
+from flows.home import home
 from flows.progress import Progress
+from flows.recipe.schema import Recipe
 from flows.stages.references import Input, external, resolve
 from flows.stages.run_page import RunPage
 from grpo.errors import InputError
-from grpo.processes.peak_memory import FILE as MEMORY_USED
-from tasks.store.stale import lines_of, make_current, mark
-from tasks.store.store import Attempt, InputRef, Manifest, artifact_key
-from tasks.tracking.client import CONFIG_FILE, Tracking
-from tasks.tracking.reader import MADE_BY_TAG, STAGE_TAG
-from tasks.tracking.run_names import name_run
-from tasks.trainer.launch import launch, load_ahead
+from tasks.store.attempt import Attempt
+from tasks.store.manifest import InputRef, Manifest, artifact_key
+from tasks.tracking.client import Tracking
+from tasks.trainer.launch import launch
+from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Meeting
-
-logger = logging.getLogger(__name__)
 
 NOT_HASHED = {
     *("device", "workers", "processes", "nodes", "gpu_memory_utilization", "kv_cache_gb"),
@@ -50,7 +44,7 @@ ALONE = "single-stages"
 """The experiment of a stage that was run by itself, for no recipe."""
 
 
-class Where(BaseModel):
+class RunContext(BaseModel):
     """Where a stage runs and is recorded: nothing of what it makes, so no part of its key."""
 
     model_config = ConfigDict(extra="forbid")
@@ -92,6 +86,41 @@ class Stage:
     shown: Callable[[Manifest], str] = lambda manifest: ""
 
 
+@dataclass(frozen=True)
+class Step:
+    """A stage in a pipeline: its contract, the Prefect flow that runs it, and which steps make its inputs."""
+
+    stage: Stage
+    flow: Callable[..., Any]
+    takes: Mapping[str, str] = field(default_factory=dict)  # input -> the step that makes it, where names differ
+    section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section that has the stage's name
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    def config(self, recipe: Recipe) -> BaseModel:
+        """The part of the recipe that configures the stage."""
+        return self.section(recipe) if self.section else section_of(recipe, self.name)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Input of the stage -> name of the step that makes it."""
+        return {name: self.takes.get(name, name) for name in self.stage.needs}
+
+
+def section_of(recipe: Recipe, name: str) -> Any:
+    """The recipe's section of this name.
+
+    Raises:
+        InputError: the recipe leaves it out.
+    """
+    section = getattr(recipe, name)
+    if section is None:
+        raise InputError(f"recipe {recipe.name!r} has no section {name}; add it to run this flow")
+    return section
+
+
 @dataclass
 class Context:
     """What a stage's `build` works with."""
@@ -101,7 +130,7 @@ class Context:
     seed: int
     inputs: dict[str, Input]
     attempt: Attempt
-    where: Where
+    where: RunContext
     tracking: Tracking
     run_id: str
     progress: Progress
@@ -151,7 +180,7 @@ class Context:
             time_limit_s=limit * 3600 if limit else None,
             lock_fd=self.attempt.lock_fd,
         )
-        if (used := work / MEMORY_USED).is_file():  # beside the estimate, for whoever compares
+        if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, for whoever compares
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
             step = result.get("steps_completed", 0)
             self.tracking.log_metrics(self.run_id, [{"step": step, f"{prefix}peak_memory_gb": gigabytes}])
@@ -199,6 +228,20 @@ def _without_places(value: Any, files: Mapping[str, str]) -> Any:
     return f"input:{files[value]}" if isinstance(value, str) and value in files else value
 
 
+def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> Any:
+    """The configuration with absolute paths, since a worker has another working directory."""
+    paths = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: absolute(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [absolute(inner) for inner in value]
+        return paths.get(value, value) if isinstance(value, str) else value
+
+    return absolute(value)
+
+
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:
     digests = {name: ref.digest for name, ref in inputs.items()}
     return artifact_key(stage.name, stage.version, hashed_config(stage, config, seed), digests)
@@ -227,147 +270,6 @@ def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: i
     """A stage's inputs, and its key with them."""
     found = find_inputs(stage, config, inputs)
     return found, key_of(stage, config, seed, {name: item.ref for name, item in found.items()})
-
-
-def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: Where) -> State:
-    """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
-    found, key = find_key(stage, config, inputs, seed)
-    if where.key not in (None, key):
-        raise InputError(
-            f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
-            "the same version of r1flow and the same files"
-        )
-    existing = None if where.force else store().find(key)
-    record = tracking()
-    progress = Progress.current()
-    if existing is None:
-        with store().attempt(stage.name, key, force=where.force) as attempt:
-            # Another process may have published it while this one waited for the lock.
-            existing = None if where.force else store().find(key)
-            if existing is None:
-                manifest = _build(stage, config, seed, found, attempt, where, record, progress)
-                _make_current(record, manifest, found, seed, where)
-                progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
-                RunPage(stage.name).result(manifest, "ran", stage.shown)
-                return Completed(name="Completed", data=summary(manifest, "ran"))
-    _record_reuse(record, stage, existing, where)
-    _make_current(record, existing, found, seed, where)
-    progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
-    if where.parent_run_id is None:  # a person asked for this stage, and looks at its page
-        RunPage(stage.name).reused(record, existing, stage.shown)
-    return Completed(name="Reused", data=summary(existing, "reused"))
-
-
-def _make_current(record: Tracking, made: Manifest, inputs: Mapping[str, Input], seed: int, where: Where) -> None:
-    """What was made and read is what its recipe has now; what was made from something else is stale."""
-    read = [item.manifest for item in inputs.values() if item.manifest is not None]
-    recipes = lines_of(store(), seed, read) if where.recipe == ALONE else [where.recipe]
-    # A list, not a generator: every recipe is told.
-    if any([make_current(store(), recipe, seed, [*read, made]) for recipe in recipes]):
-        mark(store(), record)
-
-
-def summary(manifest: Manifest, status: str) -> dict[str, Any]:
-    """Plain values about an artifact: what a stage's flow returns."""
-    return {
-        "name": manifest.stage,
-        "status": status,
-        "key": manifest.key,
-        "digest": manifest.digest,
-        "seconds": manifest.seconds,
-        "metrics": manifest.metrics,
-        "counts": manifest.counts,
-    }
-
-
-def _build(
-    stage: Stage,
-    config: BaseModel,
-    seed: int,
-    inputs: dict[str, Input],
-    attempt: Attempt,
-    where: Where,
-    record: Tracking,
-    progress: Progress,
-) -> Manifest:
-    began = time.monotonic()
-    load_ahead()
-    hashed = hashed_config(stage, config, seed)
-    progress.started(stage.name)
-    digests = {name: item.ref.digest for name, item in inputs.items()}
-    identity = {STAGE_TAG: stage.name}
-    called = name_run(record.tracked, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
-    tags = {**identity, **called.tags, "r1flow.key": attempt.key, "r1flow.status": "running"}
-    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
-    page = RunPage(stage.name)
-    page.link(record, run_id)
-    try:
-        for name, item in inputs.items():
-            if item.manifest is not None:
-                _record_input(record, run_id, name, item.manifest)
-        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
-        outcome = stage.build(context)
-        record.settle(run_id)  # what the metrics were read from is removed when the artifact is published
-        manifest = attempt.publish(
-            stage_version=stage.version,
-            config=hashed,
-            inputs={name: item.ref for name, item in inputs.items()},
-            counts=outcome.counts,
-            metrics=outcome.metrics,
-            steps_completed=outcome.steps_completed,
-            mlflow_run_id=run_id,
-            seconds=time.monotonic() - began,
-        )
-    except BaseException as error:
-        record.set_tags(run_id, {"r1flow.status": "failed", "r1flow.error": str(error)[:500]})
-        record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
-        raise
-    _record_output(record, run_id, manifest, outcome)
-    return manifest
-
-
-def _record_input(record: Tracking, run_id: str, name: str, manifest: Manifest) -> None:
-    if (model_id := record.find_model(manifest.digest)) is not None:
-        record.log_model_input(run_id, model_id)
-    else:
-        record.log_dataset(run_id, manifest, name, "input")
-
-
-def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: Outcome) -> None:
-    step = manifest.steps_completed or 0
-    final = {name: value for name, value in manifest.metrics.items() if value is not None}
-    record.log_metrics(run_id, [{"step": step, **{f"final/{name}": value for name, value in final.items()}}])
-    if outcome.model:
-        record.log_model(run_id, manifest, outcome.model, step)
-    else:
-        record.log_dataset(run_id, manifest, manifest.stage, "output")
-    for name, rows in outcome.tables.items():
-        record.log_table(run_id, name, rows)
-    record.log_text(run_id, json.dumps(manifest.to_dict(), indent=2), "manifest.json")
-    record.set_tags(run_id, {"r1flow.status": "ran", "r1flow.digest": manifest.digest})
-    record.finish(run_id, "FINISHED")
-
-
-def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: Where) -> None:
-    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work. A recipe
-    that is taken up again has one already."""
-    if where.parent_run_id is None or record.has_stage_run(where.parent_run_id, stage.name, manifest.digest):
-        return
-    digests = {name: ref.digest for name, ref in manifest.inputs.items()}
-    identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]
-    called = name_run(record.tracked, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
-    tags = {
-        **identity,
-        **called.tags,
-        "r1flow.key": manifest.key,
-        "r1flow.digest": manifest.digest,
-        "r1flow.status": "reused",
-        MADE_BY_TAG: manifest.mlflow_run_id or "",
-    }
-    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, manifest.config, tags)
-    values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
-    record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
-    record.finish(run_id, "FINISHED")
 
 
 def clear_folder(path: Path) -> Path:

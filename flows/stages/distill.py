@@ -14,7 +14,8 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Base
 from flows.stages import base, sft
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.runner import run_stage
 from grpo.config.supervised import SFT
 
 PREFIX = "student_"
@@ -35,12 +36,14 @@ def student_stage(name: str) -> Stage:
 
 
 @flow(name="student_base", flow_run_name="base_{name}")
-def student_base(config: Base, name: str, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def student_base(
+    config: Base, name: str, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
+) -> State:
     """Take a student's base model into the store, or pretrain a small one."""
-    return run_stage(base_stage(name), config, inputs or {}, seed, where or Where())
+    return run_stage(base_stage(name), config, inputs or {}, seed, where or RunContext())
 
 
 @flow(name="student", flow_run_name="student_{name}")
-def student(config: SFT, name: str, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def student(config: SFT, name: str, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune a student on the rejection-sampled data."""
-    return run_stage(student_stage(name), config, inputs or {}, seed, where or Where())
+    return run_stage(student_stage(name), config, inputs or {}, seed, where or RunContext())

@@ -13,18 +13,21 @@ from prefect.states import State
 from flows.recipe.forms import EvaluatedStages, Inputs, Seed
 from flows.recipe.sections import Evaluate
 from flows.stages.base import zero_template
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.distill import PREFIX
 from flows.stages.problems import HELD_OUT
 from flows.stages.reward_models import HELPFUL, SAFE
+from flows.stages.runner import run_stage
 from grpo.data.records import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.evaluation.metrics import alignment_metrics, answer_metrics, reasoning_metrics
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
-from tasks.judges.create import EVALUATION_DIGESTS, Judge, make_judge
+from tasks.judges.base import Judge
+from tasks.judges.create import make_judge
+from tasks.judges.prompts_and_replies import EVALUATION_DIGESTS
 from tasks.report.tables import closing_frame, markdown
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 CHECKPOINTS = {
     "base": "base",
@@ -170,7 +173,7 @@ def evaluate(
     stages: EvaluatedStages = R1,
     inputs: Inputs = None,
     seed: Seed = 0,
-    where: Where | None = None,
+    where: RunContext | None = None,
 ) -> State:
     """Evaluate checkpoints on the held-out problems."""
-    return run_stage(stage_for(stages), config, inputs or {}, seed, where or Where())
+    return run_stage(stage_for(stages), config, inputs or {}, seed, where or RunContext())

@@ -7,8 +7,9 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.base import zero_template
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, train, user_code
+from flows.stages.runner import run_stage
 from grpo.config.rl import RL
 
 
@@ -21,6 +22,6 @@ STAGE = Stage("r1_zero", 4, ("problems", "base"), build, files=files, extra=user
 
 
 @flow(name=STAGE.name)
-def r1_zero(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def r1_zero(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

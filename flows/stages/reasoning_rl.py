@@ -11,11 +11,11 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.cold_start_data import EXAMPLES
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
+from flows.stages.runner import run_stage
 from grpo.config.rl import RL
-from grpo.rewards.functions import source_digest
-from grpo.rewards.steps import is_folder
+from tasks.trainer.user_code import is_folder, source_digest
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,6 @@ STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft
 
 
 @flow(name=STAGE.name)
-def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from flows.home import home, store, tracking
 from grpo.errors import InputError
-from tasks.store.store import InputRef, Manifest
+from tasks.store.manifest import InputRef, Manifest
 from tasks.tracking.lineage import artifact_of
-from tasks.tracking.registry import CHAMPION, by_alias
+from tasks.tracking.registry import CHAMPION
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def artifact(reference: str, stage: str | None = None) -> Manifest:
         reference = f"latest:{stage}"
     if reference == CHAMPION or "@" in reference or reference.startswith("alias:"):
         alias, _, recipe = reference.removeprefix("alias:").partition("@")
-        return by_alias(alias, recipe or None, tracking(), store())
+        return tracking().models.by_alias(alias, recipe or None, store())
     run, colon, of_run = reference.partition(":")
     if colon and run != "latest":
         return artifact_of(run, of_run, tracking(), store())

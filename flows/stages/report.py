@@ -13,13 +13,14 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.evaluate import TABLE
 from flows.stages.problems import HELD_OUT
 from flows.stages.run_page import artifact_key
+from flows.stages.runner import run_stage
 from grpo.data.records import Problem, read_rows
 from tasks.report.tables import closing_frame, completions, markdown
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 CONTENT = "report.json"
 
@@ -60,6 +61,6 @@ STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)
 
 
 @flow(name=STAGE.name)
-def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Write the report of an evaluation."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -18,8 +18,9 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import RewardModels
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
+from flows.stages.runner import run_stage
 from grpo.config.jobs import MEMBER
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out
@@ -27,7 +28,8 @@ from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
-from tasks.judges.create import PROMPT_DIGESTS, make_judge
+from tasks.judges.create import make_judge
+from tasks.judges.prompts_and_replies import PROMPT_DIGESTS
 from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay
@@ -204,6 +206,8 @@ STAGE = Stage(
 
 
 @flow(name=STAGE.name)
-def reward_models(config: RewardModels, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def reward_models(
+    config: RewardModels, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
+) -> State:
     """Gather preferences and train the helpful and the safety reward model."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -10,9 +10,10 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
+from flows.stages.runner import run_stage
 from grpo.config.rl import RL
 
 
@@ -31,6 +32,6 @@ STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), bu
 
 
 @flow(name=STAGE.name)
-def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """PPO with a learnt value on general prompts, from Dev1."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RET
 
 from flows.prefect_server import keeps_runs
 from flows.progress import duration
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from tasks.tracking.client import Tracking

@@ -6,7 +6,8 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.contract import Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.runner import run_stage
 from flows.stages.sft_data import EXAMPLES
 from grpo.config.supervised import SFT
 
@@ -28,6 +29,6 @@ STAGE = Stage("sft", 2, ("base", "sft_data"), build)
 
 
 @flow(name=STAGE.name)
-def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the rejection-sampled data: Dev3."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

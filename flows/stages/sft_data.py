@@ -22,21 +22,23 @@ from prefect.states import State
 from flows.home import home
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import SFTData
-from flows.stages.contract import Context, Outcome, Stage, Where, clear_folder, hashed_values, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
 from flows.stages.problems import HELD_OUT, TRAIN
+from flows.stages.runner import run_stage
 from grpo.config.engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
-from grpo.processes.pool import Failure, Pool
-from grpo.rewards.functions import source_digest
 from tasks.judges.calibration import Verified, calibrate, verified
-from tasks.judges.create import PROMPT_DIGESTS, JudgeCounts
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.prompts_and_replies import PROMPT_DIGESTS
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.mix import TRAIN as EXAMPLES
 from tasks.sft_data.mix import mix
 from tasks.sft_data.plots import plot
-from tasks.sft_data.shard_selection import judge_of, select_shard
+from tasks.sft_data.rejection import judge_of, select_shard
 from tasks.sft_data.shards import ProblemShard, cut
 from tasks.trainer.launch import StageFailed
+from tasks.trainer.processes import Failure, Pool
+from tasks.trainer.user_code import source_digest
 
 __all__ = ["EXAMPLES", "STAGE", "sft_data"]
 
@@ -223,6 +225,6 @@ STAGE = Stage("sft_data", 4, ("problems", POLICY), build, extra=code)
 
 
 @flow(name=STAGE.name)
-def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: Where | None = None) -> State:
+def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Sample Dev2, keep what is correct, readable and safe, and mix it."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or Where())
+    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

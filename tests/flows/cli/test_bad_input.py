@@ -12,7 +12,7 @@ import pytest
 
 from flows.recipe.sections import Problems
 from flows.stages import problems
-from flows.stages.contract import Where
+from flows.stages.contract import RunContext
 from grpo.errors import InputError
 
 
@@ -74,7 +74,7 @@ def test_problem_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     (tmp_path / name).write_text(content)
     config = Problems.model_validate({"sources": [{"kind": "file", "path": tmp_path / name}]})
     with pytest.raises(InputError) as error:
-        problems.problems.fn(config, {}, 0, Where())
+        problems.problems.fn(config, {}, 0, RunContext())
     assert said in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
     assert not published(tmp_path / "home")
 

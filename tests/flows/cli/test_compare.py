@@ -14,7 +14,7 @@ import pytest
 from flows.cli import main as cli
 from flows.cli.compare import aligned, show
 from grpo.errors import InputError
-from tasks.tracking.client import default_uri
+from tasks.tracking.connection import default_uri
 
 Command = Callable[..., int]
 

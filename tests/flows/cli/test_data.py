@@ -15,7 +15,8 @@ from grpo.data.template import parse, render
 from tasks.sft_data.card import write_card
 from tasks.sft_data.mix import mix
 from tasks.sft_data.mix_settings import MixSettings
-from tasks.store.store import Manifest, Store, artifact_key
+from tasks.store.manifest import Manifest, artifact_key
+from tasks.store.store import Store
 
 
 def problem(i: int) -> Problem:

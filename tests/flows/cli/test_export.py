@@ -25,7 +25,7 @@ from flows.home import store
 from flows.stages.evaluate import TABLE
 from grpo.errors import InputError
 from tasks.sft_data.statistics import STATISTICS
-from tasks.store.store import InputRef, Manifest, artifact_key
+from tasks.store.manifest import InputRef, Manifest, artifact_key
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
 
 PROMPT = [{"role": "user", "content": "compute 3 + 4"}]

@@ -9,9 +9,10 @@ import pytest
 from flows.cli.main import parser
 from flows.cli.promote import move_aliases, run
 from grpo.errors import InputError
-from tasks.store.store import Manifest, Store, artifact_key
-from tasks.tracking.client import Tracking, default_uri
-from tasks.tracking.registry import by_alias, recipes_with
+from tasks.store.manifest import Manifest, artifact_key
+from tasks.store.store import Store
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def publish(store: Store, stage: str, seed: int = 0) -> Manifest:
 
 def logged(tracking: Tracking, store: Store, recipe: str, stage: str, seed: int = 0) -> Manifest:
     made = publish(store, stage, seed)
-    tracking.log_model(tracking.stage_run(None, recipe, stage, {}, {}), made, stage, 1)
+    tracking.models.log(tracking.stage_run(None, recipe, stage, {}, {}), made, stage, 1)
     return made
 
 
@@ -47,24 +48,24 @@ def test_an_alias_leads_to_the_artifact_and_moves(tracking: Tracking, store: Sto
     with pytest.raises(
         InputError, match="dev3@moving: no registered model has this alias; `r1 promote REF --alias dev"
     ):
-        by_alias("dev3", "moving", tracking, store)
-    tracking.set_alias("moving", "dev3", first)
-    assert by_alias("dev3", "moving", tracking, store) == first
-    assert tracking.set_alias_now("moving", "dev3", second) == "2"
-    assert by_alias("dev3", None, tracking, store) == second
-    tracking.set_alias("moving", "qwen2.5", first)  # a student; MLflow takes no dot
-    assert by_alias("qwen2.5", "moving", tracking, store) == first
-    assert recipes_with(first, tracking) == ["moving"]
+        tracking.models.by_alias("dev3", "moving", store)
+    tracking.models.set_alias("moving", "dev3", first)
+    assert tracking.models.by_alias("dev3", "moving", store) == first
+    assert tracking.models.set_alias_now("moving", "dev3", second) == "2"
+    assert tracking.models.by_alias("dev3", None, store) == second
+    tracking.models.set_alias("moving", "qwen2.5", first)  # a student; MLflow takes no dot
+    assert tracking.models.by_alias("qwen2.5", "moving", store) == first
+    assert tracking.models.recipes_with(first) == ["moving"]
 
 
 def test_a_checkpoint_that_another_recipe_made_gets_a_version_of_its_own(tracking: Tracking, store: Store) -> None:
     made = logged(tracking, store, "maker", "alignment_rl", 7)
-    tracking.set_alias("maker", "shared", made)
-    tracking.set_alias("user", "shared", made)
-    assert recipes_with(made, tracking) == ["maker", "user"]
-    assert by_alias("shared", "user", tracking, store) == made
+    tracking.models.set_alias("maker", "shared", made)
+    tracking.models.set_alias("user", "shared", made)
+    assert tracking.models.recipes_with(made) == ["maker", "user"]
+    assert tracking.models.by_alias("shared", "user", store) == made
     with pytest.raises(InputError, match="shared: 2 recipes have it; write shared@maker or shared@user"):
-        by_alias("shared", None, tracking, store)
+        tracking.models.by_alias("shared", None, store)
 
 
 @pytest.mark.parametrize("alias", ["latest", "v3", "a b", ""])
@@ -75,9 +76,9 @@ def test_aliases_that_mlflow_refuses_are_refused_first(alias: str) -> None:
 
 def test_what_is_no_model_cannot_be_promoted(tracking: Tracking, store: Store) -> None:
     made = publish(store, "problems")
-    assert recipes_with(made, tracking) == []
+    assert tracking.models.recipes_with(made) == []
     with pytest.raises(InputError, match="problems .* is no model that MLflow at sqlite"):
-        tracking.set_alias_now("moving", "champion", made)
+        tracking.models.set_alias_now("moving", "champion", made)
 
 
 STAGES = ("base", "cold_start_sft", "alignment_rl", "evaluate")
@@ -100,13 +101,13 @@ def test_the_champion_is_what_passed_all_gates(
     made = {stage: logged(tracking, store, recipe, stage, seed) for stage in ("cold_start_sft", "alignment_rl")}
     keys = {stage: manifest.key for stage, manifest in made.items()}
     move_aliases(tracking, recipe, keys, STAGES, [{"status": status} for status in gates])
-    assert by_alias("dev1", recipe, tracking, store) == made["cold_start_sft"]
-    assert by_alias("r1", recipe, tracking, store) == made["alignment_rl"]
+    assert tracking.models.by_alias("dev1", recipe, store) == made["cold_start_sft"]
+    assert tracking.models.by_alias("r1", recipe, store) == made["alignment_rl"]
     if champion:
-        assert by_alias("champion", recipe, tracking, store) == made["alignment_rl"]
+        assert tracking.models.by_alias("champion", recipe, store) == made["alignment_rl"]
     else:
         with pytest.raises(InputError, match="no registered model has this alias"):
-            by_alias("champion", recipe, tracking, store)
+            tracking.models.by_alias("champion", recipe, store)
 
 
 def test_a_run_without_the_last_policy_names_no_champion(
@@ -116,4 +117,4 @@ def test_a_run_without_the_last_policy_names_no_champion(
     made = logged(tracking, store, "short", "cold_start_sft", 50)
     move_aliases(tracking, "short", {"cold_start_sft": made.key}, STAGES, [{"status": "passed"}])
     with pytest.raises(InputError, match="no registered model has this alias"):
-        by_alias("champion", "short", tracking, store)
+        tracking.models.by_alias("champion", "short", store)

@@ -10,9 +10,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
 from flows.installation.desired import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
-from flows.pipelines import GRAPHS
+from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
-from flows.run.executor import FLOWS
 from flows.run.gates import gate_evaluation
 from grpo.config.supervised import SFT
 from grpo.errors import InputError
@@ -32,13 +31,13 @@ def deployments(things: list[Thing]) -> dict[str, dict[str, Any]]:
 def stage_flows() -> set[str]:
     """Entrypoints of all stages of all graphs, and of the evaluation that gates make."""
     recipes = [load_recipe("tiny"), load_recipe("tiny", ["alignment.rounds=2"])]
-    flows = [step.flow for graph in GRAPHS.values() for recipe in recipes for step in graph(recipe)]
+    flows = [step.flow for pipeline in PIPELINES.values() for recipe in recipes for step in pipeline.graph(recipe)]
     return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in [*flows, gate_evaluation]}
 
 
 def test_every_flow_has_exactly_one_deployment_of_the_projects_name(things: list[Thing]) -> None:
     listed = [fields["entrypoint"] for name, fields in deployments(things).items() if name.endswith(f"/{NAME}")]
-    assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(made) for made in FLOWS.values()})
+    assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()})
 
 
 def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(things: list[Thing]) -> None:
@@ -50,7 +49,7 @@ def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(things
 
 
 def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(things: list[Thing]) -> None:
-    recipes = {entrypoint_of(made) for made in FLOWS.values()}
+    recipes = {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()}
     waiting = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] in recipes}
     working = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] not in recipes}
     assert waiting == {"r1-cpu"} and working == {"r1-tasks", "r1-gpu"}
@@ -152,5 +151,5 @@ def test_notifications_need_a_block() -> None:
 
 
 def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"flows.run.executor.train_r2: no such flow"):
-        load("flows.run.executor.train_r2")
+    with pytest.raises(InputError, match=r"flows.pipelines.train_r2: no such flow"):
+        load("flows.pipelines.train_r2")

@@ -1,4 +1,4 @@
-"""Which flow run is waited for, when another is started, when a stage is given up; and what a flow run is given."""
+"""Dispatch: which flow run is waited for, when another is started, when a stage fails, and which parameters it gets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
-from flows.pipelines import GRAPHS, Step
+from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.recipe.sections import Report
-from flows.run.dispatch import TRIES, Child, Job, Move, _from_anywhere, decide, deployment_of, run_here
-from flows.stages.contract import Outcome, Stage, Where, external, hashed_config, key_of, run_stage
+from flows.run.dispatch import deployment_of, run_here
+from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
+from flows.stages.contract import Outcome, RunContext, Stage, Step, external, hashed_config, key_of, with_absolute_paths
+from flows.stages.runner import run_stage
 from grpo.errors import InputError
 from tasks.store.store import Store
 
@@ -27,32 +29,32 @@ def child(name: str, type: str, mine: bool = True) -> Child:
 
 
 def test_a_stage_that_nobody_works_on_is_started() -> None:
-    assert decide([]) == Move("start")
+    assert decide([]) == Action("start")
     old = [child("a", "FAILED", mine=False), child("b", "CANCELLED", mine=False), child("c", "COMPLETED", mine=False)]
-    assert decide(old) == Move("start")  # how others ended says nothing: the artifact is missing
+    assert decide(old) == Action("start")  # how others ended does not matter: the artifact is missing
 
 
 @pytest.mark.parametrize("type", ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"])
 @pytest.mark.parametrize("mine", [True, False])
 def test_whoever_works_on_it_is_waited_for(type: str, mine: bool) -> None:
     runs = [child("a", "CRASHED"), child("b", "SCHEDULED", mine=False), child("c", type, mine)]
-    move = decide(runs)
-    assert move.kind == "wait" and move.child is not None
-    assert move.child.id == ("b" if type == "SCHEDULED" else "c")  # the one that is furthest
+    action = decide(runs)
+    assert action.kind == "wait" and action.child is not None
+    assert action.child.id == ("b" if type == "SCHEDULED" else "c")  # the one that is furthest
 
 
 def test_a_crash_is_tried_again_until_the_third() -> None:
     assert TRIES == 3
     crash = [child(str(number), "CRASHED") for number in range(3)]
     assert decide(crash[:1]).kind == decide(crash[:2]).kind == "start"
-    assert decide(crash) == Move("fail", crash[2])
+    assert decide(crash) == Action("fail", crash[2])
     of_others = [child(str(number), "CRASHED", mine=False) for number in range(9)]
-    assert decide([*of_others, *crash[:2]]).kind == "start"  # an earlier life's crashes are not counted
+    assert decide([*of_others, *crash[:2]]).kind == "start"  # crashes of an earlier start are not counted
 
 
 @pytest.mark.parametrize("type", ["FAILED", "CANCELLED", "COMPLETED"])
 def test_what_is_no_crash_is_not_tried_again(type: str) -> None:
-    assert decide([child("a", "CRASHED"), child("b", type)]) == Move("fail", child("b", type))
+    assert decide([child("a", "CRASHED"), child("b", type)]) == Action("fail", child("b", type))
 
 
 def made(home: Path, key: str, attempt: int) -> None:
@@ -62,16 +64,19 @@ def made(home: Path, key: str, attempt: int) -> None:
 
 
 def test_a_forced_stage_is_done_by_a_newer_attempt_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.store.store import artifact_key
+    from tasks.store.manifest import artifact_key
 
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     key = artifact_key("sft", 1, {"seed": 0}, {})
-    plain, forced = Job("sft", "sft/r1flow", key, {}, "run", 1), Job("sft", "sft/r1flow", key, {}, "run", 1, above=1)
-    assert plain.made() is None and forced.made() is None
+    plain, forced = (
+        Job("sft", "sft/r1flow", key, {}, "run", 1),
+        Job("sft", "sft/r1flow", key, {}, "run", 1, min_attempt=2),
+    )
+    assert plain.artifact() is None and forced.artifact() is None
     made(tmp_path, key, 1)
-    assert plain.made() is not None and forced.made() is None
+    assert plain.artifact() is not None and forced.artifact() is None
     made(tmp_path, key, 2)
-    assert forced.made() is not None
+    assert forced.artifact() is not None
     assert forced.tags == [f"r1flow.key:{key}", "r1flow.by:run", "r1flow.life:1", "r1flow.above:1"]
 
 
@@ -86,12 +91,12 @@ def test_a_stage_that_is_reused_has_no_heartbeat_to_wait_for(tmp_path: Path, mon
 
     step = Step(Stage("sft", 1, (), build=lambda context: Outcome()), flow)
     key = key_of(step.stage, Report(), 0, {})
-    assert run_here(step, Report(), {}, 0, Where()) == {"name": "sft"}
+    assert run_here(step, Report(), {}, 0, RunContext()) == {"name": "sft"}
     with Store(tmp_path).attempt("sft", key) as work:
         (work.out / "weights").write_text("1")
         work.publish(stage_version=1, config=hashed_config(step.stage, Report(), 0))
     for force in (False, True):
-        run_here(step, Report(), {}, 0, Where(force=force))
+        run_here(step, Report(), {}, 0, RunContext(force=force))
     beats = PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value()
     assert beats is not None and seen == [beats, None, beats]
 
@@ -132,7 +137,7 @@ def test_a_lock_is_abandoned_when_its_holder_was_killed_not_when_it_was_given_ba
 def test_a_configuration_means_the_same_after_its_journey(name: str) -> None:
     """What a flow run gets as JSON makes the same key."""
     recipe = load_recipe(name)
-    steps = [step for graph in GRAPHS.values() for step in _steps(graph, recipe)]
+    steps = [step for pipeline in PIPELINES.values() for step in _steps(pipeline.graph, recipe)]
     assert len(steps) >= 11  # of the graph r1 alone
     for step in steps:
         config = step.config(recipe)
@@ -158,10 +163,10 @@ def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     recipe = load_recipe("smollm2-135m", ["base.model=./model"])
-    step = next(step for step in GRAPHS["r1"](recipe) if step.name == "base")
+    step = next(step for step in PIPELINES["r1"].graph(recipe) if step.name == "base")
     config: Any = step.config(recipe)
     found = {name: external(path) for name, path in step.stage.files(config).items()}
-    sent = _from_anywhere(config.model_dump(mode="json", exclude_unset=True), step, config, found)
+    sent = with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, found)
     assert sent["model"] == str(tmp_path / "model")
     arrived = type(config).model_validate(sent)
     assert hashed_config(step.stage, arrived, 0) == hashed_config(step.stage, config, 0)
@@ -170,8 +175,8 @@ def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_stage_whose_key_differs_from_its_callers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     recipe = load_recipe("tiny")
-    step = GRAPHS["r1"](recipe)[0]
+    step = PIPELINES["r1"].graph(recipe)[0]
     with pytest.raises(
         InputError, match="stage 'problems' has another key here, .* than at its caller, ffffffffffffffff"
     ):
-        run_stage(step.stage, step.config(recipe), {}, 0, Where(key="f" * 64))
+        run_stage(step.stage, step.config(recipe), {}, 0, RunContext(key="f" * 64))

@@ -35,7 +35,7 @@ def test_the_same_flow_run_goes_on_with_its_run(record: Tracking) -> None:
     record.set_tags(first, {"r1flow.failed": "sft", "r1flow.error": "its process is gone"})
     record.finish(first, "KILLED")
     assert begin(record, mine) == first
-    (run,) = record.tracked.recipe_runs()
+    (run,) = record.reader.recipe_runs()
     assert (run.status, run.ended) == ("RUNNING", None)
     assert run.tags["r1flow.flow_run"] == str(mine)
     assert not {"r1flow.failed", "r1flow.error"} & run.tags.keys()
@@ -46,6 +46,6 @@ def test_another_flow_run_or_another_recipe_begins_a_run_of_its_own(record: Trac
     first = begin(record, mine)
     assert begin(record, uuid4()) != first
     changed = begin(record, mine, "sft.epochs=7")  # its file was edited meanwhile
-    assert changed != first and record.tracked.read_json(changed, RECIPE_FILE)["sft"]["epochs"] == 7
+    assert changed != first and record.reader.read_json(changed, RECIPE_FILE)["sft"]["epochs"] == 7
     assert begin(record, mine, "sft.epochs=7") == changed
-    assert len(record.tracked.recipe_runs()) == 3
+    assert len(record.reader.recipe_runs()) == 3

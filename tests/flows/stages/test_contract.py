@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from flows.cli.why import changed
 from flows.home import store
 from flows.recipe.load import load_recipe
-from flows.stages.contract import Context, Outcome, Stage, Where, hashed_config, key_of, run_stage
+from flows.stages.contract import Context, Outcome, RunContext, Stage, hashed_config, key_of
 from flows.stages.references import external, resolve
+from flows.stages.runner import run_stage
 from grpo.errors import InputError
 
 
@@ -46,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(stage: Stage, seed: int = 0, inputs: dict[str, str] | None = None, force: bool = False, **config: Any) -> Any:
-    state = run_stage(stage, Config(**config), inputs or {}, seed, Where(force=force))
+    state = run_stage(stage, Config(**config), inputs or {}, seed, RunContext(force=force))
     return {**state.data, "state": state.name}
 
 

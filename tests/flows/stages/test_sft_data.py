@@ -11,7 +11,8 @@ import pytest
 from flows.stages.problems import HELD_OUT, TRAIN
 from flows.stages.sft_data import SAMPLES
 from grpo.data.records import Problem, write_rows
-from tasks.store.store import Store, artifact_key
+from tasks.store.manifest import artifact_key
+from tasks.store.store import Store
 
 SETTINGS = [
     'sft_data.engine={kind="function",function="tests.support.user_engines:adder"}',

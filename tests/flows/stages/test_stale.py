@@ -10,10 +10,12 @@ from pydantic import BaseModel
 
 from flows.cli.why import why
 from flows.home import store, tracking
-from flows.stages.contract import ALONE, Context, Outcome, Stage, Where, run_stage
+from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage
 from flows.stages.references import artifact, resolve
+from flows.stages.runner import run_stage
 from grpo.errors import InputError
-from tasks.store.stale import STALE_TAG, stale
+from tasks.store.stale import stale_reasons
+from tasks.tracking.tags import STALE_TAG
 
 
 class Config(BaseModel):
@@ -52,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: 
 def run(
     stage: Stage, text: str = "hello", recipe: str = "toy", force: bool = False, seed: int = 0, **inputs: str
 ) -> Any:
-    where = Where(recipe=recipe, force=force)
+    where = RunContext(recipe=recipe, force=force)
     return run_stage(stage, Config(text=text), inputs, seed, where).data
 
 
@@ -65,18 +67,18 @@ def chain(text: str = "hello", recipe: str = "toy") -> list[str]:
 
 def test_what_was_made_from_an_older_artifact_is_stale_until_it_is_made_again() -> None:
     old, *_ = keys = chain()
-    assert stale(store()) == {}
+    assert stale_reasons(store()) == {}
     new = run(FIRST, "other")
     was = store().resolve(old).digest
-    reasons = stale(store())
+    reasons = stale_reasons(store())
     assert reasons == {
         keys[1]: f"first was {was[:12]}, now is {new['digest'][:12]} (toy, seed 0)",
         keys[2]: f"first was {was[:12]}, now is {new['digest'][:12]} (toy, seed 0)",
     }
     second = run(SECOND, first=new["key"])["key"]
-    assert set(stale(store())) == {keys[2]}
+    assert set(stale_reasons(store())) == {keys[2]}
     run(THIRD, first=new["key"], second=second)
-    assert stale(store()) == {}
+    assert stale_reasons(store()) == {}
 
 
 def test_an_input_that_is_stale_makes_stale() -> None:
@@ -84,23 +86,23 @@ def test_an_input_that_is_stale_makes_stale() -> None:
     last = Stage("last", 1, ("second",), build)
     key = run(last, second=second)["key"]
     run(FIRST, "other")
-    assert stale(store())[key] == "second is stale (toy, seed 0)"
+    assert stale_reasons(store())[key] == "second is stale_reasons (toy, seed 0)"
 
 
 def test_going_back_to_older_artifacts_makes_them_current() -> None:
     chain()
     run(FIRST, "other")
-    assert len(stale(store())) == 2
+    assert len(stale_reasons(store())) == 2
     chain()  # all of it is reused
-    assert stale(store()) == {}
+    assert stale_reasons(store()) == {}
 
 
 def test_the_same_bytes_make_nothing_stale_and_other_bytes_do() -> None:
     chain()
     run(FIRST, force=True)
-    assert stale(store()) == {}
+    assert stale_reasons(store()) == {}
     run(RESTLESS, force=True)
-    assert len(stale(store())) == 2
+    assert len(stale_reasons(store())) == 2
 
 
 def test_another_recipe_or_seed_makes_nothing_stale() -> None:
@@ -108,24 +110,27 @@ def test_another_recipe_or_seed_makes_nothing_stale() -> None:
     assert chain(recipe="copy") == keys
     run(FIRST, "other", recipe="copy/of")
     run(FIRST, "other", seed=1)
-    assert stale(store()) == {}
+    assert stale_reasons(store()) == {}
     run(FIRST, "other", recipe="copy")
-    assert all(why.endswith("(copy, seed 0)") for why in stale(store()).values()) and len(stale(store())) == 2
+    assert (
+        all(why.endswith("(copy, seed 0)") for why in stale_reasons(store()).values())
+        and len(stale_reasons(store())) == 2
+    )
 
 
 def test_a_stage_run_by_itself_belongs_to_the_recipe_of_its_inputs() -> None:
     first, _, third = chain()
     run(SECOND, "other", recipe=ALONE, first=first)
-    assert set(stale(store())) == {third}
+    assert set(stale_reasons(store())) == {third}
     run(FIRST, "other", recipe=ALONE)  # nothing says whose it is
-    assert set(stale(store())) == {third}
+    assert set(stale_reasons(store())) == {third}
 
 
 def test_mlflow_has_the_tag_as_long_as_it_is_true() -> None:
     keys = chain()
     runs = {key: store().resolve(key).mlflow_run_id for key in keys}
     run(FIRST, "other")
-    assert tracking().tagged(STALE_TAG) == {runs[key]: stale(store())[key] for key in keys[1:]}
+    assert tracking().tagged(STALE_TAG) == {runs[key]: stale_reasons(store())[key] for key in keys[1:]}
     chain()
     assert tracking().tagged(STALE_TAG) == {}
 
@@ -133,7 +138,7 @@ def test_mlflow_has_the_tag_as_long_as_it_is_true() -> None:
 def test_a_reference_names_a_run_and_a_stage() -> None:
     first, second, third = chain()
     parent = tracking().recipe_run("toy", "a run", {}, {})
-    run_stage(THIRD, Config(), {"first": first, "second": second}, 0, Where(recipe="toy", parent_run_id=parent))
+    run_stage(THIRD, Config(), {"first": first, "second": second}, 0, RunContext(recipe="toy", parent_run_id=parent))
     # The run reused third, which was made from the others.
     assert [resolve(f"{parent}:{stage}").ref.key for stage in ("third", "second", "first")] == [third, second, first]
     assert artifact(f"{parent[:12]}:third").key == third

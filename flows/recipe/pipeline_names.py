@@ -1,0 +1,8 @@
+"""Names of the pipelines, for the command line: flows/pipelines.py itself takes seconds to load."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+PipelineName = Literal["r1", "r1_zero", "distill", "rlhf_ppo"]
+PIPELINE_NAMES: tuple[PipelineName, ...] = get_args(PipelineName)

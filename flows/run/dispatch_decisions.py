@@ -1,0 +1,85 @@
+"""Decisions about a dispatched stage: given its flow runs so far, wait for one, start another, or give up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flows.home import store
+from tasks.store.store import Manifest
+
+TRIES = 3
+"""Flow runs of one stage that may crash before the recipe gives up."""
+
+KEY, RECIPE_RUN, RUN_COUNT, ABOVE = "r1flow.key:", "r1flow.by:", "r1flow.life:", "r1flow.above:"
+"""Prefixes of the tags by which the flow runs of a job are found again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage to be run by a flow run of its own.
+
+    `recipe_run_id` is the recipe's flow run and `run_count` counts its starts. `min_attempt`: a forced stage is done by
+    an attempt with this number or a higher one; None: any artifact of the key will do. `queue` is a queue of the
+    stage's work pool; None: its deployment's own.
+    """
+
+    stage: str
+    deployment: str
+    key: str
+    parameters: Mapping[str, Any]
+    recipe_run_id: str
+    run_count: int
+    min_attempt: int | None = None
+    queue: str | None = None
+
+    @property
+    def tags(self) -> list[str]:
+        # The tag holds the last attempt that is not enough.
+        forced = [] if self.min_attempt is None else [f"{ABOVE}{self.min_attempt - 1}"]
+        return [f"{KEY}{self.key}", f"{RECIPE_RUN}{self.recipe_run_id}", f"{RUN_COUNT}{self.run_count}", *forced]
+
+    def artifact(self) -> Manifest | None:
+        """The artifact that completes the job; None before it is published."""
+        manifest = store().find(self.key)
+        return manifest if manifest and manifest.attempt >= (self.min_attempt or 1) else None
+
+
+@dataclass(frozen=True)
+class Child:
+    """A flow run of a job. `mine`: started by this recipe run since it last started itself."""
+
+    id: Any
+    type: str  # Prefect's state type
+    message: str = ""
+    mine: bool = True
+
+
+@dataclass(frozen=True)
+class Action:
+    """The next thing to do: wait for a child, start one, or fail with a child's message."""
+
+    kind: Literal["wait", "start", "fail"]
+    child: Child | None = None
+
+
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+_MOST_ADVANCED_FIRST = ("CANCELLING", "RUNNING", "PENDING", "PAUSED", "SCHEDULED")
+
+
+def decide(children: Sequence[Child]) -> Action:
+    """The next action for a job whose artifact is missing, from its flow runs so far, the oldest first.
+
+    A flow run that is alive is waited for, whoever started it. How a flow run of another recipe run, or of an earlier
+    start of this one, ended does not matter: the artifact is missing, so the stage runs. Of our own flow runs, one that
+    crashed is replaced, up to `TRIES`.
+    """
+    alive = [child for child in children if child.type not in FINAL]
+    if alive:
+        return Action("wait", min(alive, key=lambda child: _MOST_ADVANCED_FIRST.index(child.type)))
+    mine = [child for child in children if child.mine]
+    if not mine:
+        return Action("start")
+    crashed = sum(child.type == "CRASHED" for child in mine)
+    return Action("start") if mine[-1].type == "CRASHED" and crashed < TRIES else Action("fail", mine[-1])

@@ -1,0 +1,167 @@
+"""Runs one stage by the contract: reuse the artifact of its key, else build, publish and record it in MLflow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from prefect.states import Completed, State
+from pydantic import BaseModel
+
+from flows.home import store, tracking
+from flows.progress import Progress
+from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage, find_key, hashed_config
+from flows.stages.references import Input
+from flows.stages.run_page import RunPage
+from grpo.errors import InputError
+from tasks.store.attempt import Attempt
+from tasks.store.manifest import Manifest
+from tasks.store.stale import make_current, recipes_using
+from tasks.tracking.client import CONFIG_FILE, Tracking
+from tasks.tracking.run_names import name_run
+from tasks.tracking.stale_tags import update_stale_tags
+from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG
+from tasks.trainer.launch import load_ahead
+
+
+def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
+    """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
+    found, key = find_key(stage, config, inputs, seed)
+    if where.key not in (None, key):
+        raise InputError(
+            f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
+            "the same version of r1flow and the same files"
+        )
+    existing = None if where.force else store().find(key)
+    record = tracking()
+    progress = Progress.current()
+    if existing is None:
+        with store().attempt(stage.name, key, force=where.force) as attempt:
+            # Another process may have published it while this one waited for the lock.
+            existing = None if where.force else store().find(key)
+            if existing is None:
+                manifest = _build(stage, config, seed, found, attempt, where, record, progress)
+                _make_current(record, manifest, found, seed, where)
+                progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
+                RunPage(stage.name).result(manifest, "ran", stage.shown)
+                return Completed(name="Completed", data=summary(manifest, "ran"))
+    _record_reuse(record, stage, existing, where)
+    _make_current(record, existing, found, seed, where)
+    progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
+    if where.parent_run_id is None:  # a person asked for this stage, and looks at its page
+        RunPage(stage.name).reused(record, existing, stage.shown)
+    return Completed(name="Reused", data=summary(existing, "reused"))
+
+
+def _make_current(record: Tracking, made: Manifest, inputs: Mapping[str, Input], seed: int, where: RunContext) -> None:
+    """What was made and read is what its recipe has now; what was made from something else is stale."""
+    read = [item.manifest for item in inputs.values() if item.manifest is not None]
+    recipes = recipes_using(store(), seed, read) if where.recipe == ALONE else [where.recipe]
+    # A list, not a generator: every recipe is told.
+    if any([make_current(store(), recipe, seed, [*read, made]) for recipe in recipes]):
+        update_stale_tags(store(), record)
+
+
+def summary(manifest: Manifest, status: str) -> dict[str, Any]:
+    """Plain values about an artifact: what a stage's flow returns."""
+    return {
+        "name": manifest.stage,
+        "status": status,
+        "key": manifest.key,
+        "digest": manifest.digest,
+        "seconds": manifest.seconds,
+        "metrics": manifest.metrics,
+        "counts": manifest.counts,
+    }
+
+
+def _build(
+    stage: Stage,
+    config: BaseModel,
+    seed: int,
+    inputs: dict[str, Input],
+    attempt: Attempt,
+    where: RunContext,
+    record: Tracking,
+    progress: Progress,
+) -> Manifest:
+    began = time.monotonic()
+    load_ahead()
+    hashed = hashed_config(stage, config, seed)
+    progress.started(stage.name)
+    digests = {name: item.ref.digest for name, item in inputs.items()}
+    identity = {STAGE_TAG: stage.name}
+    called = name_run(record.reader, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
+    tags = {**identity, **called.tags, KEY_TAG: attempt.key, STATUS_TAG: "running"}
+    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
+    page = RunPage(stage.name)
+    page.link(record, run_id)
+    try:
+        for name, item in inputs.items():
+            if item.manifest is not None:
+                _record_input(record, run_id, name, item.manifest)
+        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
+        outcome = stage.build(context)
+        record.settle(run_id)  # what the metrics were read from is removed when the artifact is published
+        manifest = attempt.publish(
+            stage_version=stage.version,
+            config=hashed,
+            inputs={name: item.ref for name, item in inputs.items()},
+            counts=outcome.counts,
+            metrics=outcome.metrics,
+            steps_completed=outcome.steps_completed,
+            mlflow_run_id=run_id,
+            seconds=time.monotonic() - began,
+        )
+    except BaseException as error:
+        record.set_tags(run_id, {STATUS_TAG: "failed", ERROR_TAG: str(error)[:500]})
+        record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+        raise
+    _record_output(record, run_id, manifest, outcome)
+    return manifest
+
+
+def _record_input(record: Tracking, run_id: str, name: str, manifest: Manifest) -> None:
+    if (model_id := record.models.find(manifest.digest)) is not None:
+        record.models.log_input(run_id, model_id)
+    else:
+        record.log_dataset(run_id, manifest, name, "input")
+
+
+def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: Outcome) -> None:
+    step = manifest.steps_completed or 0
+    final = {name: value for name, value in manifest.metrics.items() if value is not None}
+    record.log_metrics(run_id, [{"step": step, **{f"final/{name}": value for name, value in final.items()}}])
+    if outcome.model:
+        record.models.log(run_id, manifest, outcome.model, step)
+    else:
+        record.log_dataset(run_id, manifest, manifest.stage, "output")
+    for name, rows in outcome.tables.items():
+        record.log_table(run_id, name, rows)
+    record.log_text(run_id, json.dumps(manifest.to_dict(), indent=2), "manifest.json")
+    record.set_tags(run_id, {STATUS_TAG: "ran", DIGEST_TAG: manifest.digest})
+    record.finish(run_id, "FINISHED")
+
+
+def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: RunContext) -> None:
+    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work. A recipe
+    that is taken up again has one already."""
+    if where.parent_run_id is None or record.has_stage_run(where.parent_run_id, stage.name, manifest.digest):
+        return
+    digests = {name: ref.digest for name, ref in manifest.inputs.items()}
+    identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]
+    called = name_run(record.reader, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
+    tags = {
+        **identity,
+        **called.tags,
+        KEY_TAG: manifest.key,
+        DIGEST_TAG: manifest.digest,
+        STATUS_TAG: "reused",
+        MADE_BY_TAG: manifest.mlflow_run_id or "",
+    }
+    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, manifest.config, tags)
+    values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
+    record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
+    record.finish(run_id, "FINISHED")

@@ -1,0 +1,17 @@
+"""Process control for flows: lifetime of children, a pool of workers, and the file with a trainer's peak memory."""
+
+from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
+from grpo.processes.peak_memory import FILE as PEAK_MEMORY_FILE
+from grpo.processes.pool import Pool
+from grpo.processes.worker_handle import Failure
+
+__all__ = [
+    "PEAK_MEMORY_FILE",
+    "Failure",
+    "Pool",
+    "adopt_orphans",
+    "descendants",
+    "die_with_parent",
+    "end_descendants",
+    "process_name",
+]
