@@ -86,7 +86,7 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
     from flows.prefect_server import prefect_server
     from flows.recipe.sections import SFTData
     from flows.stages.sft_data import STAGE, sft_data
-    from tasks.store.store import artifact_key
+    from tasks.store.manifest import artifact_key
 
     def publish(stage: str, fill: Any) -> None:
         config = {"benchmark": samples}

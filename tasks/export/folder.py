@@ -8,7 +8,8 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.export.model_card import About, card
-from tasks.store.store import MANIFEST, Store
+from tasks.store.manifest import MANIFEST
+from tasks.store.store import Store
 
 CARD = "README.md"
 

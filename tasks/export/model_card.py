@@ -15,7 +15,7 @@ from typing import Any
 from tasks.sft_data.card import fenced, table
 from tasks.sft_data.statistics import KEPT, STATISTICS, by
 from tasks.sft_data.statistics import read as read_statistics
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 _INTERVAL = "_ci95"
 _VERSIONS = ("r1flow", "torch", "transformers", "tokenizers")
@@ -26,7 +26,7 @@ _RESULTS = {"pass@1", "cons@k", "format", "language", "alignment"}
 @dataclass(frozen=True)
 class About:
     """What is told of a checkpoint. `name` as in the closing table; `lineage` from the checkpoint up, itself first;
-    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.tracking.lineage.how_made` has it."""
+    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.tracking.lineage.provenance` has it."""
 
     name: str
     checkpoint: Manifest

@@ -11,16 +11,17 @@ from typing import Any
 from grpo.data.records import Sample, read_samples
 from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
 from tasks.report.tables import COLUMNS, INTERVAL
-from tasks.store.diff import changed, short
-from tasks.store.store import Manifest
+from tasks.store.diff import Ingredients, changed_fields, differences, shorten
+from tasks.store.manifest import Manifest
 from tasks.tracking.recipe_run import RecipeRun
+from tasks.tracking.tags import KEY_TAG
 
 _NOT_COMPARED = {"name", "description"}
 _REASONING = ("format", "language")
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeanDifference:
     """Of two means over problems, new minus old, with a bootstrap interval [low, high]. `paired`: the problems are the
     same, so that each problem's own difference was resampled; otherwise each side was by itself, which is wider."""
 
@@ -31,15 +32,15 @@ class Difference:
     problems: tuple[int, int]
 
 
-def difference(old: Mapping[str, float], new: Mapping[str, float], confidence: float) -> Difference:
+def mean_difference(old: Mapping[str, float], new: Mapping[str, float], confidence: float) -> MeanDifference:
     """The difference of two means of numbers by problem."""
     sizes = (len(old), len(new))
     value = mean(list(new.values())) - mean(list(old.values()))
     if old.keys() == new.keys():
         low, high = interval([new[name] - old[name] for name in old], confidence)
-        return Difference(value, low, high, True, sizes)
+        return MeanDifference(value, low, high, True, sizes)
     low, high = _unpaired(list(old.values()), list(new.values()), confidence)
-    return Difference(value, low, high, False, sizes)
+    return MeanDifference(value, low, high, False, sizes)
 
 
 def _unpaired(old: Sequence[float], new: Sequence[float], confidence: float) -> tuple[float, float]:
@@ -66,7 +67,7 @@ def by_metric(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
 def fields(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """{"field": dotted path, "values": one a configuration} for each field that is not the same in all."""
     first, *others = configs
-    paths = {change.field: None for other in others for change in changed(dict(first), dict(other))}
+    paths = {change.field: None for other in others for change in changed_fields(dict(first), dict(other))}
     return [
         {"field": path, "values": [_at(config, path) for config in configs]}
         for path in sorted(paths)
@@ -90,7 +91,7 @@ def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
     found = []
     for name in names:
         of_runs = [run.stage(name) for run in runs]
-        keys = [stage.run.tags.get("r1flow.key") if stage else None for stage in of_runs]
+        keys = [stage.run.tags.get(KEY_TAG) if stage else None for stage in of_runs]
         made = [run.manifests.get(name) for run in runs]
         first = next((manifest for manifest in made if manifest), None)
         found.append(
@@ -107,15 +108,11 @@ def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
 
 
 def why(old: Manifest, new: Manifest) -> list[str]:
-    """What makes the keys of two artifacts of a stage differ, a line each."""
-    found = [f"{c.field}: {short(c.old)} -> {short(c.new)}" for c in changed(old.config, new.config)]
-    for name in sorted(old.inputs.keys() | new.inputs.keys()):
-        was, now = old.inputs.get(name), new.inputs.get(name)
-        if was is None or now is None or was.digest != now.digest:
-            found.append(f"other {name}")
-    if old.stage_version != new.stage_version:
-        found.append(f"stage version {old.stage_version} -> {new.stage_version}")
-    return found
+    """The reasons why the keys of two artifacts of a stage differ, a line each: fields, inputs by name, version."""
+    reasons = differences(Ingredients.of(old), Ingredients.of(new))
+    fields = [f"{r.name}: {shorten(r.old)} -> {shorten(r.new)}" for r in reasons if r.kind == "field"]
+    inputs = [f"other {name}" for name in sorted(r.name for r in reasons if r.kind == "input")]
+    return fields + inputs + [str(r) for r in reasons if r.kind == "version"]
 
 
 def metrics(
@@ -161,5 +158,5 @@ def _against(
     if old is None or new is None:
         return None
     if old_values and new_values:
-        return asdict(difference(old_values, new_values, confidence))
+        return asdict(mean_difference(old_values, new_values, confidence))
     return {"value": new - old, "low": None, "high": None, "paired": False, "problems": None}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.report.curves import Points, pictures, thin
-from tasks.tracking.reader import Tracked
+from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun, StageRun
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -17,9 +17,9 @@ _PARTS = {"reward", "reward_accuracy"}
 Panel = tuple[str, list[tuple[int, Points]]]
 
 
-def plot(tracked: Tracked, runs: Sequence[RecipeRun], labels: Sequence[str], path: Path) -> Path | None:
+def plot(reader: RunReader, runs: Sequence[RecipeRun], labels: Sequence[str], path: Path) -> Path | None:
     """Draw what differs: the curves of stages that are not the same artifact in all runs. None if there are none."""
-    panels = [panel for name in _names(runs) for panel in _panels(tracked, name, [run.stage(name) for run in runs])]
+    panels = [panel for name in _names(runs) for panel in _panels(reader, name, [run.stage(name) for run in runs])]
     if not panels:
         return None
     # Not by pyplot: that keeps figures for the whole process, and looks for a screen.
@@ -48,7 +48,7 @@ def _names(runs: Sequence[RecipeRun]) -> list[str]:
     return list(dict.fromkeys(stage.name for run in runs for stage in run.stages))
 
 
-def _panels(tracked: Tracked, name: str, stages: Sequence[StageRun | None]) -> list[Panel]:
+def _panels(reader: RunReader, name: str, stages: Sequence[StageRun | None]) -> list[Panel]:
     """A panel for each metric of a stage; a run that shares another's artifact has no line of its own."""
     makers: dict[str, int] = {}
     for number, stage in enumerate(stages):
@@ -65,7 +65,7 @@ def _panels(tracked: Tracked, name: str, stages: Sequence[StageRun | None]) -> l
     ]
     panels = []
     for title, metric in wanted:
-        lines = [(number, thin(tracked.curve(maker, metric))) for maker, number in makers.items()]
+        lines = [(number, thin(reader.curve(maker, metric))) for maker, number in makers.items()]
         shown = "Reward" if metric == "reward" else f"{title} ({metric})" if "/" in metric else title
         if any(points for _, points in lines):
             panels.append((f"{name}: {shown}", [(number, points) for number, points in lines if points]))

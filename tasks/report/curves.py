@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.tracking.reader import Tracked
+from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import StageRun
 
 Points = list[tuple[float, float]]
@@ -41,10 +41,10 @@ def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
         yield Picture("Training loss", tuple((name.removesuffix("/loss"), name) for name in losses))
 
 
-def read(tracked: Tracked, stage: StageRun) -> Iterator[tuple[Picture, dict[str, Points]]]:
+def read(reader: RunReader, stage: StageRun) -> Iterator[tuple[Picture, dict[str, Points]]]:
     """Every picture of a stage with its curves, thinned to what a picture can show."""
     for picture in pictures(stage.maker.metrics):
-        curves = {name: thin(tracked.curve(stage.maker.id, metric)) for name, metric in picture.parts}
+        curves = {name: thin(reader.curve(stage.maker.id, metric)) for name, metric in picture.parts}
         if shown := {name: points for name, points in curves.items() if points}:
             yield picture, shown
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.sft_data import statistics as data_statistics
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 
 def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:

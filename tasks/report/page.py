@@ -17,9 +17,19 @@ from tasks.report import curves, svg
 from tasks.report.data_sections import funnels, judges
 from tasks.report.tables import paper_rows
 from tasks.tracking.names import flatten
-from tasks.tracking.reader import ERROR_TAG, FAILED_TAG, Tracked
+from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun
-from tasks.tracking.run_names import BEFORE_TAG, DIFFERS_TAG
+from tasks.tracking.tags import (
+    BEFORE_TAG,
+    DIFFERS_TAG,
+    ERROR_TAG,
+    FAILED_TAG,
+    FLOW_TAG,
+    KEY_TAG,
+    RECIPE_TAG,
+    SEED_TAG,
+    gate_tag,
+)
 
 ESTIMATE, MEMORY_METRIC = "estimate.json", "peak_memory_gb"
 SIGNS = {"ran": "✓", "reused": "↺", "failed": "✗", "killed": "✗", "running": "…"}
@@ -27,7 +37,7 @@ _ENDED = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped", "RUNN
 _PASSED = {"passed": "✓", "approved": "✓", "warned": "!", "waiting": "…"}
 
 
-def render(run: RecipeRun, content: Mapping[str, Any], tracked: Tracked, link: str | None = None) -> str:
+def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: str | None = None) -> str:
     """The page. `content`: "table" and "completions" as the stage report makes them, {} where there are none; `link`:
     where the run is found in MLflow."""
     environment = Environment(
@@ -47,12 +57,12 @@ def render(run: RecipeRun, content: Mapping[str, Any], tracked: Tracked, link: s
         rows=paper_rows(table),
         sizes=_sizes(table),
         pipeline=pipeline(run),
-        learning=learning(run, tracked),
+        learning=learning(run, reader),
         funnels=funnels(run.manifests),
         judges=judges(run.manifests),
         gates=gates(run),
         completions=content.get("completions", []),
-        estimates=estimates(run, tracked),
+        estimates=estimates(run, reader),
         lineage=lineage(run),
         config=sorted(flatten(run.config)),
     )
@@ -63,10 +73,10 @@ def header(run: RecipeRun) -> dict[str, Any]:
     return {
         "id": run.run.id,
         "name": run.run.name,
-        "flow": tags.get("r1flow.flow", ""),
-        "recipe": tags.get("r1flow.recipe", ""),
+        "flow": tags.get(FLOW_TAG, ""),
+        "recipe": tags.get(RECIPE_TAG, ""),
         "description": run.config.get("description", ""),
-        "seed": tags.get("r1flow.seed", ""),
+        "seed": tags.get(SEED_TAG, ""),
         "status": _ENDED.get(run.run.status, run.run.status.lower()),
         "began": _time(run.run.began),
         "seconds": run.run.ended - run.run.began if run.run.ended else None,
@@ -92,7 +102,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
                 "left": round(100 * (stage.run.began - run.run.began) / whole, 2),
                 "width": round(max(0.4, 100 * (until - stage.run.began) / whole), 2),
                 "steps": stage.manifest.steps_completed if stage.manifest else None,
-                "key": stage.run.tags.get("r1flow.key", "")[:12],
+                "key": stage.run.tags.get(KEY_TAG, "")[:12],
                 "error": stage.error,
                 "stale": stage.stale,
             }
@@ -100,7 +110,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
     return lines
 
 
-def learning(run: RecipeRun, tracked: Tracked) -> list[dict[str, Any]]:
+def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
     """Pictures of the stages that trained something: losses together, then each stage of reinforcement learning."""
     losses: list[dict[str, Any]] = []
     found = []
@@ -113,7 +123,7 @@ def learning(run: RecipeRun, tracked: Tracked) -> list[dict[str, Any]]:
                 "svg": svg.curves(f"{name}: {picture.title}", series),
                 "legend": [(n, label, points[-1][1]) for n, (label, points) in enumerate(series.items())],
             }
-            for picture, series in curves.read(tracked, stage)
+            for picture, series in curves.read(reader, stage)
         ]
         if len(pictures) == 1:
             losses.append({**pictures[0], "title": name})
@@ -126,28 +136,28 @@ def gates(run: RecipeRun) -> list[dict[str, Any]]:
     """Every gate of the recipe: what it found, and who decided what."""
     found = []
     for gate in run.config.get("gates", []):
-        tag = f"r1flow.gate.{gate['name']}"
-        status = run.run.tags.get(tag, "not reached")
-        decision = run.run.tags.get(f"{tag}.decision")
+        tags, name = run.run.tags, gate["name"]
+        status = tags.get(gate_tag(name), "not reached")
+        decision = tags.get(gate_tag(name, "decision"))
         found.append(
             {
-                "name": gate["name"],
+                "name": name,
                 "after": gate["after"],
                 "status": status,
                 "sign": _PASSED.get(status, "–" if status == "not reached" else "✗"),
-                "evidence": [line for line in run.run.tags.get(f"{tag}.evidence", "").split("; ") if line],
+                "evidence": [line for line in tags.get(gate_tag(name, "evidence"), "").split("; ") if line],
                 "decision": json.loads(decision) if decision else None,
             }
         )
     return found
 
 
-def estimates(run: RecipeRun, tracked: Tracked) -> dict[str, Any] | None:
+def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
     """What each stage was estimated to take, beside what it took. None without an estimate.
 
     Memory is of one device, in GB; the stage's largest job counts.
     """
-    estimate = tracked.read_json(run.run.id, ESTIMATE)
+    estimate = reader.read_json(run.run.id, ESTIMATE)
     if not estimate:
         return None
     rows = []

@@ -20,7 +20,8 @@ from rich.text import Text
 from grpo.errors import InputError
 from tasks.sft_data.mix import TRAIN
 from tasks.sft_data.statistics import DROPPED, KEPT, STATISTICS, bins, by, funnel, prompt_text, read
-from tasks.store.store import Manifest, Store
+from tasks.store.manifest import Manifest
+from tasks.store.store import Store
 
 STAGE = "sft_data"
 _BAR = 24

@@ -1,36 +1,88 @@
-"""What differs between two configurations, field by field."""
+"""What differs between two configurations, and why two artifacts of a stage have different keys."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tasks.store.manifest import InputRef, Manifest
 
 _SHOWN_CHARACTERS = 40
 
 
 class Change(NamedTuple):
-    """One leaf; None where a side does not have it. `field` is its dotted path."""
+    """One leaf of a configuration. `field` is its dotted path; a value is None on a side that lacks the field."""
 
     field: str
     old: Any
     new: Any
 
 
-def changed(old: Any, new: Any, path: str = "") -> list[Change]:
-    """Every leaf that differs between two configurations of plain values; lists of one length item by item."""
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything that a key is computed from, except the stage's name."""
+
+    version: int
+    config: Mapping[str, Any]
+    inputs: Mapping[str, InputRef]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Ingredients:
+        return cls(manifest.stage_version, manifest.config, manifest.inputs)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One reason why two keys differ. `old` and `new` are values of a field, stage versions, or the references of an
+    input (None where there was none). `name` is the field's path or the input's name."""
+
+    kind: Literal["field", "input", "version"]
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.kind == "version":
+            return f"stage version {self.old} -> {self.new}"
+        if self.kind == "field":
+            return f"{self.name}: {self.old} -> {self.new}"
+        if self.old is None or self.new is None:
+            return f"input {self.name} is {'new' if self.old is None else 'gone'}"
+        return f"input {self.name} changed"
+
+
+def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
+    """All reasons why two keys of one stage differ: fields first, then inputs, then the version."""
+    reasons = [
+        Difference("field", change.field, change.old, change.new)
+        for change in changed_fields(dict(old.config), dict(new.config))
+    ]
+    for name in [*new.inputs, *(name for name in old.inputs if name not in new.inputs)]:
+        old_ref, new_ref = old.inputs.get(name), new.inputs.get(name)
+        if old_ref is None or new_ref is None or old_ref.digest != new_ref.digest:
+            reasons.append(Difference("input", name, old_ref, new_ref))
+    if old.version != new.version:
+        reasons.append(Difference("version", "", old.version, new.version))
+    return reasons
+
+
+def changed_fields(old: Any, new: Any, path: str = "") -> list[Change]:
+    """Every leaf that differs between two configurations of plain values. Lists of equal length go item by item."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             change
             for name in sorted(old.keys() | new.keys())
-            for change in changed(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+            for change in changed_fields(old.get(name), new.get(name), f"{path}.{name}" if path else name)
         ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [c for i, (a, b) in enumerate(zip(old, new, strict=True)) for c in changed(a, b, f"{path}.{i}")]
+        return [c for i, (a, b) in enumerate(zip(old, new, strict=True)) for c in changed_fields(a, b, f"{path}.{i}")]
     return [] if old == new else [Change(path, old, new)]
 
 
-def short(value: Any) -> str:
-    """A value on one line, cut where it is long."""
+def shorten(value: Any) -> str:
+    """A value on one line, cut after 40 characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,7 +1,7 @@
-"""MLflow's database in a file: made beside its place and put there whole.
+"""MLflow's database in a sqlite file: created under another name and renamed when it is complete.
 
-MLflow makes its tables one by one and cannot go on with a database of which a killed process left half.
-`python -m tasks.tracking.database FILE` makes one before a server is started on it.
+MLflow creates its tables one by one and cannot continue with a database that a killed process left half-made.
+`python -m tasks.tracking.database FILE` creates one before a server is started on it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def make_database(path: Path) -> None:
-    """Make an empty database at `path`, if there is none. Safe against kills and other processes that do the same."""
+    """Create an empty database at `path` if there is none. Safe against kills and concurrent calls."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return
@@ -24,8 +24,8 @@ def make_database(path: Path) -> None:
         if path.exists():
             return
         new = path.with_name(f"{path.name}.new")
-        for left in path.parent.glob(f"{new.name}*"):  # of a process that was killed: the file and its journal
-            left.unlink()
+        for leftover in path.parent.glob(f"{new.name}*"):  # the file and the journal of a process that was killed
+            leftover.unlink()
         _make(new)
         os.replace(new, path)
     finally:
@@ -35,7 +35,7 @@ def make_database(path: Path) -> None:
 def _make(path: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    # They tell each step of it.
+    # Both log every step.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     store = SqlAlchemyStore(f"sqlite:///{path}", (path.parent / "mlartifacts").as_uri())

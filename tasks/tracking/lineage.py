@@ -1,4 +1,4 @@
-"""What a run in MLflow made or reused, found again by the run's id."""
+"""The artifacts of an MLflow run, and the recipe run that an artifact comes from."""
 
 from __future__ import annotations
 
@@ -6,68 +6,71 @@ import re
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.store.store import Manifest, Store
+from tasks.store.manifest import Manifest
+from tasks.store.store import Store
 from tasks.tracking.client import Tracking
+from tasks.tracking.tags import DIGEST_TAG, FLOW_TAG, OVERRIDES_TAG, PARENT_TAG, RECIPE_TAG, SEED_TAG
 
 
 def artifact_of(run: str, stage: str, tracking: Tracking, store: Store) -> Manifest:
     """The artifact of `stage` that a recipe run, or a run of one stage, made, reused or read.
 
-    `run` is its MLflow id or 6 or more of its first characters. Inputs are looked through from the near to the far.
+    `run` is its MLflow id or 6 or more of its first characters. The run's own artifacts are searched first, then their
+    inputs, then the inputs of those.
 
     Raises:
-        InputError: for a run that does not exist, or has to do with no or with several artifacts of the stage.
+        InputError: for a run that does not exist, or that has none or several artifacts of the stage.
     """
-    known = {manifest.digest: manifest for manifest in store.list()}
-    near = {digest: known[digest] for digest in _digests(run, tracking) if digest in known}
+    by_digest = {manifest.digest: manifest for manifest in store.list()}
+    level = {digest: by_digest[digest] for digest in _digests(run, tracking) if digest in by_digest}
     seen: set[str] = set()
     stages: set[str] = set()
-    while near:
-        found = [manifest for manifest in near.values() if manifest.stage == stage]
-        if len(found) > 1:
-            keys = ", ".join(manifest.key[:12] for manifest in found)
+    while level:
+        matches = [manifest for manifest in level.values() if manifest.stage == stage]
+        if len(matches) > 1:
+            keys = ", ".join(manifest.key[:12] for manifest in matches)
             raise InputError(f"{run}:{stage}: the run has several artifacts of this stage ({keys}); give one of these")
-        if found:
-            return found[0]
-        seen |= near.keys()
-        stages |= {manifest.stage for manifest in near.values()}
-        inputs = [ref.digest for manifest in near.values() for ref in manifest.inputs.values()]
-        near = {digest: known[digest] for digest in inputs if digest in known and digest not in seen}
-    has = ", ".join(sorted(stages)) or "nothing that is still in the store"
-    raise InputError(f"{run}:{stage}: the run has no artifact of stage {stage!r}; it has {has}")
+        if matches:
+            return matches[0]
+        seen |= level.keys()
+        stages |= {manifest.stage for manifest in level.values()}
+        inputs = [ref.digest for manifest in level.values() for ref in manifest.inputs.values()]
+        level = {digest: by_digest[digest] for digest in inputs if digest in by_digest and digest not in seen}
+    names = ", ".join(sorted(stages)) or "nothing that is still in the store"
+    raise InputError(f"{run}:{stage}: the run has no artifact of stage {stage!r}; it has {names}")
 
 
 def _digests(run: str, tracking: Tracking) -> list[str]:
+    """Digests of the artifacts of a run and of its child runs."""
     if not re.fullmatch("[0-9a-f]{6,32}", run):
         raise InputError(f"{run!r} is no MLflow run; give 6 or more characters of its id, as MLflow's UI shows it")
 
-    def ask(client: Any) -> list[str]:
+    def query(client: Any) -> list[str]:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        begun = client.search_runs(experiments, f"attributes.run_id LIKE '{run}%'", max_results=3)
-        if not begun:
+        matches = client.search_runs(experiments, f"attributes.run_id LIKE '{run}%'", max_results=3)
+        if not matches:
             raise InputError(f"{run}: MLflow at {tracking.uri} has no run whose id begins so")
-        if len(begun) > 1:
-            ids = ", ".join(found.info.run_id for found in begun)
+        if len(matches) > 1:
+            ids = ", ".join(match.info.run_id for match in matches)
             raise InputError(f"{run}: begins the ids of several runs ({ids}); give more characters")
-        below = client.search_runs(experiments, f"tags.`mlflow.parentRunId` = '{begun[0].info.run_id}'")
-        return [found.data.tags["r1flow.digest"] for found in [*begun, *below] if "r1flow.digest" in found.data.tags]
+        children = client.search_runs(experiments, f"tags.`{PARENT_TAG}` = '{matches[0].info.run_id}'")
+        return [r.data.tags[DIGEST_TAG] for r in [*matches, *children] if DIGEST_TAG in r.data.tags]
 
-    return tracking.ask(ask)
+    return tracking.ask(query)
 
 
-def how_made(run_id: str | None, tracking: Tracking) -> dict[str, str]:
+def provenance(run_id: str | None, tracking: Tracking) -> dict[str, str]:
     """ "recipe", "flow", "overrides" and "seed" of the recipe run that a stage's run belongs to, as far as MLflow has
-    them: another tracking server than the one of that time knows nothing."""
+    them. Empty if this MLflow does not have the run."""
+    names = {"recipe": RECIPE_TAG, "flow": FLOW_TAG, "overrides": OVERRIDES_TAG, "seed": SEED_TAG}
 
-    def ask(client: Any) -> dict[str, str]:
+    def query(client: Any) -> dict[str, str]:
         tags = client.get_run(run_id).data.tags
-        if parent := tags.get("mlflow.parentRunId"):
+        if parent := tags.get(PARENT_TAG):
             tags = client.get_run(parent).data.tags
-        return {
-            name: tags[tag] for name in ("recipe", "flow", "overrides", "seed") if (tag := f"r1flow.{name}") in tags
-        }
+        return {name: tags[tag] for name, tag in names.items() if tag in tags}
 
     try:
-        return tracking.ask(ask) if run_id else {}
+        return tracking.ask(query) if run_id else {}
     except InputError:
         return {}

@@ -1,4 +1,4 @@
-"""Calls to MLflow that may fail without stopping a run: what it could not be told now, it is told later."""
+"""Calls to MLflow that may fail without stopping a run: a call that fails now is repeated later."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ from grpo.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3
+_MAX_TRIES = 3
 
 
 @dataclass
-class Waiting:
-    """Something that MLflow failed to record, and how often it failed while other things succeeded."""
+class PendingCall:
+    """A call that failed, and how often it failed while other calls succeeded."""
 
     what: str
     call: Callable[[], object]
     tries: int = 0
 
 
-class Delivery:
-    """What MLflow at `uri` has not been told yet. That it fails is said once, and once that it works again."""
+class Outbox:
+    """Calls that MLflow at `uri` has not received yet. Warns once when it fails, and reports once that it works again.
+
+    `what` names the recorded thing in log messages.
+    """
 
     def __init__(self, uri: str):
         self.uri = uri
-        self.waiting: list[Waiting] = []
+        self.pending: list[PendingCall] = []
         self._warned = False
 
-    def later(self, what: str, call: Callable[[], object]) -> None:
-        """Do it, now or with a later call that succeeds."""
-        if self.now(what, call):
+    def send(self, what: str, call: Callable[[], object]) -> None:
+        """Make the call now, or after a later call that succeeds."""
+        if self.try_now(what, call):
             self.retry()
         else:
-            self.waiting.append(Waiting(what, call))
+            self.pending.append(PendingCall(what, call))
 
     def retry(self) -> None:
-        """Do what failed before; the caller has just seen MLflow work."""
-        waiting, self.waiting = self.waiting, []
-        for entry in waiting:
-            if self.now(entry.what, entry.call):
+        """Repeat the calls that failed before. For callers that have just seen MLflow work."""
+        pending, self.pending = self.pending, []
+        for entry in pending:
+            if self.try_now(entry.what, entry.call):
                 continue
             entry.tries += 1
-            if entry.tries < _TRIES:
-                self.waiting.append(entry)
+            if entry.tries < _MAX_TRIES:
+                self.pending.append(entry)
             else:
                 logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
 
-    def now(self, what: str, call: Callable[[], object]) -> bool:
-        """Do it; False if MLflow could not be reached, so that it may be worth another try."""
+    def try_now(self, what: str, call: Callable[[], object]) -> bool:
+        """Make the call once. False if MLflow could not be reached, so that another try may succeed."""
         try:
             call()
-        except Exception as error:  # the boundary to MLflow: each library below it has its own
-            if refused(error):
+        except Exception as error:  # the boundary to MLflow: each library below it raises its own errors
+            if is_refused(error):
                 logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
                 return True
             if isinstance(error, (FileNotFoundError, InputError)):
@@ -68,13 +71,14 @@ class Delivery:
         return True
 
     def warn(self, what: str, error: Exception) -> None:
+        """Log a failure, once until MLflow works again."""
         if not self._warned:
             logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
             self._warned = True
 
 
-def refused(error: Exception) -> bool:
-    """MLflow was reached and will not have it: another try is of no use."""
+def is_refused(error: Exception) -> bool:
+    """Whether MLflow was reached and rejected the call, so that another try is pointless."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409)

@@ -1,25 +1,20 @@
-"""What MLflow remembers of runs, read back: their names, tags, files and curves."""
+"""Reads runs back from MLflow: their names, tags, files and curves."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from tasks.tracking.connection import Connection
+from tasks.tracking.tags import FLOW_TAG, PARENT_TAG, STAGE_TAG
 
-FLOW_TAG, STAGE_TAG, PARENT_TAG = "r1flow.flow", "r1flow.stage", "mlflow.parentRunId"
-FLOW_RUN_TAG = "r1flow.flow_run"
-"""The id of the flow run in Prefect that a recipe run is of."""
-KEY_TAG, STATUS_TAG, MADE_BY_TAG, ERROR_TAG = "r1flow.key", "r1flow.status", "r1flow.made_by_run", "r1flow.error"
-DIGEST_TAG, FAILED_TAG, STALE_TAG = "r1flow.digest", "r1flow.failed", "r1flow.stale"
-NOTE_TAG = "mlflow.note.content"
-"""What MLflow shows as a run's description."""
-_MOST = 10_000
-_NEAR = 4
+_MAX_RUNS = 10_000
+_MAX_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -39,50 +34,54 @@ class TrackedRun:
         return f"{self.id[:8]} ({self.name})"
 
 
-class Tracked:
-    """Runs of one MLflow, by its MlflowClient; `or_stop` turns what fails there into an InputError."""
+class RunReader:
+    """The runs of one MLflow. Every method raises InputError if it cannot be reached."""
 
-    def __init__(self, client: Any, or_stop: Callable[[Callable[[], Any]], Any]):
-        self._client, self._or_stop = client, or_stop
+    def __init__(self, connection: Connection):
+        self._connection = connection
 
     def newest_finished(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
-        """The newest run of a recipe that finished and has these tags."""
+        """The newest finished run of a recipe that has these tags."""
         return self._newest(recipe, ["attributes.status = 'FINISHED'", *with_tags(tags)])
 
     def newest(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
-        """The newest run of a recipe that has these tags, whatever became of it."""
+        """The newest run of a recipe that has these tags, whatever its status."""
         return self._newest(recipe, with_tags(tags))
 
     def _newest(self, recipe: str, conditions: Sequence[str]) -> TrackedRun | None:
-        wanted = " and ".join(conditions)
+        condition = " and ".join(conditions)
 
         def search() -> TrackedRun | None:
-            experiment = self._client.get_experiment_by_name(recipe)
-            return next(iter(self._search([experiment.experiment_id], wanted, most=1)), None) if experiment else None
+            experiment = self._connection.client.get_experiment_by_name(recipe)
+            return (
+                next(iter(self._search([experiment.experiment_id], condition, limit=1)), None) if experiment else None
+            )
 
-        found: TrackedRun | None = self._or_stop(search)
-        return found
+        return self._connection.or_stop(search)
 
     def recipe_runs(self) -> list[TrackedRun]:
-        """Every run of a recipe flow, newest first."""
-        return self._or_stop(lambda: self._search(self._experiments(), f"tags.`{FLOW_TAG}` != ''"))
+        """All recipe runs, newest first."""
+        return self._connection.or_stop(
+            lambda: self._search(self._connection.experiments(), f"tags.`{FLOW_TAG}` != ''")
+        )
 
     def run(self, run_id: str) -> TrackedRun | None:
-        """One run by its whole id, None if MLflow has it no more."""
-        found = self._or_stop(lambda: self._search(self._experiments(), f"attributes.run_id = '{run_id}'", most=1))
-        return found[0] if found else None
+        """One run by its complete id, None if MLflow no longer has it."""
+        runs = self._connection.or_stop(
+            lambda: self._search(self._connection.experiments(), f"attributes.run_id = '{run_id}'", limit=1)
+        )
+        return runs[0] if runs else None
 
     def stage_runs(self, parent: str) -> list[TrackedRun]:
-        """The runs of stages of one recipe run, in the order in which they began."""
-        wanted = f"tags.`{PARENT_TAG}` = '{parent}' and tags.`{STAGE_TAG}` != ''"
-        found: list[TrackedRun] = self._or_stop(lambda: self._search(self._experiments(), wanted))
-        return found[::-1]
+        """The stage runs of one recipe run, oldest first."""
+        condition = f"tags.`{PARENT_TAG}` = '{parent}' and tags.`{STAGE_TAG}` != ''"
+        return self._connection.or_stop(lambda: self._search(self._connection.experiments(), condition))[::-1]
 
     def find(self, reference: str) -> TrackedRun:
-        """The recipe run that a user means by its id, the beginning of it, `latest` or `latest~N`.
+        """The recipe run with this id (or the beginning of one), `latest` or `latest~N`.
 
         Raises:
-            InputError: for one that is unknown or ambiguous, with those that are near.
+            InputError: for a reference that is unknown or ambiguous; lists the candidates.
         """
         runs = self.recipe_runs()
         if not runs:
@@ -99,31 +98,31 @@ class Tracked:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            names = ", ".join(f"{run.id[: len(reference) + 4]} ({run.name})" for run in matches[:_NEAR])
+            names = ", ".join(f"{run.id[: len(reference) + 4]} ({run.name})" for run in matches[:_MAX_SHOWN])
             raise InputError(f"run {reference!r} stands for {len(matches)} recipe runs: {names}; give more characters")
-        newest = ", ".join(run.label for run in runs[:_NEAR])
+        newest = ", ".join(run.label for run in runs[:_MAX_SHOWN])
         raise InputError(f"run {reference!r}: no recipe run has an id that begins so; the newest are {newest}")
 
     def read_json(self, run_id: str, file: str) -> Any:
-        """A JSON file of a run, None where it has no such file."""
+        """The contents of a JSON file of a run, None if it has no such file."""
 
         def read() -> Any:
-            known = {entry.path for entry in self._client.list_artifacts(run_id)}
-            if file not in known:
+            paths = {entry.path for entry in self._connection.client.list_artifacts(run_id)}
+            if file not in paths:
                 return None
             with tempfile.TemporaryDirectory() as folder:
-                return json.loads(Path(self._client.download_artifacts(run_id, file, folder)).read_text())
+                return json.loads(Path(self._connection.client.download_artifacts(run_id, file, folder)).read_text())
 
-        return self._or_stop(read)
+        return self._connection.or_stop(read)
 
     def curve(self, run_id: str, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric, by step; where a step was logged twice, the later value."""
-        history = self._or_stop(lambda: self._client.get_metric_history(run_id, metric))
+        """(step, value) of a metric, sorted by step. Of a step that was logged twice, the later value counts."""
+        history = self._connection.or_stop(lambda: self._connection.client.get_metric_history(run_id, metric))
         return sorted({point.step: point.value for point in history}.items())
 
-    def _search(self, experiments: Sequence[str], wanted: str, most: int = _MOST) -> list[TrackedRun]:
-        found = self._client.search_runs(
-            list(experiments), wanted, max_results=most, order_by=["attributes.start_time DESC"]
+    def _search(self, experiments: Sequence[str], condition: str, limit: int = _MAX_RUNS) -> list[TrackedRun]:
+        runs = self._connection.client.search_runs(
+            list(experiments), condition, max_results=limit, order_by=["attributes.start_time DESC"]
         )
         return [
             TrackedRun(
@@ -131,18 +130,15 @@ class Tracked:
                 name=run.info.run_name,
                 status=run.info.status,
                 began=run.info.start_time / 1000,
-                # MLflow keeps the end of a run that was opened again.
+                # MLflow keeps the end time of a run that was reopened.
                 ended=run.info.end_time / 1000 if run.info.end_time and run.info.status != "RUNNING" else None,
                 tags=run.data.tags,
                 metrics=run.data.metrics,
             )
-            for run in found
+            for run in runs
         ]
-
-    def _experiments(self) -> list[str]:
-        return [experiment.experiment_id for experiment in self._client.search_experiments()]
 
 
 def with_tags(tags: Mapping[str, str]) -> list[str]:
-    """Conditions of MLflow's search: runs that have all of these."""
+    """Conditions of MLflow's search language for runs that have all of these tags."""
     return [f"tags.`{name}` = '{value}'" for name, value in tags.items()]

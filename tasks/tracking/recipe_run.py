@@ -1,4 +1,4 @@
-"""One run of a recipe as MLflow and the store know it together: its stages, how they went, and what they made."""
+"""One run of a recipe, put together from MLflow and the store: its stages, their status and their artifacts."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.store.store import Manifest, Store
+from tasks.store.manifest import Manifest
+from tasks.store.store import Store
 from tasks.tracking.client import RECIPE_FILE
-from tasks.tracking.reader import (
-    DIGEST_TAG,
-    ERROR_TAG,
-    MADE_BY_TAG,
-    STAGE_TAG,
-    STALE_TAG,
-    STATUS_TAG,
-    Tracked,
-    TrackedRun,
-)
+from tasks.tracking.reader import RunReader, TrackedRun
+from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG
 
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage in it. `manifest` is None where it made nothing, or where that is no longer in the store."""
+    """One stage of it. `manifest` is None if it made no artifact, or if the artifact is no longer in the store."""
 
     name: str
     run: TrackedRun
@@ -32,8 +25,8 @@ class StageRun:
     @property
     def status(self) -> str:
         """ran | reused | failed | killed | running"""
-        said = self.run.tags.get(STATUS_TAG, "running")
-        return said if said != "running" or self.run.status == "RUNNING" else self.run.status.lower()
+        status = self.run.tags.get(STATUS_TAG, "running")
+        return status if status != "running" or self.run.status == "RUNNING" else self.run.status.lower()
 
     @property
     def error(self) -> str:
@@ -41,12 +34,12 @@ class StageRun:
 
     @property
     def stale(self) -> str:
-        """Why what it made is out of date, "" if it is not: an input has been made again since."""
+        """Why its artifact is stale (an input has been made again since), "" if it is not."""
         return self.maker.tags.get(STALE_TAG, "")
 
     @property
     def seconds(self) -> float | None:
-        """What the work took, also where it was reused; None if it did not end."""
+        """Duration of the work, also where it was reused. None if it did not end."""
         if self.manifest is not None:
             return self.manifest.seconds
         return self.maker.ended - self.maker.began if self.maker.ended else None
@@ -54,26 +47,29 @@ class StageRun:
 
 @dataclass(frozen=True)
 class RecipeRun:
+    """A recipe run with its configuration and its stage runs, oldest first."""
+
     run: TrackedRun
     config: Mapping[str, Any]
     stages: tuple[StageRun, ...]
 
     def stage(self, name: str) -> StageRun | None:
-        """The last run of a stage: a retry comes after what failed."""
+        """The last run of a stage: a retry comes after the failed one."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """Stage -> what it made, of those whose artifact exists."""
+        """Stage -> its artifact, where that exists."""
         return {stage.name: stage.manifest for stage in self.stages if stage.manifest is not None}
 
 
-def load_run(tracked: Tracked, store: Store, run: TrackedRun) -> RecipeRun:
-    """All that is known of a recipe run."""
-    known = {manifest.digest: manifest for manifest in store.list()}
+def load_run(reader: RunReader, store: Store, run: TrackedRun) -> RecipeRun:
+    """A recipe run with everything that MLflow and the store know about it."""
+    manifests = {manifest.digest: manifest for manifest in store.list()}
     stages = []
-    for found in tracked.stage_runs(run.id):
-        made_by = found.tags.get(MADE_BY_TAG)
-        maker = (tracked.run(made_by) if made_by else None) or found
-        stages.append(StageRun(found.tags[STAGE_TAG], found, maker, known.get(found.tags.get(DIGEST_TAG, ""))))
-    return RecipeRun(run, tracked.read_json(run.id, RECIPE_FILE) or {}, tuple(stages))
+    for stage_run in reader.stage_runs(run.id):
+        made_by = stage_run.tags.get(MADE_BY_TAG)
+        maker = (reader.run(made_by) if made_by else None) or stage_run
+        manifest = manifests.get(stage_run.tags.get(DIGEST_TAG, ""))
+        stages.append(StageRun(stage_run.tags[STAGE_TAG], stage_run, maker, manifest))
+    return RecipeRun(run, reader.read_json(run.id, RECIPE_FILE) or {}, tuple(stages))

@@ -1,51 +1,162 @@
-"""MLflow's model registry: one registered model a recipe, a version each checkpoint, aliases for those that matter.
+"""MLflow's model registry: one registered model per recipe, a version per checkpoint, and aliases for some of them.
 
-Weights stay in the store. An alias leads to a version, its tag `sha256` to the artifact: what `models:/` downloads for
-such a version is an empty folder.
+Weights stay in the store. An alias leads to a version, and the version's tag `sha256` to the artifact; `models:/`
+downloads an empty folder for such a version.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 from grpo.errors import InputError
-from tasks.store.store import Manifest, Store
-from tasks.tracking.client import Tracking
+from tasks.store.manifest import Manifest
+from tasks.store.store import Store
+from tasks.tracking.connection import Connection
 from tasks.tracking.names import alias_name, registered_name
+from tasks.tracking.tags import EXTERNAL_TAG, MODEL_STAGE_TAG, RECIPE_TAG, SHA256_TAG, URI_TAG
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 CHAMPION = "champion"
 
 
-def by_alias(alias: str, recipe: str | None, tracking: Tracking, store: Store) -> Manifest:
-    """The checkpoint that `alias` of a recipe's registered model leads to.
+class ModelRegistry:
+    """The checkpoints that one MLflow has as models. Obtained from `Tracking.models`."""
 
-    Raises:
-        InputError: if no recipe has this alias, several have it and none is named, or its artifact is gone.
-    """
-    found = tracking.ask(lambda client: _versions(client, alias_name(alias)))
-    if recipe is not None:
-        found = {name: version for name, version in found.items() if name == registered_name(recipe)}
-    shown = f"{alias}@{recipe}" if recipe else alias
-    if not found:
-        raise InputError(f"{shown}: no registered model has this alias; `r1 promote REF --alias {alias}` sets it")
-    if len(found) > 1:
-        raise InputError(f"{alias}: {len(found)} recipes have it; write {' or '.join(f'{alias}@{r}' for r in found)}")
-    tags = next(iter(found.values())).tags
-    manifest = next((m for m in reversed(store.list()) if m.digest == tags["sha256"]), None)
-    if manifest is None:
-        raise InputError(f"{shown}: its artifact is not in {store.root}; it was made as {tags['uri']}")
-    return manifest
+    def __init__(self, connection: Connection):
+        self._connection = connection
 
+    @property
+    def _client(self) -> MlflowClient:
+        return self._connection.client
 
-def recipes_with(manifest: Manifest, tracking: Tracking) -> list[str]:
-    """The registered models that have this checkpoint as a version."""
+    # ---- while a run is recorded: these warn, and a failed call is tried again ----
 
-    def ask(client: Any) -> list[str]:
-        return sorted({v.name for v in client.search_model_versions(f"tags.sha256 = '{manifest.digest}'")})
+    def log(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
+        """Record a checkpoint as a model whose weights stay in the store. Returns its id, None if it has to wait.
 
-    return tracking.ask(ask)
+        It becomes a version of the registered model that has the recipe's name. The version does not download weights:
+        its `uri` tag says where they are. Aliases are set by `set_alias`.
+        """
+        ids: list[str] = []
+
+        def log() -> None:
+            from mlflow.entities import LoggedModelOutput
+
+            run = self._client.get_run(run_id)
+            tags = {URI_TAG: str(manifest.path), SHA256_TAG: manifest.digest, MODEL_STAGE_TAG: manifest.stage}
+            model = self._client.create_logged_model(
+                run.info.experiment_id,
+                name=re.sub(r"[/:.%\"']", "-", name),
+                source_run_id=run_id,
+                tags={EXTERNAL_TAG: "true", **tags},
+            )
+            self._client.finalize_logged_model(model.model_id, "READY")
+            ids.append(model.model_id)
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+            self._register(run.data.tags[RECIPE_TAG], run_id, model.model_id, tags)
+
+        self._connection.outbox.send(f"model {name}", log)
+        return ids[0] if ids else None
+
+    def log_input(self, run_id: str, model_id: str) -> None:
+        """Link the model that a run starts from, so that MLflow shows the lineage across stages."""
+
+        def log() -> None:
+            from mlflow.entities import LoggedModelInput
+
+            self._client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
+
+        self._connection.outbox.send("input model", log)
+
+    def find(self, digest: str) -> str | None:
+        """The id of the newest model that was logged with this artifact's digest, in any experiment."""
+        ids: list[str] = []
+
+        def search() -> None:
+            condition = f"tags.{SHA256_TAG} = '{digest}'"
+            models = self._client.search_logged_models(
+                self._connection.experiments(), filter_string=condition, max_results=1
+            )
+            ids.extend(model.model_id for model in models)
+
+        self._connection.outbox.try_now("search for a model", search)
+        return ids[0] if ids else None
+
+    def set_alias(self, recipe: str, alias: str, manifest: Manifest) -> None:
+        """Point `alias` of the recipe's registered model at this checkpoint."""
+        self._connection.outbox.send(f"alias {alias}", lambda: self._set_alias(recipe, alias, manifest))
+
+    # ---- for a user who waits for the answer: these raise InputError ----
+
+    def set_alias_now(self, recipe: str, alias: str, manifest: Manifest) -> str:
+        """Point `alias` of the recipe's registered model at this checkpoint. Returns the version."""
+        return self._connection.or_stop(lambda: self._set_alias(recipe, alias, manifest))
+
+    def by_alias(self, alias: str, recipe: str | None, store: Store) -> Manifest:
+        """The checkpoint that `alias` of a recipe's registered model leads to.
+
+        Raises:
+            InputError: if no recipe has this alias, several have it and none is named, or its artifact is gone.
+        """
+        versions = self._connection.ask(lambda client: _versions(client, alias_name(alias)))
+        if recipe is not None:
+            versions = {name: version for name, version in versions.items() if name == registered_name(recipe)}
+        shown = f"{alias}@{recipe}" if recipe else alias
+        if not versions:
+            raise InputError(f"{shown}: no registered model has this alias; `r1 promote REF --alias {alias}` sets it")
+        if len(versions) > 1:
+            choices = " or ".join(f"{alias}@{name}" for name in versions)
+            raise InputError(f"{alias}: {len(versions)} recipes have it; write {choices}")
+        tags = next(iter(versions.values())).tags
+        manifest = next((m for m in reversed(store.list()) if m.digest == tags[SHA256_TAG]), None)
+        if manifest is None:
+            raise InputError(f"{shown}: its artifact is not in {store.root}; it was made as {tags[URI_TAG]}")
+        return manifest
+
+    def recipes_with(self, manifest: Manifest) -> list[str]:
+        """The registered models that have this checkpoint as a version."""
+
+        def search(client: Any) -> list[str]:
+            versions = client.search_model_versions(f"tags.{SHA256_TAG} = '{manifest.digest}'")
+            return sorted({version.name for version in versions})
+
+        return self._connection.ask(search)
+
+    def _register(self, recipe: str, run_id: str | None, model_id: str, tags: dict[str, str]) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(registered_name(recipe))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = self._client.create_model_version(
+            registered_name(recipe), source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+        )
+        return str(version.version)
+
+    def _set_alias(self, recipe: str, alias: str, manifest: Manifest) -> str:
+        """Use the newest version that has the artifact's digest. If only another recipe's run logged the model, make a
+        version of it for this recipe first."""
+        name, digest = registered_name(recipe), manifest.digest
+        versions = self._client.search_model_versions(f"name = '{name}' and tags.{SHA256_TAG} = '{digest}'")
+        if versions:
+            version = str(max(int(entry.version) for entry in versions))
+        elif (model_id := self.find(digest)) is not None:
+            model = self._client.get_logged_model(model_id)
+            tags = {tag: model.tags[tag] for tag in (URI_TAG, SHA256_TAG, MODEL_STAGE_TAG)}
+            version = self._register(recipe, model.source_run_id, model_id, tags)
+        else:
+            uri = self._connection.uri
+            raise InputError(f"{manifest.stage} {manifest.key[:12]} is no model that MLflow at {uri} knows")
+        self._client.set_registered_model_alias(name, alias_name(alias), version)
+        return version
 
 
 def _versions(client: Any, alias: str) -> dict[str, Any]:
-    named = [model for model in client.search_registered_models() if alias in model.aliases]
-    return {model.name: client.get_model_version_by_alias(model.name, alias) for model in named}
+    """Registered model -> its version with this alias."""
+    models = [model for model in client.search_registered_models() if alias in model.aliases]
+    return {model.name: client.get_model_version_by_alias(model.name, alias) for model in models}

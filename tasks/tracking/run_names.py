@@ -1,6 +1,6 @@
-"""Names and tags of MLflow runs that tell them apart in its lists: seed, and what differs from the run before.
+"""Names and tags that tell MLflow runs apart in its lists: the seed, and what differs from the run before.
 
-A run's parent is the newest earlier finished run of the same recipe and flow, or of the same recipe and stage.
+A run is compared with the newest earlier finished run of the same recipe and flow, or of the same recipe and stage.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.store.diff import Change, changed, short
-from tasks.tracking.reader import Tracked, TrackedRun
+from tasks.store.diff import Difference, Ingredients, differences, shorten
+from tasks.store.manifest import InputRef
+from tasks.tracking.reader import RunReader
+from tasks.tracking.tags import BEFORE_TAG, DIFFERS_TAG, INPUTS_TAG, SEED_TAG
 
-BEFORE_TAG, DIFFERS_TAG, INPUTS_TAG, SEED_TAG = "r1flow.before", "r1flow.differs", "r1flow.inputs", "r1flow.seed"
-_SAID_ELSEWHERE = {"seed", "description"}
-_IN_NAME = 3
+_SHOWN_ELSEWHERE = {"seed", "description"}
+_MAX_IN_NAME = 3
 _NAME_LENGTH = 200  # MLflow keeps 250 characters in PostgreSQL and fails on more
 _TAG_LENGTH = 5000
 
@@ -28,7 +29,7 @@ class RunName:
 
 
 def name_run(
-    tracked: Tracked,
+    reader: RunReader,
     recipe: str,
     what: str,
     identity: Mapping[str, str],
@@ -38,45 +39,48 @@ def name_run(
     inputs: Mapping[str, str] | None = None,
     first: Sequence[str] = (),
 ) -> RunName:
-    """How a run that is about to begin is called. `identity`: tags that its parent has too; `inputs`: name -> digest;
-    `first`: what is said of it where it has no parent. Names matter less than runs: without MLflow there is no parent.
+    """Name and tags of a run that is about to begin.
+
+    `identity`: tags that the run before has too. `inputs`: name -> digest. `first`: the differences to show where there
+    is no run before. A run matters more than its name: if MLflow cannot be read, the run is named without a comparison.
     """
-    before, differs = None, list(first)
+    before, differing = None, list(first)
     try:
-        if (before := tracked.newest_finished(recipe, identity)) is not None:
-            differs = differences(tracked.read_json(before.id, config_file) or {}, config)
-            differs += other_inputs(before, inputs or {})
-    except InputError:  # its own log says why; creating the run will stop at the same fault
+        if (before := reader.newest_finished(recipe, identity)) is not None:
+            old_inputs = json.loads(before.tags.get(INPUTS_TAG, "{}"))
+            # Versions are no part of a name.
+            old = Ingredients(0, reader.read_json(before.id, config_file) or {}, _refs(old_inputs))
+            differing = describe(differences(old, Ingredients(0, config, _refs(inputs or {}))))
+    except InputError:  # the cause is logged there; creating the run will stop at the same fault
         before = None
-    tags = {SEED_TAG: str(seed), DIFFERS_TAG: "; ".join(differs)[:_TAG_LENGTH], BEFORE_TAG: before.id if before else ""}
+    tags = {
+        SEED_TAG: str(seed),
+        DIFFERS_TAG: "; ".join(differing)[:_TAG_LENGTH],
+        BEFORE_TAG: before.id if before else "",
+    }
     if inputs:
         tags[INPUTS_TAG] = json.dumps(dict(inputs))
-    return RunName(join_name(f"{what} seed {seed}", differs), tags)
+    return RunName(join_name(f"{what} seed {seed}", differing), tags)
 
 
-def join_name(start: str, differs: Sequence[str]) -> str:
-    """`start` with what differs behind it, as far as it is short."""
-    shown = list(differs[:_IN_NAME])
+def join_name(start: str, differing: Sequence[str]) -> str:
+    """`start` followed by as many of the differences as fit."""
+    shown = list(differing[:_MAX_IN_NAME])
     while shown:
-        more = len(differs) - len(shown)
+        more = len(differing) - len(shown)
         name = " ".join([start, *shown, *([f"and {more} more"] if more else [])])
         if len(name) <= _NAME_LENGTH:
             return name
         shown.pop()
-    return f"{start} and {len(differs)} changes" if differs else start
+    return f"{start} and {len(differing)} changes" if differing else start
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`field=value` for each field that is other than before."""
-    return [_said(change) for change in changed(old, dict(new)) if change.field not in _SAID_ELSEWHERE]
+def describe(reasons: Sequence[Difference]) -> list[str]:
+    """`field=value` for each changed field, then one entry with the inputs whose contents changed."""
+    fields = [r for r in reasons if r.kind == "field" and r.name not in _SHOWN_ELSEWHERE]
+    inputs = [r.name for r in reasons if r.kind == "input" and r.old is not None and r.new is not None]
+    return [f"{r.name}={shorten(r.new)}" for r in fields] + ([f"other {', '.join(inputs)}"] if inputs else [])
 
 
-def other_inputs(before: TrackedRun, inputs: Mapping[str, str]) -> list[str]:
-    """Names of the inputs that are not the parent's, as one of its differences."""
-    old = json.loads(before.tags.get(INPUTS_TAG, "{}"))
-    other = [name for name, digest in inputs.items() if name in old and old[name] != digest]
-    return [f"other {', '.join(other)}"] if other else []
-
-
-def _said(change: Change) -> str:
-    return f"{change.field}={short(change.new)}"
+def _refs(digests: Mapping[str, str]) -> dict[str, InputRef]:
+    return {name: InputRef(digest) for name, digest in digests.items()}

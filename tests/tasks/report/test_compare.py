@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, write_rows
-from tasks.report.compare import by_metric, difference, fields, metrics, why
-from tasks.store.store import InputRef, Manifest
+from tasks.report.compare import by_metric, fields, mean_difference, metrics, why
+from tasks.store.manifest import InputRef, Manifest
 
 
 def test_a_difference_that_is_the_same_for_every_problem_has_no_width() -> None:
-    found = difference({"a": 0.0, "b": 0.5}, {"b": 0.75, "a": 0.25}, 0.95)
+    found = mean_difference({"a": 0.0, "b": 0.5}, {"b": 0.75, "a": 0.25}, 0.95)
     assert (found.value, found.low, found.high, found.paired) == (0.25, 0.25, 0.25, True)
 
 
 def test_a_paired_interval_is_of_each_problems_difference() -> None:
     # The differences are 1, 1, 1, 0. A resample of four has mean 0 with chance 1/256, and below 0.5 with 13/256.
-    found = difference(dict.fromkeys("abcd", 0.0), {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, 0.95)
+    found = mean_difference(dict.fromkeys("abcd", 0.0), {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, 0.95)
     assert (found.value, found.low, found.high) == (0.75, 0.25, 1.0)
 
 
 def test_other_problems_are_not_paired() -> None:
     # The old mean is 0, 0.5 or 1 with chances 1/4, 1/2, 1/4; the new one is 1 always.
-    found = difference({"a": 0.0, "b": 1.0}, {"c": 1.0, "d": 1.0, "e": 1.0}, 0.95)
+    found = mean_difference({"a": 0.0, "b": 1.0}, {"c": 1.0, "d": 1.0, "e": 1.0}, 0.95)
     assert (found.value, found.low, found.high, found.paired, found.problems) == (0.5, 0.0, 1.0, False, (2, 3))
 
 

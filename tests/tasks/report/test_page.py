@@ -11,8 +11,10 @@ import pytest
 
 from tasks.report.data_sections import funnels
 from tasks.report.page import duration, estimates, gates, render
-from tasks.store.store import Manifest, Store
-from tasks.tracking.client import Tracking, default_uri
+from tasks.store.manifest import Manifest
+from tasks.store.store import Store
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
 from tasks.tracking.recipe_run import RecipeRun, load_run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -50,16 +52,16 @@ def failed(record: Tracking, tmp_path_factory: pytest.TempPathFactory) -> Recipe
     record.log_metrics(rl, [{"step": s, "reward": 1.0 + s, "reward_format": 1.0, "kl": 0.1} for s in (1, 2)])
     record.finish(rl, "FAILED")
     record.finish(run_id, "FAILED")
-    run = record.tracked.run(run_id)
+    run = record.reader.run(run_id)
     assert run is not None
-    return load_run(record.tracked, Store(tmp_path_factory.mktemp("store")), run)
+    return load_run(record.reader, Store(tmp_path_factory.mktemp("store")), run)
 
 
 @pytest.fixture(scope="module")
 def page(failed: RecipeRun, record: Tracking) -> str:
     answer = {"checkpoint": EVIL, "text": EVIL, "tokens": 3, "cut_off": False, "rewards": {"accuracy": 1.0}}
     item = {"domain": "reasoning", "number": 1, "prompt": EVIL, "gold": EVIL, "answers": [answer]}
-    return render(failed, {"table": {EVIL: {"pass@1": 0.5}}, "completions": [item]}, record.tracked)
+    return render(failed, {"table": {EVIL: {"pass@1": 0.5}}, "completions": [item]}, record.reader)
 
 
 class Seen(HTMLParser):
@@ -101,7 +103,7 @@ def test_gates_and_decisions(failed: RecipeRun) -> None:
 
 
 def test_the_estimate_beside_what_it_took(failed: RecipeRun, record: Tracking, page: str) -> None:
-    found = estimates(failed, record.tracked)
+    found = estimates(failed, record.reader)
     assert found is not None and found["device"] == "H200"
     base, sft = found["rows"]
     assert (base["estimated"], base["memory"], base["actual_memory"]) == (7200.0, 0.5, 0.25)

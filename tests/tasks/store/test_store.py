@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.store.store import InputRef, Manifest, Store, artifact_key
+from tasks.store.manifest import InputRef, Manifest, artifact_key
+from tasks.store.store import Store
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {"lr": 1e-6, "steps": 3}
@@ -37,7 +38,7 @@ def start(code: str, root: Path, **kwargs) -> subprocess.Popen:
     """Run `code` in another process with `store`, `KEY`, `CONFIG`, `INPUTS` and `make` at hand."""
     prelude = (
         "import os, sys, time, shutil\nfrom pathlib import Path\n"
-        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests/tasks')!r}]\n"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
         f"from test_store import *\nstore = Store(Path({str(root)!r}))\n"
     )
     return subprocess.Popen([sys.executable, "-c", prelude + code], stdout=subprocess.PIPE, text=True, **kwargs)

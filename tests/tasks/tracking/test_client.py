@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.store.store import Manifest
-from tasks.tracking.client import Tracking, default_uri
+from tasks.store.manifest import Manifest
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
 from tasks.tracking.database import make_database
 from tasks.tracking.names import metric_name
 
@@ -150,14 +151,14 @@ def test_data_sets_go_in_and_out_by_digest(tracking, client, run):
 
 def test_a_checkpoint_links_the_run_that_made_it_to_the_run_that_uses_it(tracking, client, run):
     made = manifest("12" * 32)
-    assert tracking.find_model(made.digest) is None
-    model_id = tracking.log_model(run, made, "sft", step=3)
-    assert tracking.find_model(made.digest) == model_id
+    assert tracking.models.find(made.digest) is None
+    model_id = tracking.models.log(run, made, "sft", step=3)
+    assert tracking.models.find(made.digest) == model_id
     model = client.get_logged_model(model_id)
     assert model.source_run_id == run and model.tags["sha256"] == made.digest and model.tags["uri"] == "/store/sft/1"
     assert str(model.status) == "READY"
     later = tracking.stage_run(None, "r1", "rl", {}, {})
-    tracking.log_model_input(later, model_id)
+    tracking.models.log_input(later, model_id)
     assert [(out.model_id, out.step) for out in client.get_run(run).outputs.model_outputs] == [(model_id, 3)]
     assert [model.model_id for model in client.get_run(later).inputs.model_inputs] == [model_id]
 
@@ -190,7 +191,7 @@ def test_what_mlflow_refuses_is_not_tried_for_ever(tracking, client, run, caplog
 
 
 def mine(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.tracking.client")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.tracking.")]
 
 
 def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, client, run, caplog):
@@ -201,7 +202,7 @@ def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, 
         tracking.log_metrics(run, [{"step": 2, "loss": 2}])
         tracking.set_tags(run, {"a": "b"})
         tracking.log_metrics(run, [{"step": 3, "loss": 1}])
-        assert tracking.log_model(run, manifest(), "sft", 3) is None
+        assert tracking.models.log(run, manifest(), "sft", 3) is None
         database.execute("ALTER TABLE runs_away RENAME TO runs")
         tracking.log_metrics(run, [{"step": 4, "loss": 0}])
     database.close()
@@ -282,7 +283,8 @@ def test_a_new_database_is_made_quietly_and_mlflow_is_imported_late(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import logging; logging.basicConfig(level=logging.INFO)\n"
-        "from tasks.tracking.client import Tracking, default_uri\n"
+        "from tasks.tracking.client import Tracking\n"
+        "from tasks.tracking.connection import default_uri\n"
         f"from pathlib import Path; tracking = Tracking(default_uri(Path({str(tmp_path / 'new')!r})))\n"
         "assert 'mlflow' not in sys.modules\n"
         "tracking.recipe_run('r1', 'n', {}, {})"
@@ -339,7 +341,7 @@ def test_a_server_that_comes_back_misses_nothing_and_one_that_does_not_stops_the
         server.kill()
         record.log_metrics(run, [{"step": 2, "loss": 2}])
         record.set_tags(run, {"a": "b"})
-        monkeypatch.setattr("tasks.tracking.client.AWAY_S", 1.0)
+        monkeypatch.setattr("tasks.tracking.connection.MAX_AWAY_S", 1.0)
         with pytest.raises(
             InputError, match=r"has been away for .* minutes and misses what this stage logged; start it"
         ):

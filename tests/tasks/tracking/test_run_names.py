@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.tracking.client import RECIPE_FILE, Tracking, default_uri
+from tasks.tracking.client import RECIPE_FILE, Tracking
+from tasks.tracking.connection import default_uri
 from tasks.tracking.run_names import join_name, name_run
 
 FLOW = {"r1flow.flow": "train_r1"}
@@ -29,7 +30,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
 
 def begin(record: Tracking, recipe: str, config: dict) -> str:
     called = name_run(
-        record.tracked, recipe, "train_r1", FLOW, config, RECIPE_FILE, config["seed"], first=["rl.kl=0.001"]
+        record.reader, recipe, "train_r1", FLOW, config, RECIPE_FILE, config["seed"], first=["rl.kl=0.001"]
     )
     run_id = record.recipe_run(recipe, called.name, config, FLOW | called.tags)
     record.finish(run_id, "FINISHED")
@@ -37,7 +38,7 @@ def begin(record: Tracking, recipe: str, config: dict) -> str:
 
 
 def test_a_name_says_what_differs_from_the_run_before(record: Tracking) -> None:
-    runs = record.tracked.recipe_runs()
+    runs = record.reader.recipe_runs()
     assert [run.name for run in runs] == [
         "train_r1 seed 0 rl.kl=0.001",  # of the other recipe: its first run, as it was asked for
         "train_r1 seed 1",
@@ -52,7 +53,7 @@ def test_a_stage_is_named_by_the_inputs_that_changed(record: Tracking) -> None:
     names = []
     for digest in ("a" * 64, "b" * 64):
         stage = {"r1flow.stage": "sft"}
-        called = name_run(record.tracked, "r", "sft", stage, {"seed": 0}, "config.json", 0, {"base": digest})
+        called = name_run(record.reader, "r", "sft", stage, {"seed": 0}, "config.json", 0, {"base": digest})
         record.finish(record.stage_run(None, "r", called.name, {"seed": 0}, stage | called.tags), "FINISHED")
         names.append(called.name)
     assert names == ["sft seed 0", "sft seed 0 other base"]
@@ -65,8 +66,8 @@ def test_a_name_stays_short() -> None:
 
 
 def test_runs_are_found_by_their_beginning_and_from_the_end(record: Tracking) -> None:
-    runs = record.tracked.recipe_runs()
-    find = record.tracked.find
+    runs = record.reader.recipe_runs()
+    find = record.reader.find
     assert find("latest") == find("latest~0") == find(runs[0].id) == runs[0]
     assert find("latest~3") == runs[3] == find(runs[3].id[:12])
 
@@ -82,18 +83,18 @@ def test_runs_are_found_by_their_beginning_and_from_the_end(record: Tracking) ->
 )
 def test_an_unknown_run_is_one_line(record: Tracking, reference: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        record.tracked.find(reference)
+        record.reader.find(reference)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_ambiguous_run_lists_what_it_may_be(record: Tracking) -> None:
-    known = {run.id for run in record.tracked.recipe_runs()}
+    known = {run.id for run in record.reader.recipe_runs()}
     while not (shared := [one for one in {run[0] for run in known} if sum(run[0] == one for run in known) > 1]):
         known.add(begin(record, "r", {"seed": len(known)}))
     with pytest.raises(InputError, match="stands for [0-9]+ recipe runs: .*; give more characters"):
-        record.tracked.find(shared[0])
+        record.reader.find(shared[0])
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`r1 run tiny` makes the first"):
-        Tracking(default_uri(tmp_path)).tracked.find("latest")
+        Tracking(default_uri(tmp_path)).reader.find("latest")

@@ -1,0 +1,131 @@
+"""Manifests: what an artifact is, the key that it was made under, and the digest of its contents."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+Files = dict[str, dict[str, Any]]
+"""Relative path -> {"size": bytes, "sha256": hex}."""
+_TOKENIZER_FILES = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+}
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value that hashes are computed from. Raises ValueError for NaN and infinities."""
+    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def artifact_key(stage: str, version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Key (sha256) of what `stage` makes from `config` and `inputs` (name -> digest). Equal keys mean equal work."""
+    parts = {"stage": stage, "version": version, "config": dict(config), "inputs": dict(inputs)}
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def artifact_digest(key: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+    """sha256 over a key and the names and hashes of the files."""
+    hashes = sorted((name, entry["sha256"]) for name, entry in files.items())
+    return hashlib.sha256(canonical_json([key, hashes]).encode()).hexdigest()
+
+
+def tokenizer_digest(files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """sha256 over the tokenizer files and the chat template; None if there are none."""
+    # By base name: the same tokenizer in two folders, or in two artifacts with different layouts, is one tokenizer.
+    hashes = {
+        (Path(name).name, entry["sha256"]) for name, entry in files.items() if Path(name).name in _TOKENIZER_FILES
+    }
+    return hashlib.sha256(canonical_json(sorted(hashes)).encode()).hexdigest() if hashes else None
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class InputRef:
+    """One input of a stage: its digest, and its origin (an earlier artifact, or a path that the user named)."""
+
+    digest: str
+    stage: str | None = None
+    key: str | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Description of an artifact, and the only thing that stages hand to each other.
+
+    `digest` covers the key and the contents, so equal contents under two keys never share a digest. `files` maps
+    a relative path to ``{"size": bytes, "sha256": hex}``. A metric that is not finite is stored as None.
+    `tokenizer_sha256` covers the tokenizer files and the chat template, whichever folder of the artifact they are in.
+    `seconds` is the time that the work took; `created` is UTC in ISO format.
+    """
+
+    stage: str
+    stage_version: int
+    key: str
+    digest: str
+    attempt: int
+    created: str
+    seconds: float
+    config: dict[str, Any]
+    inputs: dict[str, InputRef]
+    files: Files
+    counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    steps_completed: int | None = None
+    tokenizer_sha256: str | None = None
+    mlflow_run_id: str | None = None
+    path: Path = field(default=Path(), compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values without `path`, which is valid only on this machine."""
+        values = dataclasses.asdict(self)
+        del values["path"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], path: Path = Path()) -> Manifest:
+        inputs = {name: InputRef(**ref) for name, ref in values["inputs"].items()}
+        return cls(**{**values, "inputs": inputs, "path": path})
+
+    @property
+    def ref(self) -> InputRef:
+        """This artifact as the input of a later stage."""
+        return InputRef(self.digest, stage=self.stage, key=self.key)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest in an artifact's folder, None (with a warning) if names or sizes of its files do not agree."""
+    try:
+        manifest = Manifest.from_dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")), folder)
+        if folder.parts[-3:] != (manifest.stage, manifest.key, str(manifest.attempt)):
+            raise ValueError("the manifest belongs to another artifact")
+        for name, entry in manifest.files.items():
+            if (size := (folder / name).stat().st_size) != entry["size"]:
+                raise ValueError(f"{name} has {size} bytes instead of {entry['size']}")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("ignoring the damaged artifact %s: %s", folder, error)
+        return None
+    return manifest

@@ -1,0 +1,114 @@
+"""The connection to one MLflow: its client, how its failures are reported, and how long it is waited for.
+
+Importing MLflow takes a second, so nothing here does so before the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from grpo.errors import InputError
+from tasks.tracking.database import make_database
+from tasks.tracking.outbox import Outbox, is_refused
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MAX_AWAY_S = 300.0
+"""How long to wait for a server that was there before, when a stage begins and before its artifact is published."""
+AWAY_POLL_S = 2.0
+_T = TypeVar("_T")
+
+
+def default_uri(home: Path) -> str:
+    """A tracking store without a server, in the home folder."""
+    return f"sqlite:///{home.resolve() / 'mlflow.db'}"
+
+
+class Connection:
+    """MLflow at `uri`: a server's address, or a `sqlite:///` file."""
+
+    def __init__(self, uri: str):
+        self.uri = uri
+        self.sqlite = Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
+        self.outbox = Outbox(uri)
+        # Notice a dead server in seconds: its metrics wait here, and a trainer has to be watched meanwhile.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for results
+
+    @functools.cached_property
+    def client(self) -> MlflowClient:
+        import mlflow
+
+        # These log each step of creating a database, and the traceback of each error that is reported here anyway.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
+        # Registering a model version looks up its model at the global address, whatever the client's address is.
+        mlflow.set_tracking_uri(self.uri)
+        if self.sqlite:
+            make_database(self.sqlite)
+        return mlflow.MlflowClient(self.uri, self.uri)
+
+    def open(self) -> None:
+        """Load MLflow and its database now, ahead of the first call. Raises InputError if it cannot be reached."""
+        self.or_stop(self.probe)
+
+    def probe(self) -> None:
+        """Make one cheap request, which fails if MLflow cannot be reached."""
+        self.client.search_experiments(max_results=1)
+
+    def page(self, run_id: str, file: str = "") -> str | None:
+        """The address of a run, or of one of its files, in MLflow's UI; None where there is no server."""
+        if not self.uri.startswith(("http://", "https://")):
+            return None
+        run = self.or_stop(lambda: self.client.get_run(run_id))
+        server = re.sub("(?<=//)[^/@]*@", "", self.uri).rstrip("/")  # without a user name and password
+        address = f"{server}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
+        return f"{address}/artifacts/{file}" if file else address
+
+    def experiments(self) -> list[str]:
+        """The ids of all experiments."""
+        return [experiment.experiment_id for experiment in self.client.search_experiments()]
+
+    def ask(self, query: Callable[[MlflowClient], _T]) -> _T:
+        """The result of a query to MLflow's client. Raises InputError if MLflow cannot be reached."""
+        return self.or_stop(lambda: query(self.client))
+
+    def or_stop(self, call: Callable[[], _T], patience_s: float = 0.0) -> _T:
+        """Make a call without which the run cannot go on, retrying a server that is away for `patience_s` seconds.
+
+        Raises:
+            InputError: MLflow could not be reached or refused the call; names the remedy.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return call()
+            except InputError:
+                raise
+            except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
+                if not is_refused(error) and not self.sqlite and time.monotonic() < deadline:
+                    self.outbox.warn("the beginning of a run", error)
+                    time.sleep(AWAY_POLL_S)
+                    continue
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if "out-of-date database schema" in reason:
+                    raise InputError(
+                        f"MLflow's database {self.uri} has the schema of another version; copy it, then run `mlflow db "
+                        f"upgrade {self.uri}`"
+                    ) from error
+                if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", reason):  # below six layers of "failed with"
+                    reason = system[1]
+                message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
+                raise InputError(message) from error

@@ -1,0 +1,47 @@
+"""Every MLflow tag that this project writes or reads, and the only place that spells them."""
+
+from __future__ import annotations
+
+RECIPE_TAG = "r1flow.recipe"
+FLOW_TAG = "r1flow.flow"
+STAGE_TAG = "r1flow.stage"
+SEED_TAG = "r1flow.seed"
+OVERRIDES_TAG = "r1flow.overrides"
+
+FLOW_RUN_TAG = "r1flow.flow_run"
+"""The id of the Prefect flow run that a recipe run belongs to."""
+STATUS_TAG = "r1flow.status"
+"""ran | reused | failed | running, of a stage's run."""
+ERROR_TAG = "r1flow.error"
+FAILED_TAG = "r1flow.failed"
+"""The stage that ended a recipe run."""
+
+KEY_TAG, DIGEST_TAG = "r1flow.key", "r1flow.digest"
+INPUTS_TAG = "r1flow.inputs"
+"""JSON, input's name -> digest."""
+MADE_BY_TAG = "r1flow.made_by_run"
+"""The run that did the work of a reused stage."""
+STALE_TAG = "r1flow.stale"
+"""Why the artifact of a run is stale; absent if it is not."""
+
+BEFORE_TAG = "r1flow.before"
+"""The run that a run is compared with in its name."""
+DIFFERS_TAG = "r1flow.differs"
+"""What differs from that run, separated by "; "."""
+
+HOST_TAG, PROCESS_TAG = "r1flow.host", "r1flow.process"
+"""The process that records a run."""
+
+PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+"""What MLflow shows as a run's description."""
+
+SHA256_TAG, URI_TAG, MODEL_STAGE_TAG = "sha256", "uri", "stage"
+"""Of logged models, model versions and data sets: the artifact's digest, its folder and its stage."""
+EXTERNAL_TAG = "mlflow.model.isExternal"
+DATA_CONTEXT_TAG = "mlflow.data.context"
+
+
+def gate_tag(gate: str, part: str = "") -> str:
+    """The tag of a gate's status, or of a part of its record: evidence, evidence_digest or decision."""
+    return f"r1flow.gate.{gate}{f'.{part}' if part else ''}"
