@@ -31,67 +31,67 @@ def add(commands: Any) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from flows.prefect_server import prefect_server
     from flows.recipe.load import load_recipe
-    from tasks.trainer.rendezvous import Meeting
+    from tasks.trainer.rendezvous import Rendezvous
 
-    meeting = Meeting.of_environment(home())
-    if meeting is not None and meeting.rank > 0:
-        from tasks.trainer.node import join
+    rendezvous = Rendezvous.of_environment(home())
+    if rendezvous is not None and rendezvous.rank > 0:
+        from tasks.trainer.node import run_node
 
-        return join(meeting)
+        return run_node(rendezvous)
     # Quick to read, and with a mistake in it no server needs to start and leave an empty database.
-    recipe = load_recipe(given.recipe, given.overrides, given.seed)
+    recipe = load_recipe(args.recipe, args.overrides, args.seed)
     # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
-    with prefect_server(lambda: _check(given, recipe)), meeting.lead() if meeting else nullcontext():
-        return _run(given, recipe)
+    with prefect_server(lambda: _check(args, recipe)), rendezvous.lead() if rendezvous else nullcontext():
+        return _run(args, recipe)
 
 
-def _check(given: argparse.Namespace, recipe: Recipe) -> None:
+def _check(args: argparse.Namespace, recipe: Recipe) -> None:
     """Looks at all else that can be wrong, and loads what a run needs."""
     from flows.pipelines import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan
 
-    make_plan(PIPELINES[given.flow].graph(recipe), recipe, selection_of(given))
-    if given.dispatch and not keeps_runs():
+    make_plan(PIPELINES[args.flow].graph(recipe), recipe, selection_of(args))
+    if args.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
     tracking().open()
 
 
-def _run(given: argparse.Namespace, recipe: Recipe) -> int:
+def _run(args: argparse.Namespace, recipe: Recipe) -> int:
     from flows.pipelines import PIPELINES
     from flows.run.executor import RecipeFailed
     from flows.run.gates import GateStopped
 
-    selection = selection_of(given)
+    selection = selection_of(args)
     try:
-        result: dict[str, Any] = PIPELINES[given.flow].flow(
-            recipe=given.recipe,
-            overrides=given.overrides,
-            seed=given.seed,
-            start=given.start,
-            only=given.only,
-            force=given.force,
+        result: dict[str, Any] = PIPELINES[args.flow].flow(
+            recipe=args.recipe,
+            overrides=args.overrides,
+            seed=args.seed,
+            start=args.start,
+            only=args.only,
+            force=args.force,
             inputs=dict(selection.inputs),
-            approve=given.approve,
-            dispatch=given.dispatch,
+            approve=args.approve,
+            dispatch=args.dispatch,
         )
     except RecipeFailed as failed:
-        if given.json:
+        if args.json:
             print(json.dumps(failed.result))
         if isinstance(failed.cause, GateStopped):
-            return _stopped(failed.cause, given.arguments)
+            return _stopped(failed.cause, args.arguments)
         kind = "error" if isinstance(failed.cause, InputError) else "failed"
         print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
     _print_table(result)
     print(f"report: {result['report']}", file=sys.stderr)
     print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
-    if given.json:
+    if args.json:
         print(json.dumps(result))
     return 0
 

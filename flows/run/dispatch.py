@@ -35,7 +35,7 @@ from flows.stages.contract import RunContext, Step, find_key, with_absolute_path
 from flows.stages.references import Input
 from flows.stages.runner import summary
 from grpo.errors import InputError
-from tasks.trainer.launch import StageFailed
+from tasks.trainer.outcome import StageFailed
 
 DEPLOYMENT = "r1flow"
 """Name of every flow's deployment."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.home import store
-from tasks.store.store import Manifest
+from tasks.store.manifest import Manifest
 
 TRIES = 3
 """Flow runs of one stage that may crash before the recipe gives up."""

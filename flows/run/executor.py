@@ -31,7 +31,7 @@ from tasks.store.manifest import Manifest
 from tasks.tracking.client import RECIPE_FILE, Tracking
 from tasks.tracking.run_names import name_run
 from tasks.tracking.tags import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG, OVERRIDES_TAG
-from tasks.trainer.fork_client import warm_trainers
+from tasks.trainer.fork_client import fork_server
 
 
 class RecipeFailed(Exception):
@@ -60,7 +60,7 @@ def run_recipe(
     Returns:
         What `r1 run --json` prints.
     """
-    with warm_trainers():
+    with fork_server():
         recipe = load_recipe(recipe_name, overrides, seed)
         return _run(flow_name, graph_of(recipe), recipe, overrides, selection, dispatched)
 

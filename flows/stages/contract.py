@@ -30,7 +30,7 @@ from tasks.store.manifest import InputRef, Manifest, artifact_key
 from tasks.tracking.client import Tracking
 from tasks.trainer.launch import launch
 from tasks.trainer.processes import PEAK_MEMORY_FILE
-from tasks.trainer.rendezvous import Meeting
+from tasks.trainer.rendezvous import Rendezvous
 
 NOT_HASHED = {
     *("device", "workers", "processes", "nodes", "gpu_memory_utilization", "kv_cache_gb"),
@@ -176,7 +176,7 @@ class Context:
             json.loads(json.dumps(job, default=_jsonable)),
             work,
             on_metrics=lambda records: self._on_metrics(prefix, records),
-            meeting=Meeting.of_environment(home()),
+            rendezvous=Rendezvous.of_environment(home()),
             time_limit_s=limit * 3600 if limit else None,
             lock_fd=self.attempt.lock_fd,
         )

@@ -23,7 +23,7 @@ from tasks.tracking.client import CONFIG_FILE, Tracking
 from tasks.tracking.run_names import name_run
 from tasks.tracking.stale_tags import update_stale_tags
 from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG
-from tasks.trainer.launch import load_ahead
+from tasks.trainer.launch import preload
 
 
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
@@ -88,7 +88,7 @@ def _build(
     progress: Progress,
 ) -> Manifest:
     began = time.monotonic()
-    load_ahead()
+    preload()
     hashed = hashed_config(stage, config, seed)
     progress.started(stage.name)
     digests = {name: item.ref.digest for name, item in inputs.items()}

@@ -36,7 +36,7 @@ from tasks.sft_data.mix import mix
 from tasks.sft_data.plots import plot
 from tasks.sft_data.rejection import judge_of, select_shard
 from tasks.sft_data.shards import ProblemShard, cut
-from tasks.trainer.launch import StageFailed
+from tasks.trainer.outcome import StageFailed
 from tasks.trainer.processes import Failure, Pool
 from tasks.trainer.user_code import source_digest
 

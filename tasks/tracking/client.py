@@ -10,28 +10,24 @@ import functools
 import json
 import logging
 import math
-import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from grpo.errors import InputError
-from grpo.processes.lifetime import process_name
 from tasks.store.manifest import Manifest
 from tasks.tracking import connection
 from tasks.tracking.connection import Connection
 from tasks.tracking.names import flatten, metric_name
+from tasks.tracking.owner import end_runs_of_dead_processes, owner_tags
 from tasks.tracking.reader import RunReader, with_tags
 from tasks.tracking.registry import ModelRegistry
 from tasks.tracking.tags import (
     DATA_CONTEXT_TAG,
     DIGEST_TAG,
-    HOST_TAG,
     MODEL_STAGE_TAG,
     PARENT_TAG,
-    PROCESS_TAG,
     RECIPE_TAG,
     SHA256_TAG,
     STAGE_TAG,
@@ -81,7 +77,7 @@ class Tracking(Connection):
         patience_s = connection.MAX_AWAY_S if parent_run_id else 0.0  # a parent's run shows that the server was there
         run_id = self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
         # A process that was killed while making the same artifact has left its run RUNNING.
-        self.outbox.send("the end of runs whose process is gone", self._reconcile)
+        self.outbox.send("the end of runs whose process is gone", lambda: end_runs_of_dead_processes(self))
         return run_id
 
     def reopen(self, run_id: str) -> None:
@@ -89,7 +85,7 @@ class Tracking(Connection):
 
         def reopen() -> None:
             self.client.update_run(run_id, status="RUNNING")
-            self._set_tags(run_id, _owner())
+            self._set_tags(run_id, owner_tags())
 
         self.or_stop(reopen)
 
@@ -105,17 +101,7 @@ class Tracking(Connection):
 
     def reconcile(self) -> list[str]:
         """Mark the runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
-        return self.or_stop(self._reconcile)
-
-    def _reconcile(self) -> list[str]:
-        killed = []
-        mine = " and ".join(["attributes.status = 'RUNNING'", *with_tags({HOST_TAG: socket.gethostname()})])
-        for run in self.client.search_runs(self.experiments(), mine, max_results=10_000):
-            pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
-            if pid.isdecimal() and run.data.tags[PROCESS_TAG] != process_name(int(pid)):
-                self.client.set_terminated(run.info.run_id, "KILLED")
-                killed.append(run.info.run_id)
-        return killed
+        return self.or_stop(lambda: end_runs_of_dead_processes(self))
 
     def _start(
         self,
@@ -129,7 +115,7 @@ class Tracking(Connection):
         from mlflow.entities import Param
 
         def start() -> str:
-            all_tags = {**_owner(), RECIPE_TAG: recipe, **tags}
+            all_tags = {**owner_tags(), RECIPE_TAG: recipe, **tags}
             run_id: str = self.client.create_run(self._experiment(recipe), run_name=name, tags=all_tags).info.run_id
             for batch in _batches(flatten(config), _PARAMS_PER_BATCH):
                 self.client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
@@ -294,8 +280,3 @@ def _cell(value: Any) -> Any:
 def _batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
     everything = list(items)
     return (everything[i : i + size] for i in range(0, len(everything), size))
-
-
-def _owner() -> dict[str, str]:
-    """Tags by which others can tell whether the process that records a run is alive."""
-    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or ""}

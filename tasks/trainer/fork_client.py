@@ -1,7 +1,7 @@
-"""Trainers that begin at once: forks of one process that has loaded everything, for as long as a recipe runs here.
+"""Trainers that start at once: forks of a fork server, a process that has loaded torch and transformers.
 
-Only where that is safe and of use: see grpo/fork_server.py. Outside of `warm_trainers`, or when the process is gone, a
-trainer is a subprocess like any other.
+Used only where that is safe and saves time; see grpo/fork_server.py. Outside of `fork_server`, or when that process is
+gone, a trainer is an ordinary subprocess.
 """
 
 from __future__ import annotations
@@ -22,98 +22,101 @@ from typing import IO, Any
 from grpo.fork_server import LONGEST
 
 TRAINER = [sys.executable, "-m", "grpo.train", "--processes", "1", "--nodes", "1"]
-"""How the command of a trainer begins that is one process."""
+"""Beginning of the command of a trainer with one process; only these can be forks."""
 MARK = "R1FLOW_LAUNCH"
-"""By this variable the processes of a trainer are found."""
-OWN = {"R1FLOW_PARENT_PID", MARK}
-"""What of an environment is each trainer's own; nothing reads it while it is loaded."""
+"""The environment variable that identifies the processes of a trainer."""
+PER_TRAINER = {"R1FLOW_PARENT_PID", MARK}
+"""Variables that differ from trainer to trainer. Nothing reads them while modules are loaded."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
 
 _allowed = False
-_warm: _Warm | None = None
+_server: _ForkServer | None = None
 
 
 @contextlib.contextmanager
-def warm_trainers() -> Iterator[None]:
-    """In the block trainers may be forks."""
-    global _allowed, _warm
+def fork_server() -> Iterator[None]:
+    """Inside the block trainers may be forks; the fork server ends with the outermost block."""
+    global _allowed, _server
     before, _allowed = _allowed, sys.platform == "linux" and not any(any(Path("/dev").glob(n)) for n in _ACCELERATORS)
     try:
         yield
     finally:
         _allowed = before
-        if not _allowed and _warm is not None:
-            _warm.close()
-            _warm = None
+        if not _allowed and _server is not None:
+            _server.close()
+            _server = None
 
 
-def load(environment: Mapping[str, str]) -> None:
-    """Begin to load what trainers need, if they may be forks; `environment` is theirs."""
-    global _warm
-    if _allowed and _warm is None:
-        _warm = _Warm(environment)
+def preload(environment: Mapping[str, str]) -> None:
+    """Start the fork server, which loads what trainers need, if trainers may be forks. `environment` is theirs."""
+    global _server
+    if _allowed and _server is None:
+        _server = _ForkServer(environment)
 
 
-def forked(
-    command: Sequence[str], log: IO[bytes], environment: Mapping[str, str], held: Sequence[int]
-) -> Forked | None:
-    """The trainer that `command` starts, as a fork; None if it has to be a process from the beginning."""
-    global _warm
-    if _warm is None or [*command[: len(TRAINER)]] != TRAINER or _warm.environment != _common(environment):
+def fork_trainer(
+    command: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherited: Sequence[int]
+) -> ForkedTrainer | None:
+    """Fork the trainer that `command` describes; `inherited` are file descriptors that it keeps open.
+
+    None if it cannot be a fork and has to be started as a subprocess.
+    """
+    global _server
+    if _server is None or [*command[: len(TRAINER)]] != TRAINER or _server.environment != _common(environment):
         return None
     try:
-        return _warm.fork(command[3:], log, environment, held)
-    except OSError:  # it is gone
-        _warm.close()
-        _warm = None
+        return _server.fork(command[3:], log, environment, inherited)
+    except OSError:  # the fork server is gone
+        _server.close()
+        _server = None
         return None
 
 
-class _Warm:
-    """The process, and what it said so far."""
+class _ForkServer:
+    """The fork server's process, and its messages by launch."""
 
     def __init__(self, environment: Mapping[str, str]):
         self.environment = _common(environment)
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self.connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "grpo.fork_server", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "grpo.fork_server", str(server_end.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a trainer that cannot be loaded says so in its own log
+                stdout=subprocess.DEVNULL,  # import errors reappear in the log of the subprocess that replaces it
                 stderr=subprocess.DEVNULL,
                 env=dict(environment),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 start_new_session=True,
             )
         self.launches = 0
-        self.said: dict[int, dict[str, int]] = {}
+        self.messages: dict[int, dict[str, int]] = {}
 
     def fork(
-        self, arguments: Sequence[str], log: IO[bytes], environment: Mapping[str, str], held: Sequence[int]
-    ) -> Forked:
-        """Raises OSError if the process is gone."""
+        self, arguments: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherited: Sequence[int]
+    ) -> ForkedTrainer:
+        """Start a trainer. Raises OSError if the fork server is gone."""
         self.launches += 1
-        own = {name: environment[name] for name in OWN & environment.keys()}
-        asked = {"launch": self.launches, "arguments": [*arguments], "environment": own}
-        socket.send_fds(self.connection, [json.dumps(asked).encode()], [log.fileno(), *held])
-        while "pid" not in self.hear(self.launches, None):
+        own = {name: environment[name] for name in PER_TRAINER & environment.keys()}
+        request = {"launch": self.launches, "arguments": [*arguments], "environment": own}
+        socket.send_fds(self.connection, [json.dumps(request).encode()], [log.fileno(), *inherited])
+        while "pid" not in self.receive(self.launches, None):
             pass
-        return Forked(self, self.launches)
+        return ForkedTrainer(self, self.launches)
 
-    def hear(self, launch: int, seconds: float | None) -> dict[str, int]:
-        """All that was said of a launch, after at most one more message, for which it waits `seconds`.
+    def receive(self, launch: int, seconds: float | None) -> dict[str, int]:
+        """Everything reported about a launch ("pid", "code"), after waiting up to `seconds` for one more message.
 
         Raises:
-            ConnectionError: the process is gone, and its trainer with it.
+            ConnectionError: the fork server is gone, and its trainer with it.
         """
         ready, _, _ = select.select([self.connection], [], [], seconds)
         if ready:
             message = self.connection.recv(LONGEST)
             if not message:
-                raise ConnectionError("the warm process is gone")
-            heard: dict[str, Any] = json.loads(message)
-            self.said.setdefault(heard.pop("launch"), {}).update(heard)
-        return self.said.get(launch, {})
+                raise ConnectionError("the fork server is gone")
+            values: dict[str, Any] = json.loads(message)
+            self.messages.setdefault(values.pop("launch"), {}).update(values)
+        return self.messages.get(launch, {})
 
     def close(self) -> None:
         self.connection.close()
@@ -121,32 +124,32 @@ class _Warm:
         self.process.wait()
 
 
-class Forked:
-    """A trainer that was forked, with what is needed of subprocess.Popen."""
+class ForkedTrainer:
+    """A forked trainer, with the part of the interface of subprocess.Popen that is used here."""
 
-    def __init__(self, warm: _Warm, launch: int):
-        self._warm, self._launch = warm, launch
-        self.pid = warm.said[launch]["pid"]
+    def __init__(self, server: _ForkServer, launch: int):
+        self._server, self._launch = server, launch
+        self.pid = server.messages[launch]["pid"]
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self._hear(0)
+        return self._receive(0)
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
-        while (code := self._hear(max(0.0, deadline - time.monotonic()))) is None:
+        while (code := self._receive(max(0.0, deadline - time.monotonic()))) is None:
             if time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(["grpo.train"], timeout)
         return code
 
-    def _hear(self, seconds: float) -> int | None:
+    def _receive(self, seconds: float) -> int | None:
         if self.returncode is None:
             try:
-                self.returncode = self._warm.hear(self._launch, seconds).get("code")
+                self.returncode = self._server.receive(self._launch, seconds).get("code")
             except OSError:
-                self.returncode = -signal.SIGKILL  # it dies with the process that it was forked from
+                self.returncode = -signal.SIGKILL  # a trainer dies with the fork server
         return self.returncode
 
 
 def _common(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in OWN}
+    return {name: value for name, value in environment.items() if name not in PER_TRAINER}

@@ -1,4 +1,4 @@
-"""A machine that is not the first: it lends its processors to the trainers that the first one starts, and nothing else.
+"""A machine other than the first: it takes part in the trainers that the first machine starts, and does nothing else.
 
 It makes no artifact, logs to no tracking server and knows no recipe.
 """
@@ -11,70 +11,74 @@ import uuid
 from pathlib import Path
 
 from grpo.errors import InputError
-from tasks.trainer.launch import StageFailed, command, failure, trainer_environment, watched
-from tasks.trainer.rendezvous import ID, Announcement, Meeting
+from tasks.trainer.outcome import StageFailed, failure
+from tasks.trainer.process_group import command, run_watched, trainer_environment
+from tasks.trainer.rendezvous import ID, Announcement, Rendezvous
 
 POLL_S = 0.5
 PATIENCE_S = 600.0
-"""How long it waits for the first machine to appear: as long as torchrun waits for the others."""
+"""How long to wait for the first machine to appear: as long as torchrun waits for the others."""
 PARTING_S = 30.0
-"""A trainer that is over on the first machine is stopped here after so long. Over means ended, well or not."""
+"""After this time a trainer that has ended on the first machine, successfully or not, is stopped here."""
 
 
-class _Over(Exception):
+class _EndedOnFirstMachine(Exception):
     pass
 
 
-def join(meeting: Meeting) -> int:
-    """Take part in every trainer of the run that `meeting` is about, until the first machine's command ends.
+def run_node(rendezvous: Rendezvous) -> int:
+    """Take part in every trainer of a run until the first machine's command ends.
 
-    Returns 0 if the last of them ended well here, else 1. Raises InputError where no first machine appears.
+    Returns 0 if the last trainer ended well here, else 1.
+
+    Raises:
+        InputError: no first machine appeared within 10 minutes.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while not meeting.led():
+    while not rendezvous.is_led():
         if time.monotonic() > deadline:
             raise InputError(
-                f"no first machine at {meeting.endpoint} for {PATIENCE_S:g} s ({meeting.folder}); start the same "
+                f"no first machine at {rendezvous.endpoint} for {PATIENCE_S:g} s ({rendezvous.folder}); start the same "
                 "command there with PET_NODE_RANK=0 and the same home folder"
             )
         time.sleep(POLL_S)
     code, last = 0, ""
-    while meeting.led():
-        told = meeting.announced()
-        if told is None or told.id == last:
+    while rendezvous.is_led():
+        announcement = rendezvous.announcement()
+        if announcement is None or announcement.id == last:
             time.sleep(POLL_S)
             continue
-        last, code = told.id, _take_part(meeting, told)
+        last, code = announcement.id, _take_part(rendezvous, announcement)
     return code
 
 
-def _take_part(meeting: Meeting, told: Announcement) -> int:
-    job = Path(told.job)
-    log = job.with_name(f"trainer-{meeting.rank}.log")
+def _take_part(rendezvous: Rendezvous, announcement: Announcement) -> int:
+    job = Path(announcement.job)
+    log = job.with_name(f"trainer-{rendezvous.rank}.log")
     start = log.stat().st_size if log.exists() else 0
-    ends: float | None = None
+    deadline: float | None = None
 
     def poll() -> None:
-        nonlocal ends
-        if ends is None and (not meeting.led() or meeting.announced() != told):
-            ends = time.monotonic() + PARTING_S
-        if ends is not None and time.monotonic() > ends:
-            raise _Over
+        nonlocal deadline
+        if deadline is None and (not rendezvous.is_led() or rendezvous.announcement() != announcement):
+            deadline = time.monotonic() + PARTING_S
+        if deadline is not None and time.monotonic() > deadline:
+            raise _EndedOnFirstMachine
 
-    _say(meeting, f"joins {job}")
+    _print(rendezvous, f"joins {job}")
     mark = uuid.uuid4().hex
-    environment = trainer_environment({ID: told.id}, mark, told.processes)
+    environment = trainer_environment({ID: announcement.id}, mark, announcement.processes)
     try:
-        code = watched(command(job, told.processes, told.nodes), log, environment, mark, poll)
-    except _Over:
-        _say(meeting, f"the first machine's trainer is over; stopped this one's; log: {log}")
+        code = run_watched(command(job, announcement.processes, announcement.nodes), log, environment, mark, poll)
+    except _EndedOnFirstMachine:
+        _print(rendezvous, f"the first machine's trainer is over; stopped this one's; log: {log}")
         return 1
     if code:
-        ended = failure(code, told.processes * told.nodes, log, start)
-        _say(meeting, str(ended) if isinstance(ended, StageFailed) else f"error: {ended}")
+        error = failure(code, announcement.processes * announcement.nodes, log, start)
+        _print(rendezvous, str(error) if isinstance(error, StageFailed) else f"error: {error}")
         return 1
     return 0
 
 
-def _say(meeting: Meeting, text: str) -> None:
-    print(f"machine {meeting.rank}: {text}", file=sys.stderr, flush=True)
+def _print(rendezvous: Rendezvous, text: str) -> None:
+    print(f"machine {rendezvous.rank}: {text}", file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
-"""Where the machines of a run meet: the first tells the others which trainer is under way.
+"""Rendezvous of the machines of a run: the first machine tells the others which trainer to take part in.
 
-All machines run the same command and see the same home folder. torchrun's own variables say which machine this is
-(PET_NODE_RANK: 0 is the first) and where processes find each other (PET_RDZV_ENDPOINT: HOST:PORT on the first).
+All machines run the same command and share the home folder. torchrun's own variables give the number of this machine
+(PET_NODE_RANK, 0 for the first) and the address where its processes meet (PET_RDZV_ENDPOINT, HOST:PORT on the first).
 
     <home>/nodes/<endpoint>/lock          held by the first machine's command while it runs
-    <home>/nodes/<endpoint>/trainer.json  the trainer that the first machine has started and not yet seen end
+    <home>/nodes/<endpoint>/trainer.json  the trainer that runs on the first machine now
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 from grpo.errors import InputError
 
 ENDPOINT, RANK, ID = "PET_RDZV_ENDPOINT", "PET_NODE_RANK", "PET_RDZV_ID"
-_PATIENCE_S = 5.0  # the others look at the lock for moments
+_PATIENCE_S = 5.0  # other machines take the lock for moments to test it
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """A trainer that needs all machines: its job file, and a name that no other meeting has."""
+    """A trainer that needs all machines: its job file, and an id that no other trainer has."""
 
     id: str
     job: str
@@ -37,16 +37,20 @@ class Announcement:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One place to meet; `rank` is this machine's."""
+class Rendezvous:
+    """The meeting point of one run; `rank` is the number of this machine."""
 
     folder: Path
     endpoint: str
     rank: int
 
     @classmethod
-    def of_environment(cls, home: Path, environment: Mapping[str, str] = os.environ) -> Meeting | None:
-        """As torchrun's variables say; None where they name no place."""
+    def of_environment(cls, home: Path, environment: Mapping[str, str] = os.environ) -> Rendezvous | None:
+        """The rendezvous that torchrun's variables describe, None if they name no endpoint.
+
+        Raises:
+            InputError: for a malformed endpoint or rank.
+        """
         endpoint, rank = environment.get(ENDPOINT, ""), environment.get(RANK, "0")
         if not endpoint:
             return None
@@ -58,7 +62,11 @@ class Meeting:
 
     @contextlib.contextmanager
     def lead(self) -> Iterator[None]:
-        """Be the first machine: the others stay until this ends, however it ends."""
+        """Act as the first machine. The others stay until this block ends, however it ends.
+
+        Raises:
+            InputError: another run leads at this endpoint.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as lock:
             deadline = time.monotonic() + _PATIENCE_S
@@ -74,26 +82,26 @@ class Meeting:
 
     @contextlib.contextmanager
     def announce(self, job: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
-        """Call the others to a trainer; gives what its environment needs. They leave it when this ends."""
+        """Call the other machines to a trainer, which they leave when the block ends. Yields its variables."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = Announcement(uuid.uuid4().hex, str(job), processes, nodes)
+        announcement = Announcement(uuid.uuid4().hex, str(job), processes, nodes)
         partial = self._record.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(told)))
+        partial.write_text(json.dumps(asdict(announcement)))
         partial.replace(self._record)
         try:
-            yield {ID: told.id}
+            yield {ID: announcement.id}
         finally:
             self._record.unlink(missing_ok=True)
 
-    def announced(self) -> Announcement | None:
-        """What the first machine has under way."""
+    def announcement(self) -> Announcement | None:
+        """The trainer that runs on the first machine now, if there is one."""
         try:
             return Announcement(**json.loads(self._record.read_text()))
         except FileNotFoundError:
             return None
 
-    def led(self) -> bool:
-        """Whether the first machine's command runs."""
+    def is_led(self) -> bool:
+        """Whether the first machine's command is running."""
         try:
             with (self.folder / "lock").open("r") as lock:
                 return not _take(lock.fileno(), fcntl.LOCK_SH)

@@ -18,7 +18,8 @@ import pytest
 from grpo.errors import InputError
 from grpo.processes.lifetime import process_name
 from tasks.trainer import fork_client
-from tasks.trainer.launch import StageFailed, launch, load_ahead
+from tasks.trainer.launch import launch, preload
+from tasks.trainer.outcome import StageFailed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fork_client, "_ACCELERATORS", ())
-    with fork_client.warm_trainers():
+    with fork_client.fork_server():
         yield
-    assert fork_client._warm is None
+    assert fork_client._server is None
 
 
 def job(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -52,39 +53,39 @@ def parent_of(pid: int) -> int:
 
 def trainer() -> int:
     """The process that is being forked from the warm one."""
-    assert fork_client._warm is not None
-    there = f"/proc/{fork_client._warm.process.pid}/task/{fork_client._warm.process.pid}/children"
+    assert fork_client._server is not None
+    there = f"/proc/{fork_client._server.process.pid}/task/{fork_client._server.process.pid}/children"
     while not (children := Path(there).read_text().split()):
         time.sleep(0.05)
     return int(children[0])
 
 
 def test_a_fork_trains_as_a_process_of_its_own_does(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     first, second = train(tmp_path / "a"), train(tmp_path / "b")
-    server = fork_client._warm
+    server = fork_client._server
     assert server is not None and server.launches == 2
-    fork_client._warm = None
+    fork_client._server = None
     try:
         cold = train(tmp_path / "c")
     finally:
-        fork_client._warm = server
+        fork_client._server = server
     assert first == second == cold
     made = [(tmp_path / name / "out/model.safetensors").read_bytes() for name in "abc"]
     assert made[0] == made[1] == made[2]
 
 
 def test_what_a_fork_refuses_is_said_and_the_next_one_is_not_told(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     with pytest.raises(InputError, match=r"settings\.layers"):
         train(tmp_path / "bad", layers=0)
     assert "layers" in (tmp_path / "bad/work/trainer.log").read_text()
     assert train(tmp_path / "good")["steps_completed"] == 3
-    assert fork_client._warm is not None and fork_client._warm.launches == 2
+    assert fork_client._server is not None and fork_client._server.launches == 2
 
 
 def test_a_fork_holds_the_lock_that_it_is_given(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     held: list[bool] = []
@@ -98,13 +99,13 @@ def test_a_fork_holds_the_lock_that_it_is_given(tmp_path: Path) -> None:
     launch(job(tmp_path / "a", steps=300), tmp_path / "a/work", on_metrics=look, lock_fd=lock)
     assert held[0]
     os.close(lock)
-    assert fork_client._warm is not None
+    assert fork_client._server is not None
     inode = os.stat(tmp_path / "lock").st_ino
-    assert inode not in [os.stat(p).st_ino for p in fds(fork_client._warm.process.pid)]
+    assert inode not in [os.stat(p).st_ino for p in fds(fork_client._server.process.pid)]
 
 
 def test_a_killed_fork_is_told_by_its_signal_and_the_next_one_continues(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     folder = tmp_path / "a"
     long = job(folder, steps=100_000)
     killer = threading.Thread(target=lambda: os.kill(trainer(), signal.SIGKILL))
@@ -113,11 +114,11 @@ def test_a_killed_fork_is_told_by_its_signal_and_the_next_one_continues(tmp_path
         launch(long, folder / "work", on_metrics=lambda records: None)
     killer.join()
     assert train(tmp_path / "b")["steps_completed"] == 3
-    assert fork_client._warm is not None and fork_client._warm.launches == 2
+    assert fork_client._server is not None and fork_client._server.launches == 2
 
 
 def test_a_fork_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     seen: list[int] = []
 
     def stop(records: list[dict[str, Any]]) -> None:
@@ -132,9 +133,9 @@ def test_a_fork_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_fork_dies_with_the_process_that_it_was_forked_from(tmp_path: Path) -> None:
-    load_ahead()
-    assert fork_client._warm is not None
-    process = fork_client._warm.process
+    preload()
+    assert fork_client._server is not None
+    process = fork_client._server.process
     seen: list[int] = []
 
     def kill(records: list[dict[str, Any]]) -> None:
@@ -147,29 +148,29 @@ def test_a_fork_dies_with_the_process_that_it_was_forked_from(tmp_path: Path) ->
         train(tmp_path / "a", kill, steps=100_000)
     assert process_name(seen[0]) is None
     assert train(tmp_path / "b")["steps_completed"] == 3  # a process of its own
-    load_ahead()
+    preload()
     assert train(tmp_path / "c")["steps_completed"] == 3
-    assert fork_client._warm is not None and fork_client._warm.launches == 1
+    assert fork_client._server is not None and fork_client._server.launches == 1
 
 
 def test_another_environment_needs_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_ahead()
+    preload()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert train(tmp_path / "a")["steps_completed"] == 3
-    assert fork_client._warm is not None and fork_client._warm.launches == 0
+    assert fork_client._server is not None and fork_client._server.launches == 0
 
 
 def test_where_there_is_a_gpu_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(fork_client, "Path", lambda name: tmp_path)
     monkeypatch.setattr(fork_client, "_ACCELERATORS", ("nvidia[0-9]*",))
-    with fork_client.warm_trainers():
+    with fork_client.fork_server():
         assert not fork_client._allowed
     assert fork_client._allowed
 
 
 def test_the_log_of_a_fork_has_only_its_own_words(tmp_path: Path) -> None:
-    load_ahead()
+    preload()
     for name in "ab":
         train(tmp_path / name)
         assert "Traceback" not in (tmp_path / name / "work/trainer.log").read_text()

@@ -15,7 +15,9 @@ import pytest
 
 from grpo.errors import InputError
 from tasks.trainer import launch as module
-from tasks.trainer.launch import StageFailed, launch
+from tasks.trainer import process_group
+from tasks.trainer.launch import launch
+from tasks.trainer.outcome import StageFailed, failure
 
 ROOT = Path(__file__).parents[3]
 PRELUDE = """
@@ -40,7 +42,7 @@ time.sleep(300)
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     """Let `launch` run a script instead of grpo.train; returns a function that launches it."""
-    monkeypatch.setattr(module, "GRACE_S", 1.0)
+    monkeypatch.setattr(process_group, "GRACE_S", 1.0)
 
     def run(body: str, **kwargs):
         script = tmp_path / "trainer.py"
@@ -223,8 +225,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tasks.trainer import launch
-launch.GRACE_S = 1.0
+from tasks.trainer import launch, process_group
+process_group.GRACE_S = 1.0
 launch.command = lambda job, *_: [sys.executable, {script!r}, str(job)]
 {before}
 try:
@@ -282,7 +284,7 @@ def test_the_lock_goes_to_the_trainer(trainer, tmp_path):
 # Real torchrun, two processes on the CPU.
 @pytest.fixture
 def torchrun(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "GRACE_S", 5.0)
+    monkeypatch.setattr(process_group, "GRACE_S", 5.0)
 
     def run(body: str, **kwargs):
         script = tmp_path / "trainer.py"
@@ -348,7 +350,7 @@ def test_torchrun_reports_what_the_worker_said(torchrun, body, error, words):
 def test_the_last_word_of_torchruns_own_process_counts(tmp_path):
     log = tmp_path / "trainer.log"
     log.write_text("step 3\nW torch/distributed/elastic/multiprocessing/api.py\nerror: nothing answers at node0:1\n")
-    assert str(module.failure(1, 4, log, 0)).startswith("the trainer exited with 1: error: nothing answers at node0:1;")
+    assert str(failure(1, 4, log, 0)).startswith("the trainer exited with 1: error: nothing answers at node0:1;")
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from grpo.errors import InputError
 from tasks.trainer import node as module
-from tasks.trainer import rendezvous as meetings
-from tasks.trainer.rendezvous import Meeting
+from tasks.trainer import rendezvous as rendezvous_module
+from tasks.trainer.rendezvous import Rendezvous
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {
@@ -31,19 +31,19 @@ SETTINGS = {
 FIRST = """
 import json, sys
 from pathlib import Path
-from tasks.trainer import launch
-from tasks.trainer.rendezvous import Meeting
-launch.GRACE_S = 2.0
-meeting = Meeting.of_environment(Path({home!r}))
-with meeting.lead():
-    result = launch.launch(json.loads({job!r}), Path({work!r}), on_metrics=print, meeting=meeting)
+from tasks.trainer import launch, process_group
+from tasks.trainer.rendezvous import Rendezvous
+process_group.GRACE_S = 2.0
+rendezvous = Rendezvous.of_environment(Path({home!r}))
+with rendezvous.lead():
+    result = launch.launch(json.loads({job!r}), Path({work!r}), on_metrics=print, rendezvous=rendezvous)
     Path({work!r}, "published").write_text(json.dumps(result))
 """
 OTHER = """
 from pathlib import Path
-from tasks.trainer.node import join
-from tasks.trainer.rendezvous import Meeting
-raise SystemExit(join(Meeting.of_environment(Path({home!r}))))
+from tasks.trainer.node import run_node
+from tasks.trainer.rendezvous import Rendezvous
+raise SystemExit(run_node(Rendezvous.of_environment(Path({home!r}))))
 """
 
 
@@ -173,9 +173,9 @@ def test_the_first_machine_killed_ends_the_others(machines, tmp_path):
 
 def test_the_others_go_home_with_the_first(machines, tmp_path):
     """A run whose stages all exist already starts no trainer."""
-    meeting = Meeting.of_environment(machines.home, {"PET_RDZV_ENDPOINT": machines.place, "PET_NODE_RANK": "0"})
-    assert meeting is not None
-    with meeting.lead():
+    rendezvous = Rendezvous.of_environment(machines.home, {"PET_RDZV_ENDPOINT": machines.place, "PET_NODE_RANK": "0"})
+    assert rendezvous is not None
+    with rendezvous.lead():
         other = machines.start(1, {})
         time.sleep(2)
         assert other.poll() is None
@@ -184,31 +184,31 @@ def test_the_others_go_home_with_the_first(machines, tmp_path):
 
 def test_without_a_first_machine_the_others_give_up(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 0.6)
-    meeting = Meeting(tmp_path, "node0:29500", 1)
+    rendezvous = Rendezvous(tmp_path, "node0:29500", 1)
     with pytest.raises(InputError, match=r"^no first machine at node0:29500 for 0.6 s .* PET_NODE_RANK=0 and the same"):
-        module.join(meeting)
+        module.run_node(rendezvous)
 
 
 def test_two_first_machines_do_not_mix(tmp_path, monkeypatch):
-    monkeypatch.setattr(meetings, "_PATIENCE_S", 0.3)
-    meeting = Meeting(tmp_path, "node0:29500", 0)
-    with meeting.lead(), pytest.raises(InputError, match="another run meets at node0:29500"), meeting.lead():
+    monkeypatch.setattr(rendezvous_module, "_PATIENCE_S", 0.3)
+    rendezvous = Rendezvous(tmp_path, "node0:29500", 0)
+    with rendezvous.lead(), pytest.raises(InputError, match="another run meets at node0:29500"), rendezvous.lead():
         pass
-    with meeting.lead():
+    with rendezvous.lead():
         pass
 
 
 def test_what_a_killed_run_announced_is_forgotten(tmp_path):
-    meeting = Meeting(tmp_path, "node0:29500", 0)
-    with meeting.lead(), meeting.announce(tmp_path / "job.json", 2, 3) as environment:
-        told = meeting.announced()
+    rendezvous = Rendezvous(tmp_path, "node0:29500", 0)
+    with rendezvous.lead(), rendezvous.announce(tmp_path / "job.json", 2, 3) as environment:
+        told = rendezvous.announcement()
         assert told is not None and (told.processes, told.nodes) == (2, 3)
         assert environment == {"PET_RDZV_ID": told.id}
         record = (tmp_path / "trainer.json").read_text()
-    assert meeting.announced() is None
+    assert rendezvous.announcement() is None
     (tmp_path / "trainer.json").write_text(record)
-    with meeting.lead():
-        assert meeting.announced() is None
+    with rendezvous.lead():
+        assert rendezvous.announcement() is None
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_what_a_killed_run_announced_is_forgotten(tmp_path):
 )
 def test_wrong_variables_are_named(tmp_path, environment, words):
     with pytest.raises(InputError, match=words):
-        Meeting.of_environment(tmp_path, environment)
+        Rendezvous.of_environment(tmp_path, environment)
 
 
 def test_one_machine_has_nobody_to_meet(tmp_path):
-    assert Meeting.of_environment(tmp_path, {}) is None
+    assert Rendezvous.of_environment(tmp_path, {}) is None

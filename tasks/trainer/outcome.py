@@ -1,0 +1,74 @@
+"""The outcome of a trainer: its result, believed only with proof, or the reason why it failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import InputError
+
+_LOG_TAIL = 65_536  # bytes
+
+
+class StageFailed(RuntimeError):
+    """A stage did not do its work. The message says how it ended and where its log is."""
+
+
+def read_result(code: int, processes: int, result_path: Path, log_path: Path, log_start: int) -> dict[str, Any]:
+    """The trainer's result.json. Raises InputError or StageFailed with the reason; an exit code of 0 is not enough."""
+    if code != 0:
+        raise failure(code, processes, log_path, log_start)
+    try:
+        result: dict[str, Any] = json.loads(result_path.read_text(encoding="utf-8"))
+        completed, planned = int(result["steps_completed"]), int(result["steps_planned"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = (
+            "without writing result.json"
+            if isinstance(error, FileNotFoundError)
+            else f"with a bad result.json ({error!r})"
+        )
+        raise StageFailed(f"the trainer exited with 0 but {reason}; log: {log_path}") from None
+    if completed < planned:
+        raise StageFailed(f"the trainer exited with 0 after {completed} of {planned} planned steps; log: {log_path}")
+    return result
+
+
+def failure(code: int, processes: int, log_path: Path, log_start: int) -> Exception:
+    """The exception for a trainer that exited with `code`, worded from this machine's log.
+
+    `processes` counts those of all machines; the log is read from byte `log_start`.
+    """
+    text, who = _log_text(log_path, log_start), "the trainer"
+    last = text.rstrip().rpartition("\n")[2]
+    if processes > 1 and not last.startswith("error: "):  # such a line is not a worker's but torchrun's own
+        # torchrun always exits with 1, reports the first failure last, and hides the worker's own message: that stands
+        # before torchrun's first line, and torch prefixes the lines of a worker's traceback with its rank.
+        rank = "0"
+        if causes := re.findall(r"^\s*rank\s*: (\d+) \(.*\n\s*exitcode\s*: (-?\d+) \(pid", text, re.MULTILINE):
+            rank, code = causes[-1][0], int(causes[-1][1])
+            who = f"process {rank} of {processes} of the trainer"
+        text = re.split(r"^.*torch/distributed/elastic/multiprocessing/api", text, maxsplit=1, flags=re.MULTILINE)[0]
+        culprit = re.findall(rf"^\[rank{rank}\]: ?(.*)", text, re.MULTILINE)
+        others = re.sub(r"^\[rank\d+\]:.*", "", text, flags=re.MULTILINE)
+        text = "\n".join([others, *culprit])  # other processes may have logged after it
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    if code == 2 and (errors := [line for line in lines if line.startswith("error: ")]):
+        return InputError(errors[-1].removeprefix("error: "))
+    if code == -signal.SIGKILL:
+        ended = "was killed by SIGKILL (by the kernel if memory ran out)"
+    elif code < 0:
+        ended = f"was killed by {signal.Signals(-code).name}"
+    else:
+        ended = f"exited with {code}"
+    return StageFailed(f"{who} {ended}: {lines[-1] if lines else 'it logged nothing'}; log: {log_path}")
+
+
+def _log_text(path: Path, start: int) -> str:
+    """The last 64 KB that this attempt logged."""
+    with path.open("rb") as file:
+        file.seek(max(start, os.fstat(file.fileno()).st_size - _LOG_TAIL))
+        return file.read().decode(errors="replace")

@@ -1,0 +1,160 @@
+"""The processes of a trainer: how they are started, watched and stopped.
+
+A trainer has its own session and process group, so that a stop reaches all of it. Workers that torchrun starts move to
+sessions of their own; they are found by a mark in their environment, which they inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import grpo
+from tasks.trainer.fork_client import MARK, ForkedTrainer, fork_trainer
+from tasks.trainer.outcome import StageFailed
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+GRACE_S = 20.0
+"""Time between SIGTERM and SIGKILL for writing a checkpoint; Prefect's workers grant 30 s in all."""
+_KILL_S = 10.0
+
+Child = subprocess.Popen[bytes] | ForkedTrainer
+
+
+def command(job_path: Path, processes: int, nodes: int = 1) -> list[str]:
+    """The command that runs the job here: one Python process, or torchrun with one process per accelerator."""
+    counts = ["--processes", str(processes), "--nodes", str(nodes)]
+    return [sys.executable, "-m", "grpo.train", *counts, str(job_path)]
+
+
+def run_watched(
+    arguments: list[str],
+    log_path: Path,
+    environment: Mapping[str, str],
+    mark: str,
+    poll: Callable[[], None],
+    lock_fd: int | None = None,
+) -> int:
+    """Run a trainer to its end and return its exit code, calling `poll` every 0.25 s.
+
+    Whatever ends this call early, including an exception of `poll`, stops every process of the trainer first.
+    """
+    with log_path.open("ab") as log, _sigterm_raises():
+        inherited = [] if lock_fd is None else [lock_fd]
+        child = fork_trainer(arguments, log, environment, inherited) or subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+        try:
+            while child.returncode is None:
+                try:
+                    child.wait(timeout=POLL_S)
+                except subprocess.TimeoutExpired:
+                    poll()
+        finally:
+            _stop(child, mark)  # also after a normal end, which may leave a data loader or a worker behind
+    return child.returncode
+
+
+def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> dict[str, str]:
+    """The environment of a trainer; `mark` identifies its processes."""
+    env = {**os.environ, **extra}
+    if processes > 1:  # torchrun's default of 1 wastes a host with many cores
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # The trainer imports the grpo that this process imports, from wherever the flow was started.
+    home = str(Path(grpo.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
+    # Unbuffered, so that the last message is the last line of the log even after a kill.
+    return env | {"R1FLOW_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", MARK: mark}
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn a SIGTERM that would end this process at once into SystemExit(143).
+
+    SIGINT already raises KeyboardInterrupt, and Prefect's handler raises its own exception. That handler must stay
+    installed, because Prefect uses it to tell a cancellation from a crash. Only the main thread may set handlers.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(child: Child, mark: str) -> None:
+    """Send SIGTERM, wait for a checkpoint, send SIGKILL. Returns only when no process of the trainer is left.
+
+    A second Ctrl-C or SIGTERM during the grace cuts it short.
+    """
+    try:
+        _send_signal(child, mark, signal.SIGTERM)
+        _await_end(child, mark, GRACE_S)
+    finally:
+        if alive := _live_processes(child, mark):
+            logger.warning("trainer processes %s outlived SIGTERM; killing them", alive)
+            _send_signal(child, mark, signal.SIGKILL)
+            if alive := _await_end(child, mark, _KILL_S):
+                raise StageFailed(f"processes {alive} of the trainer survived SIGKILL; end them before trying again")
+
+
+def _await_end(child: Child, mark: str, seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (alive := _live_processes(child, mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive
+
+
+def _send_signal(child: Child, mark: str, number: signal.Signals) -> None:
+    for pid in _live_processes(child, mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _live_processes(child: Child, mark: str) -> list[int]:
+    """Ids of the trainer's live processes: its process group and all that carry its mark, without zombies."""
+    child.poll()  # reaps the leader
+    if not Path("/proc/self/stat").exists():  # not Linux: only the group can be checked
+        try:
+            os.killpg(child.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return []
+        return [-child.pid]  # os.kill sends to the whole group
+    marked = f"{MARK}={mark}".encode()
+    pids = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            # After the last ")" come state, parent and group; the name before it may hold anything.
+            state, _, group = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if state in (b"Z", b"X"):
+                continue
+            if int(group) == child.pid or marked in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
+        except (OSError, ValueError):  # it ended meanwhile, or belongs to another user
+            continue
+    return pids
