@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
     command.add_argument("key", help="the beginning of a key or digest, latest:STAGE, or RUN:STAGE")
 
 
-def stages(given: argparse.Namespace) -> int:
+def stages(args: argparse.Namespace) -> int:
     from tasks.store.stale import stale_reasons
 
     known, reasons = store().list(), stale_reasons(store())
@@ -31,11 +31,11 @@ def stages(given: argparse.Namespace) -> int:
     return 0
 
 
-def show(given: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     from flows.stages.references import artifact
     from tasks.store.stale import stale_reasons
 
-    manifest = artifact(given.key)
+    manifest = artifact(args.key)
     known = {m.digest: m for m in store().list()}
     print(json.dumps({**manifest.to_dict(), "path": str(manifest.path)}, indent=2))
     print("\nMade from:")

@@ -21,10 +21,10 @@ def add(commands: Any) -> None:
     command.add_argument("--max-new-tokens", type=int, default=256)
 
 
-def run(given: argparse.Namespace) -> int:
-    path, template = _checkpoint(given.model)
-    command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(given.temperature)]
-    command += ["--max-new-tokens", str(given.max_new_tokens)]
+def run(args: argparse.Namespace) -> int:
+    path, template = _checkpoint(args.model)
+    command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(args.temperature)]
+    command += ["--max-new-tokens", str(args.max_new_tokens)]
     if template is not None:
         command += ["--template", "r1_zero", "--zero-template", str(template)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": _import_path()}).returncode

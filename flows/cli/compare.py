@@ -29,25 +29,25 @@ def add(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print all of it as one JSON object")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from tasks.report.compare_plot import plot
     from tasks.tracking.recipe_run import load_run
 
-    if len(given.runs) < 2:
+    if len(args.runs) < 2:
         raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")
     reader = tracking().reader
-    found = [reader.find(reference) for reference in given.runs]
+    found = [reader.find(reference) for reference in args.runs]
     if len({run.id for run in found}) < len(found):
-        raise InputError(f"r1 compare: {' '.join(given.runs)} name one run twice")
+        raise InputError(f"r1 compare: {' '.join(args.runs)} name one run twice")
     runs = [load_run(reader, store(), run) for run in found]
     result = compare(runs)
-    path = (given.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in found)}.png").expanduser()
+    path = (args.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in found)}.png").expanduser()
     try:
         drawn = plot(reader, runs, [run.label for run in found], path)
     except (OSError, ValueError) as error:
         raise InputError(f"--plot {path}: {error}; give a .png in a folder that can be written") from None
     result["plot"] = str(drawn) if drawn else None
-    if given.json:
+    if args.json:
         print(json.dumps(result))
     else:
         show(result)

@@ -17,16 +17,16 @@ def add(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print all of it as one JSON object")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tasks.sft_data import view as data_view
 
-    if given.samples < 0:
-        raise InputError(f"--samples {given.samples}: give 0 or more")
-    view = data_view.look(data_view.find(store(), given.reference), given.reason, given.samples)
-    if given.json:
+    if args.samples < 0:
+        raise InputError(f"--samples {args.samples}: give 0 or more")
+    view = data_view.look(data_view.find(store(), args.reference), args.reason, args.samples)
+    if args.json:
         print(data_view.to_json(view))
     else:
-        data_view.show(view, Console(), whole=given.reason is not None)
+        data_view.show(view, Console(), whole=args.reason is not None)
     return 0

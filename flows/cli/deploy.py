@@ -13,7 +13,7 @@ from flows.prefect_server import check_server
 from grpo.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.installation.register import Difference
+    from flows.installation.register import ResourceDiff
 
 SHOWN = 8
 WIDTH = 60
@@ -37,9 +37,9 @@ def add(commands: Any) -> None:
     command.add_argument("--yes", action="store_true", help="apply without asking")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Exit code 0: all is registered; 1: something differs and nobody agreed to change it."""
-    return asyncio.run(_deploy(given.pools, given.recipe, given.notify, given.yes))
+    return asyncio.run(_deploy(args.pools, args.recipe, args.notify, args.yes))
 
 
 async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int:
@@ -50,21 +50,21 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.installation.desired import wanted
+    from flows.installation.desired import desired
     from flows.installation.register import apply, compare
 
     async with get_client() as client:
         try:
             block = await _block(client, notify) if notify else None
-            differences = await compare(client, wanted(pools, recipe, block))
-            _show(url, differences)
-            if all(difference.status == "unchanged" for difference in differences):
+            diffs = await compare(client, desired(pools, recipe, block))
+            _show(url, diffs)
+            if all(diff.status == "unchanged" for diff in diffs):
                 print("nothing to change")
                 return 0
             if not (yes or _agreed()):
                 print("nothing was changed; --yes applies it", file=sys.stderr)
                 return 1
-            await apply(client, differences)
+            await apply(client, diffs)
         except PrefectHTTPStatusError as error:
             raise InputError(f"{url}: {_detail(error)}") from None
     print("done")
@@ -83,18 +83,18 @@ async def _block(client: Any, name: str) -> str:
         raise InputError(f"--notify {name}: the server has no such block; make it in the UI under Blocks") from None
 
 
-def _show(url: str, differences: Sequence[Difference]) -> None:
+def _show(url: str, diffs: Sequence[ResourceDiff]) -> None:
     print(f"Prefect at {url}")
-    for difference in differences:
-        if difference.status == "unchanged":
+    for diff in diffs:
+        if diff.status == "unchanged":
             continue
-        print(f"  {difference.status:<7} {difference.thing.kind:<11} {difference.thing.name}")
-        changes = difference.changes
+        print(f"  {diff.status:<7} {diff.resource.kind:<11} {diff.resource.name}")
+        changes = diff.changes
         for field, old, new in changes[:SHOWN]:
             print(f"            {field}: {_short(old)} -> {_short(new)}")
         if len(changes) > SHOWN:
             print(f"            and {len(changes) - SHOWN} more")
-    counts = {status: sum(d.status == status for d in differences) for status in ("create", "change", "unchanged")}
+    counts = {status: sum(d.status == status for d in diffs) for status in ("create", "change", "unchanged")}
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
 
 

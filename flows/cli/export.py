@@ -24,26 +24,26 @@ def add(commands: Any) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from flows.stages.evaluate import CHECKPOINTS, checkpoints
     from tasks.export.folder import check_folder, export
     from tasks.export.model_card import About, lineage
     from tasks.tracking.lineage import provenance
 
-    folder = given.folder.expanduser()
-    if not re.fullmatch(r"[a-z0-9.-]+", given.licence):
-        raise InputError(f"--licence {given.licence}: give the hub's name of it, in lower case: apache-2.0, mit, other")
+    folder = args.folder.expanduser()
+    if not re.fullmatch(r"[a-z0-9.-]+", args.licence):
+        raise InputError(f"--licence {args.licence}: give the hub's name of it, in lower case: apache-2.0, mit, other")
     check_folder(folder)
-    checkpoint = artifact(given.reference)
+    checkpoint = artifact(args.reference)
     name = checkpoints([checkpoint.stage]).get(checkpoint.stage)
     if name is None:
         known = ", ".join([*CHECKPOINTS, "student_NAME"])
-        raise InputError(f"{given.reference}: stage {checkpoint.stage!r} makes no checkpoint; these do: {known}")
+        raise InputError(f"{args.reference}: stage {checkpoint.stage!r} makes no checkpoint; these do: {known}")
     everything = store().list()
     evaluation, metrics = _newest_metrics(checkpoint, everything)
     made_from = lineage(checkpoint, {manifest.digest: manifest for manifest in everything})
     made = provenance(checkpoint.mlflow_run_id, tracking())
-    export(About(name, checkpoint, made_from, given.licence, evaluation, metrics, made), folder, store())
+    export(About(name, checkpoint, made_from, args.licence, evaluation, metrics, made), folder, store())
     print(f"{name} {checkpoint.key[:12]} is in {folder}", file=sys.stderr)
     return 0
 

@@ -50,10 +50,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    given = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+    args = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     try:
         prepare_environment()
-        return COMMANDS[given.command](given)
+        return COMMANDS[args.command](args)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,9 @@
-"""What `r1 run` and `r1 plan` can be told alike."""
+"""Options of `r1 run` and `r1 plan`. Light on imports: `r1 --help` loads this."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.recipe.pipeline_names import PIPELINE_NAMES
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
-    """What `r1 run` and `r1 plan` share: the recipe, its overrides, and which of its stages."""
+    """Add what `r1 run` and `r1 plan` share: the recipe, its overrides, and the selection of stages."""
     command.add_argument("recipe", help="a shipped recipe or a path that ends in .toml")
     command.add_argument(
         "--flow",
@@ -37,13 +38,28 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     )
 
 
-def selection_of(given: argparse.Namespace) -> StageSelection:
+def add_estimate(command: argparse.ArgumentParser) -> None:
+    """Add the options of `r1 plan` about the estimate."""
+    command.add_argument("--estimate", action="store_true", help="time, memory, disk and network of each stage")
+    command.add_argument("--device", metavar="NAME", help="H200, H100, A100 or cpu; default: what this machine has")
+    command.add_argument("--config", type=Path, metavar="FILE", help="config.json of the base model")
+    command.add_argument("--calibrate", action="store_true", help="measure this machine's processor first")
+    command.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="another number for what no setting says: prompt_tokens, memory, ... (repeatable; a wrong one lists all)",
+    )
+
+
+def selection_of(args: argparse.Namespace) -> StageSelection:
     from flows.run.plan import StageSelection
 
     inputs = {}
-    for pair in given.input:
+    for pair in args.input:
         name, equals, reference = pair.partition("=")
         if not equals:
             raise InputError(f"--input {pair}: write STAGE=REF")
         inputs[name] = reference
-    return StageSelection(given.start, given.only, given.force, inputs, getattr(given, "approve", ()))
+    return StageSelection(args.start, args.only, args.force, inputs, getattr(args, "approve", ()))

@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from flows.cli import estimate_options
-from flows.cli.options import add_selection, selection_of
+from flows.cli.options import add_estimate, add_selection, selection_of
 
 
 def add(commands: Any) -> None:
@@ -15,24 +14,24 @@ def add(commands: Any) -> None:
     add_selection(command)
     command.add_argument("--force", action="append", default=[], metavar="STAGE")
     command.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-    estimate_options.add(command)
+    add_estimate(command)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from flows.pipelines import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe
     from flows.run.plan import plan
 
-    recipe = load_recipe(given.recipe, given.overrides, given.seed)
-    graph = PIPELINES[given.flow].graph(recipe)
-    planned = plan(graph, recipe, selection_of(given))
+    recipe = load_recipe(args.recipe, args.overrides, args.seed)
+    graph = PIPELINES[args.flow].graph(recipe)
+    planned = plan(graph, recipe, selection_of(args))
     estimated: dict[str, Any] | None = None
-    if given.estimate or given.calibrate:
+    if args.estimate or args.calibrate:
         from flows.cli import plan_estimate
 
-        estimated = plan_estimate.make(given, graph, recipe)
-    if given.json:
+        estimated = plan_estimate.make(args, graph, recipe)
+    if args.json:
         result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
         print(json.dumps(result | ({"estimate": estimated} if estimated else {})))
         return 0

@@ -11,8 +11,7 @@ from flows.home import home
 from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.run.estimate import FILE, Assumptions, estimate, to_json
-from flows.run.estimate_fit import check, refuse
+from flows.run.estimate import FILE, Assumptions, estimate, first_misfit, misfit_message, to_json
 from flows.stages.contract import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
@@ -20,13 +19,13 @@ from tasks.estimate.local_device import calibrate, local_device, processor
 from tasks.estimate.stages import Assumed, Estimate
 
 
-def assumptions(given: argparse.Namespace) -> Assumptions:
-    """From the command line."""
-    if given.device is not None and given.device not in DEVICES:
-        raise InputError(f"--device {given.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
-    device = calibrate(home()) if given.calibrate else _device(given.device)
+def assumptions_of(args: argparse.Namespace) -> Assumptions:
+    """The assumptions that the command line asks for."""
+    if args.device is not None and args.device not in DEVICES:
+        raise InputError(f"--device {args.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
+    device = calibrate(home()) if args.calibrate else _device(args.device)
     assumed = Assumed()
-    for pair in given.assume:
+    for pair in args.assume:
         name, _, value = pair.partition("=")
         try:
             change: dict[str, Any] = {name: float(value)}
@@ -41,7 +40,7 @@ def assumptions(given: argparse.Namespace) -> Assumptions:
         else:
             known = [of.name for of in (*fields(Assumed), *fields(Device)) if of.name not in ("name", "kind")]
             raise InputError(f"--assume {pair}: unknown; there are {', '.join(known)}")
-    return Assumptions(device, assumed, given.config)
+    return Assumptions(device, assumed, args.config)
 
 
 def _device(name: str | None) -> Device:
@@ -50,33 +49,33 @@ def _device(name: str | None) -> Device:
     return processor(home()) if name == "cpu" else DEVICES[name]
 
 
-def make(given: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dict[str, Any]:
+def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dict[str, Any]:
     """The estimate of `r1 plan` as plain values.
 
     Raises:
         InputError: in one line, if a stage does not fit the device.
     """
-    with_device = assumptions(given)
-    found = estimate(graph, recipe, with_device)
-    if (stage := check(found, with_device.device)) is not None:
+    assumptions = assumptions_of(args)
+    estimates = estimate(graph, recipe, assumptions)
+    if (stage := first_misfit(estimates, assumptions.device)) is not None:
 
-        def again(overrides: list[str]) -> Estimate:
-            changed = load_recipe(given.recipe, [*given.overrides, *overrides], given.seed)
-            return estimate([step for step in graph if step.name == stage], changed, with_device)[stage]
+        def with_overrides(overrides: list[str]) -> Estimate:
+            changed = load_recipe(args.recipe, [*args.overrides, *overrides], args.seed)
+            return estimate([step for step in graph if step.name == stage], changed, assumptions)[stage]
 
-        raise InputError(refuse(stage, found, with_device.device, again))
-    return to_json(found, with_device)
+        raise InputError(misfit_message(stage, estimates, assumptions.device, with_overrides))
+    return to_json(estimates, assumptions)
 
 
-def show(made: Mapping[str, Any], running: Sequence[str]) -> None:
-    """A table for people; `running` are the stages that would run, which the sum is of."""
-    device = made["device"]
+def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
+    """Print a table; `running` are the stages that would run, over which the last line sums."""
+    device = estimated["device"]
     print(f"\nestimate for {device['name']}, from settings and assumptions ({FILE} of a run has all of them):")
     print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {'disk GB':>8} {'net GB':>8}")
-    for name, of in made["stages"].items():
+    for name, of in estimated["stages"].items():
         peak = f"{of['peak_memory_gb']:8.2f} {of['peak_phase']:<10}" if "peak_memory_gb" in of else f"{'':8} {'':<10}"
         rest = f"{of['disk_gb']:8.2f} {of['network_gb']:8.1f}"
         print(f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}")
-    hours = sum(made["stages"][name]["device_hours"] for name in running)
-    seconds = sum(made["stages"][name]["seconds"] for name in running)
+    hours = sum(estimated["stages"][name]["device_hours"] for name in running)
+    seconds = sum(estimated["stages"][name]["seconds"] for name in running)
     print(f"  {'to run':<16} {'':>7} {hours:9.2f} {duration(seconds):>9}")

@@ -21,13 +21,13 @@ def add(commands: Any) -> None:
     command.add_argument("--recipe", help="the registered model, where several have this checkpoint")
 
 
-def run(given: argparse.Namespace) -> int:
-    if not re.fullmatch(r"[\w-]+", given.alias) or re.fullmatch(r"latest|v\d+", given.alias):
-        raise InputError(f"--alias {given.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
-    manifest = artifact(given.reference)
-    recipe = given.recipe or _recipe_of(manifest)
-    version = tracking().models.set_alias_now(recipe, given.alias, manifest)
-    print(f"{given.alias}@{recipe} is {manifest.stage} {manifest.key[:12]}, version {version}", file=sys.stderr)
+def run(args: argparse.Namespace) -> int:
+    if not re.fullmatch(r"[\w-]+", args.alias) or re.fullmatch(r"latest|v\d+", args.alias):
+        raise InputError(f"--alias {args.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
+    manifest = artifact(args.reference)
+    recipe = args.recipe or _recipe_of(manifest)
+    version = tracking().models.set_alias_now(recipe, args.alias, manifest)
+    print(f"{args.alias}@{recipe} is {manifest.stage} {manifest.key[:12]}, version {version}", file=sys.stderr)
     return 0
 
 

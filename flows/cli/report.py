@@ -17,13 +17,13 @@ def add(commands: Any) -> None:
     command.add_argument("--out", type=Path, metavar="FILE", help="default: reports/RUN.html in the home folder")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from flows.run.report import default_path, write
     from tasks.tracking.recipe_run import load_run
 
     record = tracking()
-    loaded = load_run(record.reader, store(), record.reader.find(given.run))
-    path = (given.out or default_path(loaded.run.id)).expanduser()
+    loaded = load_run(record.reader, store(), record.reader.find(args.run))
+    path = (args.out or default_path(loaded.run.id)).expanduser()
     try:
         write(record, loaded, path)
     except OSError as error:

@@ -28,8 +28,8 @@ def add(commands: Any) -> None:
     command.add_argument("--mlflow-port", type=int, default=5000)
 
 
-def run(given: argparse.Namespace) -> int:
-    return serve(given.prefect_port, given.mlflow_port)
+def run(args: argparse.Namespace) -> int:
+    return serve(args.prefect_port, args.mlflow_port)
 
 
 def serve(prefect_port: int, mlflow_port: int) -> int:
@@ -39,12 +39,12 @@ def serve(prefect_port: int, mlflow_port: int) -> int:
     place.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor(logs)
     try:
-        for part, port in (
+        for service, port in (
             (prefect_server(prefect_port, sqlite(place)), prefect_port),
             (mlflow_server(place, mlflow_port, sqlite(place)), mlflow_port),
         ):
-            supervisor.start(part)
-            wait_for(part, port, logs, lambda: supervisor.stopping)
+            supervisor.start(service)
+            wait_for(service, port, logs, lambda: supervisor.stopping)
         write_state(place, {"supervisor": process_name(os.getpid()), "prefect": prefect_url(prefect_port)})
         print(
             f"Prefect: {prefect_url(prefect_port).removesuffix('/api')}\nMLflow:  {mlflow_url(mlflow_port)}", flush=True

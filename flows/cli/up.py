@@ -21,7 +21,7 @@ from typing import Any
 from flows.home import STATE, home, read_state
 from flows.installation import services
 from flows.installation.services import Databases
-from flows.installation.supervisor import GRACE_S, PYTHON, Part, Supervisor, tail
+from flows.installation.supervisor import GRACE_S, PYTHON, Service, Supervisor, tail
 from grpo.errors import InputError
 from tasks.trainer.processes import process_name
 
@@ -44,29 +44,29 @@ def add(commands: Any) -> None:
     commands.add_parser("down", help="stop the installation that `r1 up` started; nothing is left running")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Start the installation, or say that it is there."""
     place = home()
     if _supervisor(place):
         print("it is up already", file=sys.stderr)
         return _say_where(place)
-    if given.workers is not None and given.workers < 1:
-        raise InputError(f"--workers {given.workers}: give 1 or more")
+    if args.workers is not None and args.workers < 1:
+        raise InputError(f"--workers {args.workers}: give 1 or more")
     _end_rest(place)
     (place / STATE).unlink(missing_ok=True)
-    ports = {"--prefect-port": given.prefect_port, "--mlflow-port": given.mlflow_port}
-    if given.postgres:
+    ports = {"--prefect-port": args.prefect_port, "--mlflow-port": args.mlflow_port}
+    if args.postgres:
         from flows.installation.postgres import check
 
         check()
-        ports["--postgres-port"] = given.postgres_port
+        ports["--postgres-port"] = args.postgres_port
     services.check_ports(ports)
-    return _start(place, given)
+    return _start(place, args)
 
 
-def _start(place: Path, given: argparse.Namespace) -> int:
-    workers = given.workers or max(1, len(gpus()))
-    ports = [given.prefect_port, given.mlflow_port, given.postgres_port if given.postgres else 0]
+def _start(place: Path, args: argparse.Namespace) -> int:
+    workers = args.workers or max(1, len(gpus()))
+    ports = [args.prefect_port, args.mlflow_port, args.postgres_port if args.postgres else 0]
     logs = place / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / "up.log").open("ab") as output:
@@ -104,7 +104,7 @@ def _say_where(place: Path) -> int:
     return 0
 
 
-def down(given: argparse.Namespace) -> int:
+def down(args: argparse.Namespace) -> int:
     """Stop what `r1 up` started; recipes under way go on at the next `r1 up`."""
     place = home()
     was_up = _supervisor(place) is not None
@@ -168,7 +168,7 @@ def gpus() -> list[str]:
     return asked.stdout.split() if asked.returncode == 0 else []
 
 
-def workers(number: int, settings: dict[str, str]) -> list[Part]:
+def workers(number: int, settings: dict[str, str]) -> list[Service]:
     """A worker for each pool, and `number` for stages that train or sample, each with a GPU of its own if there are."""
     devices = gpus()
     start = [*PYTHON, "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
@@ -177,7 +177,7 @@ def workers(number: int, settings: dict[str, str]) -> list[Part]:
         visible = {"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} if devices else {}
         places.append((f"r1-gpu-{index}", "r1-gpu", visible))
     return [
-        Part(
+        Service(
             f"worker-{name}",
             [*start, "--pool", pool, "--name", name, "--limit", str(LIMITS.get(pool, 1))],
             {**settings, **visible},
@@ -200,12 +200,12 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
     tell()
     try:
         databases = _databases(supervisor, place, postgres_port)
-        for part, port in (
+        for service, port in (
             (services.prefect_server(prefect_port, databases), prefect_port),
             (services.mlflow_server(place, mlflow_port, databases), mlflow_port),
         ):
-            supervisor.start(part)
-            services.wait_for(part, port, logs, lambda: supervisor.stopping)
+            supervisor.start(service)
+            services.wait_for(service, port, logs, lambda: supervisor.stopping)
         settings = {
             "PREFECT_API_URL": prefect,
             "MLFLOW_TRACKING_URI": mlflow,
@@ -214,14 +214,17 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
         }
         if not supervisor.stopping:
             _deploy(logs, settings)
-        for part in [*workers(number, settings), Part("take-up", (*PYTHON, "flows.installation.orphans"), settings)]:
+        for service in [
+            *workers(number, settings),
+            Service("take-up", (*PYTHON, "flows.installation.orphans"), settings),
+        ]:
             if not supervisor.stopping:
-                supervisor.start(part)
+                supervisor.start(service)
         state["ready"] = True
         tell()
         supervisor.watch()
         # Flows first, then who records what became of them, then the servers.
-        supervisor.stop(*(part.name for part in supervisor.parts if part.name.startswith("worker-")))
+        supervisor.stop(*(service.name for service in supervisor.services if service.name.startswith("worker-")))
         supervisor.stop("take-up")
     except InputError as error:
         state["error"] = str(error)
@@ -240,9 +243,9 @@ def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Datab
 
     cluster = Cluster(place / "postgres", postgres_port)
     cluster.make()
-    part = cluster.part()
-    supervisor.start(part)
-    services.wait_for(part, postgres_port, place / "logs", lambda: supervisor.stopping)
+    service = cluster.service()
+    supervisor.start(service)
+    services.wait_for(service, postgres_port, place / "logs", lambda: supervisor.stopping)
     cluster.make_databases()
     return cluster.databases()
 

@@ -55,10 +55,10 @@ def add(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print the differences as one JSON object")
 
 
-def run(given: argparse.Namespace) -> int:
-    old, new = artifact(given.old), artifact(given.new)
+def run(args: argparse.Namespace) -> int:
+    old, new = artifact(args.old), artifact(args.new)
     found = why(old, new, {manifest.digest: manifest for manifest in store().list()})
-    if given.json:
+    if args.json:
         print(json.dumps({"old": old.key, "new": new.key, "differences": found}))
         return 0
     print(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")

@@ -1,6 +1,6 @@
-"""What the files in deployments/ ask a Prefect server for: pools, queues, deployments with schedules, automations.
+"""The resources that deployments/ describes: pools, queues, deployments with schedules, automations.
 
-Each is a `Thing` of plain values, so that it can be held against what the server has.
+Each is a `Resource` of plain values, so that it can be compared with what the server has.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from flows.run.gates import gate_evaluation
 from grpo.errors import InputError
 
 FOLDER = Path(__file__).parents[2] / "deployments"
-"""Beside this package, in a checkout and where it is installed."""
+"""Next to the package flows, both in a checkout and in an installation."""
 
 Kind = Literal["process", "docker", "kubernetes"]
 
 
 @dataclass(frozen=True)
-class Thing:
-    """A pool, queue, deployment or automation. `switches` hold when it is made; later they are the server's own."""
+class Resource:
+    """A pool, queue, deployment or automation. `switches` apply only at creation; afterwards the server's values
+    stay."""
 
     kind: Literal["pool", "queue", "deployment", "automation"]
     name: str
@@ -86,15 +87,15 @@ class _Queue(_File):
     description: str
 
 
-def wanted(pools: Kind, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Thing]:
-    """Everything, in an order in which it can be made. Forms of stages are filled with `recipe`; `notify` is the id of
-    the block that notifications go through (None: no automation that notifies)."""
+def desired(pools: Kind, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Resource]:
+    """All resources, in an order in which they can be created. Forms of stages are filled with values of `recipe`.
+    `notify` is the id of the block that sends notifications (None: no automation that notifies)."""
     file = _Pools.model_validate(_read(folder / "pools" / f"{pools}.yaml"))
     queues = {name: _Queue.model_validate(values) for name, values in _read(folder / "queues.yaml").items()}
     return [
         *_pools(file),
         *(
-            Thing("queue", f"{pool}/{name}", queue.model_dump())
+            Resource("queue", f"{pool}/{name}", queue.model_dump())
             for pool in file.pools
             for name, queue in queues.items()
         ),
@@ -112,40 +113,40 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _pools(file: _Pools) -> Iterator[Thing]:
+def _pools(file: _Pools) -> Iterator[Resource]:
     for name, pool in file.pools.items():
         template = deepcopy(file.template)
         for variable, default in pool.defaults.items():
             template["variables"]["properties"][variable]["default"] = default
         fields = {"type": file.type, "description": pool.description, "base_job_template": template}
-        yield Thing("pool", name, fields)
+        yield Resource("pool", name, fields)
 
 
-def _deployments(listed: list[dict[str, Any]], recipe: Recipe) -> Iterator[Thing]:
+def _deployments(entries: list[dict[str, Any]], recipe: Recipe) -> Iterator[Resource]:
     filled = form_values(recipe)
-    for values in listed:
+    for values in entries:
         try:
-            asked = _Deployment.model_validate(values)
+            deployment = _Deployment.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise InputError(f"prefect.yaml: {values.get('entrypoint')}: {where}: {first['msg']}") from None
-        flow = load(asked.entrypoint)
+        flow = load(deployment.entrypoint)
         fields = {
-            "entrypoint": asked.entrypoint,
-            "description": asked.description or flow.description or "",
-            "tags": sorted(asked.tags),
-            "work_pool_name": asked.work_pool.name,
-            "work_queue_name": asked.work_pool.work_queue_name,
-            "job_variables": asked.work_pool.job_variables,
-            "parameters": filled.get(asked.entrypoint, {}) | asked.parameters,
-            "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in asked.schedules},
+            "entrypoint": deployment.entrypoint,
+            "description": deployment.description or flow.description or "",
+            "tags": sorted(deployment.tags),
+            "work_pool_name": deployment.work_pool.name,
+            "work_queue_name": deployment.work_pool.work_queue_name,
+            "job_variables": deployment.work_pool.job_variables,
+            "parameters": filled.get(deployment.entrypoint, {}) | deployment.parameters,
+            "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in deployment.schedules},
             "parameter_openapi_schema": schema(flow),
-            "enforce_parameter_schema": asked.enforce_parameter_schema,
+            "enforce_parameter_schema": deployment.enforce_parameter_schema,
             "pull_steps": [],
         }
-        active = {s.slug: s.active for s in asked.schedules}
-        yield Thing("deployment", f"{flow.name}/{asked.name}", fields, {"active": active})
+        active = {s.slug: s.active for s in deployment.schedules}
+        yield Resource("deployment", f"{flow.name}/{deployment.name}", fields, {"active": active})
 
 
 def _cron(schedule: _Schedule) -> dict[str, Any]:
@@ -162,33 +163,34 @@ def load(entrypoint: str) -> Any:
 
 
 def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Entrypoint of a stage -> the values that its form starts from: the recipe's section, the first student."""
-    found: dict[str, dict[str, Any]] = {}
+    """Entrypoint of a stage -> initial values of its form: the recipe's section; of students the first one's."""
+    forms: dict[str, dict[str, Any]] = {}
     for pipeline in PIPELINES.values():
         try:
             for step in pipeline.graph(recipe):
-                made, extra = (
+                flow, extra = (
                     (step.flow.func, step.flow.keywords) if isinstance(step.flow, partial) else (step.flow, {})
                 )
                 values = {"config": _form_value(step.config(recipe)), **extra, "seed": recipe.seed}
-                found.setdefault(entrypoint_of(made), values)
+                forms.setdefault(entrypoint_of(flow), values)
         except InputError:
             continue  # a recipe without a section for this graph
-    found[entrypoint_of(gate_evaluation)] = {"config": _form_value(recipe.evaluate), "seed": recipe.seed}
-    return found
+    forms[entrypoint_of(gate_evaluation)] = {"config": _form_value(recipe.evaluate), "seed": recipe.seed}
+    return forms
 
 
 def _form_value(section: BaseModel) -> dict[str, Any]:
-    """What the recipe sets: the form shows the defaults of the rest, and a field that nobody set stays one."""
+    """Fields that the recipe sets. The form shows the defaults of the others, which stay unset."""
     return section.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
-def entrypoint_of(made: Any) -> str:
-    return f"{made.fn.__module__}.{made.fn.__name__}"
+def entrypoint_of(flow: Any) -> str:
+    """package.module.function of a flow."""
+    return f"{flow.fn.__module__}.{flow.fn.__name__}"
 
 
-def _automations(listed: list[Mapping[str, Any]], notify: str | None) -> Iterator[Thing]:
-    for values in listed:
+def _automations(entries: list[Mapping[str, Any]], notify: str | None) -> Iterator[Resource]:
+    for values in entries:
         actions = [dict(action) for action in values["actions"]]
         for action in actions:
             if action["type"] == "send-notification":
@@ -196,11 +198,11 @@ def _automations(listed: list[Mapping[str, Any]], notify: str | None) -> Iterato
         if any(action.get("block_document_id", "") is None for action in actions):
             continue
         automation = AutomationCore.model_validate({**values, "actions": actions})
-        yield Thing("automation", automation.name, automation_fields(automation), {"enabled": automation.enabled})
+        yield Resource("automation", automation.name, automation_fields(automation), {"enabled": automation.enabled})
 
 
 def automation_fields(automation: AutomationCore) -> dict[str, Any]:
-    """What of an automation is compared, as plain values; the order in sets of events is none."""
+    """The compared fields of an automation as plain values; sets of events are sorted."""
     return _ordered(automation.model_dump(mode="json", include={"description", "trigger", "actions"}))
 
 

@@ -1,8 +1,9 @@
-"""Takes up what lost its process in a local installation: no flow run stays Running without one.
+"""Orphaned flow runs of a local installation: none stays Running after its process is gone.
 
-Workers report the crash of a flow as long as they live. If a worker, or the machine, went with its flow, nobody
-does. Here all workers are on this machine, so a look at its processes tells: a stage without one has crashed, and
-its recipe starts it again; a recipe without one is scheduled again and finds what is made and who still works.
+Workers report the crash of a flow while they live. If the worker or the machine died with the flow, nobody reports it.
+Here all workers are on this machine, so its processes tell: a stage without a process has crashed, and its recipe
+starts it again; a recipe without a process is scheduled again, reuses finished stages and waits for those that still
+run.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from flows.run.dispatch_decisions import TRIES
 
 POLL_S = 5.0
 LOST_S, NOT_BEGUN_S = 20.0, 120.0
-"""How long a flow run has no process before it is taken up: workers report first; and one that is only about to begin,
+"""Seconds without a process after which a flow run counts as orphaned. Workers report first. A pending run gets longer,
 since processes take time to start."""
 _LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 @dataclass
-class Watch:
-    """What was seen of the flow runs so far."""
+class OrphanSweeper:
+    """Finds orphaned flow runs, ends them, and schedules crashed recipes again."""
 
     client: SyncPrefectClient
-    missing: dict[UUID, float] = field(default_factory=dict)  # since when a live run has no process
+    missing: dict[UUID, float] = field(default_factory=dict)  # when a live run was first seen without a process
     recipes: set[UUID] = field(default_factory=set)  # that were alive
 
     def sweep(self, last: bool = False) -> None:
-        """Look once: end what has no process for long, or at all if it is the `last` time; schedule recipes again that
-        crashed."""
-        found = {run.id: (run, self._deployed(run)) for run in _runs(self.client, _LIVE)}
-        runs = [run for run, deployed in found.values() if deployed is not None]
+        """End flow runs without a process for long (at once in the `last` sweep); schedule crashed recipes again."""
+        live_runs = {run.id: (run, self._deployed(run)) for run in _runs(self.client, _LIVE)}
+        runs = [run for run, deployed in live_runs.values() if deployed is not None]
         present = living()
         now = time.monotonic()
-        self.missing = {run.id: self.missing.get(run.id, now) for run in runs if str(found[run.id][1]) not in present}
+        self.missing = {
+            run.id: self.missing.get(run.id, now) for run in runs if str(live_runs[run.id][1]) not in present
+        }
         recipes = _recipe_flows(self.client)
         for run in runs:
             if run.flow_id in recipes:
@@ -56,15 +58,15 @@ class Watch:
                 self._end(run)
         if self.recipes:
             for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
-                if str(run.id) in present:  # it was only too busy to say that it lives
+                if str(run.id) in present:  # it lives, but was too busy to send its heartbeat
                     continue
                 self.recipes.discard(run.id)
                 if run.run_count < TRIES:
                     self._set(run, AwaitingRetry(message="It lost its process and starts again."))
 
     def _deployed(self, run: FlowRun) -> UUID | None:
-        """The flow run in whose process this one runs: itself, or that of the recipe around it. None if a person's
-        terminal runs it: that process does not name it."""
+        """The flow run whose process runs this one: itself, or the recipe around it. None if it runs in a terminal,
+        whose process does not carry the run's id."""
         while run.deployment_id is None:
             if run.parent_task_run_id is None:
                 return None
@@ -87,41 +89,40 @@ class Watch:
 
 
 def _runs(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | None = None) -> list[FlowRun]:
-    wanted: dict[str, Any] = {"state": {"type": {"any_": types}}}
+    filters: dict[str, Any] = {"state": {"type": {"any_": types}}}
     if ids is not None:
-        wanted["id"] = {"any_": ids}
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
+        filters["id"] = {"any_": ids}
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(filters))
 
 
 def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
-    found = client.read_flows()
     names = {pipeline.flow.name for pipeline in PIPELINES.values()}
-    return {flow.id for flow in found if flow.name in names}
+    return {flow.id for flow in client.read_flows() if flow.name in names}
 
 
 def living() -> set[str]:
-    """Flow runs that have a process on this machine: Prefect names the run in its environment."""
+    """Ids of flow runs that have a process on this machine: Prefect puts the id into its environment."""
     mark = b"PREFECT__FLOW_RUN_ID="
-    found = set()
+    run_ids = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             values = path.read_bytes().split(b"\0")
         except OSError:  # gone, or another user's
             continue
-        found |= {value.removeprefix(mark).decode() for value in values if value.startswith(mark)}
-    return found
+        run_ids |= {value.removeprefix(mark).decode() for value in values if value.startswith(mark)}
+    return run_ids
 
 
 def main() -> None:
-    """Sweep until a SIGTERM; then once more, for what was stopped with us."""
+    """Sweep until SIGTERM, then once more for flow runs that were stopped together with this process."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     with get_client(sync_client=True) as client:
-        watch = Watch(client)
+        sweeper = OrphanSweeper(client)
         while True:
             last = bool(stopping)
             try:
-                watch.sweep(last)
+                sweeper.sweep(last)
             except (httpx.HTTPError, PrefectHTTPStatusError) as error:
                 print(f"the server does not answer: {error}", flush=True)
             if last:

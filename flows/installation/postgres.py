@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.installation.services import Databases
-from flows.installation.supervisor import Part
+from flows.installation.supervisor import Service
 from flows.prefect_server import HOST
 from grpo.errors import InputError
 
@@ -35,10 +35,10 @@ class Cluster:
     def data(self) -> Path:
         return self.folder / "data"
 
-    def part(self) -> Part:
+    def service(self) -> Service:
         """The server as a process to keep alive. SIGINT ends it at once and cleanly."""
         place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", ""]
-        return Part("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
+        return Service("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
 
     def databases(self) -> Databases:
         password = (self.folder / "password").read_text().strip()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.home import STATE
-from flows.installation.supervisor import PYTHON, Part, tail
+from flows.installation.supervisor import PYTHON, Service, tail
 from flows.prefect_server import HOST, is_open
 from grpo.errors import InputError
 from tasks.tracking.connection import default_uri
@@ -51,23 +51,23 @@ def mlflow_url(port: int) -> str:
     return f"http://{HOST}:{port}"
 
 
-def prefect_server(port: int, databases: Databases) -> Part:
+def prefect_server(port: int, databases: Databases) -> Service:
     command = (*PYTHON, "prefect", "server", "start", "--host", HOST, "--port", str(port))
     settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages ask port 4200 unless they are told otherwise
     if databases.prefect:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
         # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.
         settings |= {"PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_TIMEOUT": "60"}
-    return Part("prefect", command, settings)
+    return Service("prefect", command, settings)
 
 
-def mlflow_server(home: Path, port: int, databases: Databases) -> Part:
+def mlflow_server(home: Path, port: int, databases: Databases) -> Service:
     """Artifacts lie in the home folder, where clients with and without the server find them."""
     command = [*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri()]
     # Not on the command line, where others could read a password.
     settings = {"MLFLOW_BACKEND_STORE_URI": databases.mlflow, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    return Part("mlflow", command, settings)
+    return Service("mlflow", command, settings)
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
@@ -81,25 +81,25 @@ def check_ports(ports: Mapping[str, int]) -> None:
             raise InputError(f"port {port} is in use on {HOST}; choose another with {option}")
 
 
-def wait_for(part: Part, port: int, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
+def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
     """Until something answers at the port.
 
     Raises:
-        InputError: the part ended, or does not answer in time; the message says why as far as its log does.
+        InputError: the service ended, or does not answer in time; the message says why as far as its log does.
     """
     deadline = time.monotonic() + START_S
-    log = logs / f"{part.name}.log"
+    log = logs / f"{service.name}.log"
     while not is_open(port):
         if stopped():
             return
-        if not part.is_alive():
+        if not service.is_alive():
             text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
-            sign, remedy = OTHER_SCHEMA.get(part.name, ("", ""))
+            sign, remedy = OTHER_SCHEMA.get(service.name, ("", ""))
             if sign and sign in text:
-                raise InputError(f"{part.name}: its database has the schema of another version; {remedy}; see {log}")
-            raise InputError(f"{part.name} did not start: {tail(log)}; see {log}")
+                raise InputError(f"{service.name}: its database has the schema of another version; {remedy}; see {log}")
+            raise InputError(f"{service.name} did not start: {tail(log)}; see {log}")
         if time.monotonic() > deadline:
-            raise InputError(f"{part.name} did not answer on port {port} within {START_S:g} s; see {log}")
+            raise InputError(f"{service.name} did not answer on port {port} within {START_S:g} s; see {log}")
         time.sleep(0.3)
 
 

@@ -1,7 +1,7 @@
 """Keeps a few long-running processes alive, and takes everything that they started along when it ends.
 
-It adopts orphans and ends them: what a dead part leaves behind (a flow of a killed worker, a child of a killed server)
-would hold a GPU or a port that the next one needs.
+It adopts orphans and ends them: what a dead service leaves behind (a flow of a killed worker, a child of a killed
+server) would hold a GPU or a port that the next one needs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from tasks.trainer.processes import adopt_orphans, descendants, die_with_parent,
 POLL_S = 0.5
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 CALM_S = 120.0
-"""A part that lived this long is started again without delay."""
+"""A service that lived this long is started again without delay."""
 GRACE_S = 45.0
-"""Between SIGTERM and SIGKILL, for a part and its descendants: a flow stops its trainer, which writes a checkpoint."""
+"""Between SIGTERM and SIGKILL, for a service and its descendants: a flow stops its trainer, which writes a
+checkpoint."""
 
 
 @dataclass
-class Part:
+class Service:
     """A process to keep alive; it logs to `<logs>/<name>.log`."""
 
     name: str
@@ -59,13 +60,13 @@ class Part:
 
 
 class Supervisor:
-    """Starts parts, one after another, and restarts those that die, until it is told to stop.
+    """Starts services, one after another, and restarts those that die, until it is told to stop.
 
-    `changed` is called whenever a part has another process. Runs in a main thread, since signals reach it there.
+    `changed` is called whenever a service has another process. Runs in a main thread, since signals reach it there.
     """
 
     def __init__(self, logs: Path, changed: Callable[[], None] = lambda: None):
-        self.parts: list[Part] = []
+        self.services: list[Service] = []
         self._logs = logs
         self._changed = changed
         self.stopping = False
@@ -76,40 +77,42 @@ class Supervisor:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
-    def start(self, part: Part) -> None:
-        part.start(self._logs)
-        self.parts.append(part)
+    def start(self, service: Service) -> None:
+        service.start(self._logs)
+        self.services.append(service)
         self._changed()
 
     def processes(self) -> dict[str, str | None]:
-        """Part -> the name of its process."""
-        return {part.name: process_name(part.process.pid) if part.process else None for part in self.parts}
+        """Service -> the name of its process."""
+        return {
+            service.name: process_name(service.process.pid) if service.process else None for service in self.services
+        }
 
     def watch(self) -> None:
         """Until a signal: restart what died, end what lost its parent."""
         while not self.stopping:
             self._end_orphans()
-            for part in self.parts:
-                if not part.is_alive():
-                    self._revive(part)
+            for service in self.services:
+                if not service.is_alive():
+                    self._revive(service)
             time.sleep(POLL_S)
 
-    def _revive(self, part: Part) -> None:
-        if part.due is None:
-            lived = time.monotonic() - part.began
-            wait = 0.0 if lived > CALM_S else BACKOFF_S[min(part.deaths, len(BACKOFF_S) - 1)]
-            part.deaths = 0 if lived > CALM_S else part.deaths + 1
-            part.due = time.monotonic() + wait
-            code = part.process.returncode if part.process else None
-            print(f"{part.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s", flush=True)
-        elif time.monotonic() >= part.due:
+    def _revive(self, service: Service) -> None:
+        if service.due is None:
+            lived = time.monotonic() - service.began
+            wait = 0.0 if lived > CALM_S else BACKOFF_S[min(service.deaths, len(BACKOFF_S) - 1)]
+            service.deaths = 0 if lived > CALM_S else service.deaths + 1
+            service.due = time.monotonic() + wait
+            code = service.process.returncode if service.process else None
+            print(f"{service.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s", flush=True)
+        elif time.monotonic() >= service.due:
             self._end_orphans()
-            part.due = None
-            part.start(self._logs)
+            service.due = None
+            service.start(self._logs)
             self._changed()
 
     def _end_orphans(self) -> None:
-        """End what a dead part left to us; each may clear up first."""
+        """End what a dead service left to us; each may clear up first."""
         deadline = time.monotonic() + GRACE_S
         told: set[int] = set()
         while orphans := self._orphans():
@@ -122,10 +125,10 @@ class Supervisor:
             time.sleep(0.1)
 
     def _orphans(self) -> set[int]:
-        """Live children that are no parts; dead ones are collected."""
-        parts = {part.process.pid for part in self.parts if part.process}
+        """Live children that are no services; dead ones are collected."""
+        services = {service.process.pid for service in self.services if service.process}
         found = set()
-        for pid in children(os.getpid()) - parts:
+        for pid in children(os.getpid()) - services:
             if process_name(pid) is not None:
                 found.add(pid)
             else:
@@ -134,21 +137,21 @@ class Supervisor:
         return found
 
     def stop(self, *names: str) -> None:
-        """Stop these parts, or all, the last one first; returns when they and their descendants are gone."""
-        chosen = [part for part in reversed(self.parts) if not names or part.name in names]
-        for part in chosen:
-            if part.process is None:
+        """Stop these services, or all, the last one first; returns when they and their descendants are gone."""
+        chosen = [service for service in reversed(self.services) if not names or service.name in names]
+        for service in chosen:
+            if service.process is None:
                 continue
-            family = descendants(part.process.pid)
+            family = descendants(service.process.pid)
             with contextlib.suppress(ProcessLookupError):
-                part.process.send_signal(part.signal)
+                service.process.send_signal(service.signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                part.process.wait(timeout=GRACE_S)
-            if part.process.poll() is None:
-                for pid in {part.process.pid, *family, *descendants(part.process.pid)}:
+                service.process.wait(timeout=GRACE_S)
+            if service.process.poll() is None:
+                for pid in {service.process.pid, *family, *descendants(service.process.pid)}:
                     _signal(pid, signal.SIGKILL)
-                part.process.wait()
-            self.parts.remove(part)
+                service.process.wait()
+            self.services.remove(service)
             self._end_orphans()
         if not names:
             end_descendants(0)

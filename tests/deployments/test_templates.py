@@ -18,7 +18,7 @@ from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from flows.installation.desired import FOLDER, Kind, wanted
+from flows.installation.desired import FOLDER, Kind, desired
 from tests.support.kubernetes_types import faults
 
 KINDS: tuple[Kind, ...] = ("process", "docker", "kubernetes")
@@ -33,7 +33,9 @@ ELSEWHERE = "http://prefect.example:4200/api"
 @cache
 def pools(kind: Kind) -> dict[str, Any]:
     """Pool -> its job template."""
-    return {thing.name: thing.fields["base_job_template"] for thing in wanted(kind) if thing.kind == "pool"}
+    return {
+        resource.name: resource.fields["base_job_template"] for resource in desired(kind) if resource.kind == "pool"
+    }
 
 
 def render(kind: Kind, pool: str, **values: Any) -> Any:

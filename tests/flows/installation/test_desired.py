@@ -9,7 +9,7 @@ import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
-from flows.installation.desired import FOLDER, Thing, _read, entrypoint_of, form_values, load, wanted
+from flows.installation.desired import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
 from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import gate_evaluation
@@ -20,12 +20,12 @@ NAME = "r1flow"
 
 
 @pytest.fixture(scope="module")
-def things() -> list[Thing]:
-    return wanted("process")
+def resources() -> list[Resource]:
+    return desired("process")
 
 
-def deployments(things: list[Thing]) -> dict[str, dict[str, Any]]:
-    return {thing.name: thing.fields for thing in things if thing.kind == "deployment"}
+def deployments(resources: list[Resource]) -> dict[str, dict[str, Any]]:
+    return {resource.name: resource.fields for resource in resources if resource.kind == "deployment"}
 
 
 def stage_flows() -> set[str]:
@@ -35,53 +35,53 @@ def stage_flows() -> set[str]:
     return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in [*flows, gate_evaluation]}
 
 
-def test_every_flow_has_exactly_one_deployment_of_the_projects_name(things: list[Thing]) -> None:
-    listed = [fields["entrypoint"] for name, fields in deployments(things).items() if name.endswith(f"/{NAME}")]
+def test_every_flow_has_exactly_one_deployment_of_the_projects_name(resources: list[Resource]) -> None:
+    listed = [fields["entrypoint"] for name, fields in deployments(resources).items() if name.endswith(f"/{NAME}")]
     assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()})
 
 
-def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(things: list[Thing]) -> None:
-    for name, fields in deployments(things).items():
+def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(resources: list[Resource]) -> None:
+    for name, fields in deployments(resources).items():
         assert name.split("/")[0] == load(fields["entrypoint"]).name
         assert fields["pull_steps"] == [] and ":" not in fields["entrypoint"]
         assert NAME in fields["tags"] and fields["description"]
     assert _read(FOLDER / "prefect.yaml")["pull"] == []  # left out, the command of Prefect pins a folder
 
 
-def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(things: list[Thing]) -> None:
+def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(resources: list[Resource]) -> None:
     recipes = {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()}
-    waiting = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] in recipes}
-    working = {f["work_pool_name"] for f in deployments(things).values() if f["entrypoint"] not in recipes}
+    waiting = {f["work_pool_name"] for f in deployments(resources).values() if f["entrypoint"] in recipes}
+    working = {f["work_pool_name"] for f in deployments(resources).values() if f["entrypoint"] not in recipes}
     assert waiting == {"r1-cpu"} and working == {"r1-tasks", "r1-gpu"}
 
 
-def test_pools_and_queues_of_all_deployments_exist(things: list[Thing]) -> None:
-    names = {thing.name for thing in things if thing.kind in ("pool", "queue")}
-    for fields in deployments(things).values():
+def test_pools_and_queues_of_all_deployments_exist(resources: list[Resource]) -> None:
+    names = {resource.name for resource in resources if resource.kind in ("pool", "queue")}
+    for fields in deployments(resources).values():
         assert {fields["work_pool_name"], f"{fields['work_pool_name']}/{fields['work_queue_name']}"} <= names
 
 
-def test_people_go_before_schedules(things: list[Thing]) -> None:
-    queues = {thing.name: thing.fields["priority"] for thing in things if thing.kind == "queue"}
+def test_people_go_before_schedules(resources: list[Resource]) -> None:
+    queues = {resource.name: resource.fields["priority"] for resource in resources if resource.kind == "queue"}
     for pool in ("r1-cpu", "r1-tasks", "r1-gpu"):
         assert queues[f"{pool}/interactive"] < queues[f"{pool}/scheduled"]
-    for fields in deployments(things).values():
+    for fields in deployments(resources).values():
         assert fields["work_queue_name"] == ("scheduled" if fields["schedules"] else "interactive")
 
 
-def test_schedules_are_inactive_and_run_the_paper_recipe(things: list[Thing]) -> None:
-    scheduled = {thing.name: thing for thing in things if thing.fields.get("schedules")}
+def test_schedules_are_inactive_and_run_the_paper_recipe(resources: list[Resource]) -> None:
+    scheduled = {resource.name: resource for resource in resources if resource.fields.get("schedules")}
     assert set(scheduled) == {"train-r1/weekly", "train-r1/nightly-evaluation"}
-    for thing in scheduled.values():
-        assert not any(thing.switches["active"].values())
-        load_recipe(thing.fields["parameters"]["recipe"])
+    for resource in scheduled.values():
+        assert not any(resource.switches["active"].values())
+        load_recipe(resource.fields["parameters"]["recipe"])
     (weekly,) = scheduled["train-r1/weekly"].fields["schedules"].values()
     dates = CronSchedule(cron=weekly["cron"], timezone=weekly["timezone"])
     assert (dates.cron, dates.timezone) == ("0 3 * * 6", "UTC")
 
 
-def test_a_recipes_form_is_ordered_explained_and_bounded(things: list[Thing]) -> None:
-    fields = deployments(things)["train-r1/r1flow"]["parameter_openapi_schema"]["properties"]
+def test_a_recipes_form_is_ordered_explained_and_bounded(resources: list[Resource]) -> None:
+    fields = deployments(resources)["train-r1/r1flow"]["parameter_openapi_schema"]["properties"]
     by_position = sorted(fields, key=lambda name: fields[name]["position"])
     assert by_position[:4] == ["recipe", "overrides", "seed", "start"]
     assert all(field["description"] for field in fields.values())
@@ -91,8 +91,8 @@ def test_a_recipes_form_is_ordered_explained_and_bounded(things: list[Thing]) ->
     assert fields["overrides"]["type"] == "array"
 
 
-def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(things: list[Thing]) -> None:
-    sft = deployments(things)["sft/r1flow"]
+def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(resources: list[Resource]) -> None:
+    sft = deployments(resources)["sft/r1flow"]
     schema = sft["parameter_openapi_schema"]
     assert schema["required"] == ["config"]
     assert schema["properties"]["inputs"]["description"].startswith("What the stage reads")
@@ -100,7 +100,7 @@ def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(things
     assert described["description"].startswith("Passes over the data") and described["minimum"] == 1
     assert [schema["properties"][name]["position"] for name in ("inputs", "seed", "config", "where")] == [0, 1, 2, 3]
     assert SFT.model_validate(sft["parameters"]["config"]) == load_recipe("tiny").sft
-    student = deployments(things)["student/r1flow"]["parameters"]
+    student = deployments(resources)["student/r1flow"]["parameters"]
     first = load_recipe("tiny").distill.students[0]  # type: ignore[union-attr]
     assert (student["name"], SFT.model_validate(student["config"])) == (first.name, first.sft)
 
@@ -116,7 +116,7 @@ def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any
 
 @pytest.mark.parametrize("recipe", ["tiny", "qwen2.5-1.5b"])
 def test_every_stages_form_as_it_opens_is_taken_and_means_the_recipes_section(recipe: str) -> None:
-    forms = {n: f for n, f in deployments(wanted("process", recipe)).items() if "config" in f["parameters"]}
+    forms = {n: f for n, f in deployments(desired("process", recipe)).items() if "config" in f["parameters"]}
     assert {"sft/r1flow", "sft_data/r1flow", "evaluate/r1flow"} <= set(forms)
     for name, fields in forms.items():
         schema = fields["parameter_openapi_schema"]
@@ -135,8 +135,8 @@ def test_forms_of_a_recipe_without_students_are_left_empty() -> None:
     )
 
 
-def test_silence_ends_with_every_state_that_a_stage_ends_in(things: list[Thing]) -> None:
-    lost = next(t for t in things if t.name == "r1flow heartbeat lost").fields["trigger"]
+def test_silence_ends_with_every_state_that_a_stage_ends_in(resources: list[Resource]) -> None:
+    lost = next(t for t in resources if t.name == "r1flow heartbeat lost").fields["trigger"]
     assert (lost["posture"], lost["within"], lost["for_each"]) == ("Proactive", 90.0, ["prefect.resource.id"])
     for state in ("Completed", "Reused", "Failed", "Crashed", "Cancelled", "Suspended"):
         assert f"prefect.flow-run.{state}" in lost["expect"]
@@ -144,7 +144,7 @@ def test_silence_ends_with_every_state_that_a_stage_ends_in(things: list[Thing])
 
 def test_notifications_need_a_block() -> None:
     block = "00000000-0000-0000-0000-000000000007"
-    without, with_one = ([t for t in wanted("process", notify=b) if t.kind == "automation"] for b in (None, block))
+    without, with_one = ([t for t in desired("process", notify=b) if t.kind == "automation"] for b in (None, block))
     assert len(with_one) == len(without) + 1
     told = next(t for t in with_one if t.name == "r1flow crashed or failed")
     assert told.fields["actions"][0]["block_document_id"] == block

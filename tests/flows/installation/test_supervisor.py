@@ -22,8 +22,8 @@ import flows.installation.supervisor as s
 s.GRACE_S = 1.0
 logs = Path(sys.argv[1])
 supervisor = s.Supervisor(logs, lambda: (logs / "parts").write_text(repr(supervisor.processes())))
-supervisor.start(s.Part("sleeper", ["sleep", "1000"]))
-supervisor.start(s.Part("stubborn", [sys.executable, "-c", sys.argv[2], sys.argv[1]]))
+supervisor.start(s.Service("sleeper", ["sleep", "1000"]))
+supervisor.start(s.Service("stubborn", [sys.executable, "-c", sys.argv[2], sys.argv[1]]))
 supervisor.watch()
 supervisor.stop()
 """
@@ -54,7 +54,7 @@ def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def parts(folder: Path) -> dict[str, int]:
+def services(folder: Path) -> dict[str, int]:
     try:
         said = eval((folder / "parts").read_text())
     except (OSError, SyntaxError):
@@ -72,16 +72,16 @@ def stubborn_child(folder: Path) -> int | None:
 def test_a_part_that_was_killed_is_started_again_and_its_orphans_are_ended(
     supervisor: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    first = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    first = wait(lambda: len(found := services(tmp_path)) == 2 and found)
     orphan = wait(lambda: stubborn_child(tmp_path))
     os.kill(first["stubborn"], signal.SIGKILL)
-    second = wait(lambda: (found := parts(tmp_path)).get("stubborn") not in (None, first["stubborn"]) and found)
+    second = wait(lambda: (found := services(tmp_path)).get("stubborn") not in (None, first["stubborn"]) and found)
     assert second["sleeper"] == first["sleeper"]
     assert process_name(orphan) is None  # before the new one began: it would hold its port, or its GPU
 
 
 def test_a_stop_leaves_nothing_however_stubborn(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    started = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    started = wait(lambda: len(found := services(tmp_path)) == 2 and found)
     child = wait(lambda: stubborn_child(tmp_path))
     supervisor.terminate()
     assert supervisor.wait(timeout=60) == 0
@@ -89,7 +89,7 @@ def test_a_stop_leaves_nothing_however_stubborn(supervisor: subprocess.Popen[byt
 
 
 def test_parts_go_with_a_supervisor_that_is_killed(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    started = wait(lambda: len(found := parts(tmp_path)) == 2 and found)
+    started = wait(lambda: len(found := services(tmp_path)) == 2 and found)
     child = wait(lambda: stubborn_child(tmp_path))
     supervisor.kill()
     supervisor.wait()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.plan_estimate import assumptions, make
+from flows.cli.plan_estimate import assumptions_of, make
 from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.estimate import for_record
@@ -30,7 +30,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def given(home: Path, recipe: str, device: str, *assume: str, overrides: tuple[str, ...] = ()) -> argparse.Namespace:
+def arguments(
+    home: Path, recipe: str, device: str, *assume: str, overrides: tuple[str, ...] = ()
+) -> argparse.Namespace:
     config = home / "config.json"
     return argparse.Namespace(
         recipe=recipe, overrides=[*overrides], seed=None, device=device, config=config, assume=assume, calibrate=False
@@ -43,7 +45,7 @@ def estimated(asked: argparse.Namespace, flow: str = "r1") -> dict[str, Any]:
 
 
 def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
-    made = estimated(given(home, "qwen2.5-1.5b", "H100"))
+    made = estimated(arguments(home, "qwen2.5-1.5b", "H100"))
     stages = made["stages"]
     assert [name for name, of in stages.items() if of["seconds"] == 0] == [
         "problems", "base", "cold_start_data", "report"
@@ -58,13 +60,13 @@ def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
     # The alignment's reward models: two of 3.09 GB more than reasoning.
     held = stages["alignment_rl"]["peak_memory_gb"] - stages["reasoning_rl"]["peak_memory_gb"]
     assert held == pytest.approx(6.17, abs=0.02)
-    slower = estimated(given(home, "qwen2.5-1.5b", "A100"))["total"]["seconds"]
+    slower = estimated(arguments(home, "qwen2.5-1.5b", "A100"))["total"]["seconds"]
     assert slower > made["total"]["seconds"]
 
 
 @pytest.mark.parametrize("flow", ["r1_zero", "distill", "rlhf_ppo"])
 def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
-    stages = estimated(given(home, "tiny", "cpu"), flow)["stages"]
+    stages = estimated(arguments(home, "tiny", "cpu"), flow)["stages"]
     assert set(stages) == {step.name for step in PIPELINES[flow].graph(load_recipe("tiny"))}
     if flow == "distill":  # a student of its own shape
         assert stages["base_smallest"]["disk_gb"] < stages["base_small"]["disk_gb"] < stages["base"]["disk_gb"]
@@ -72,7 +74,7 @@ def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
 
 def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     with pytest.raises(InputError) as error:
-        estimated(given(home, "qwen2.5-1.5b", "A100", "memory=24e9"))
+        estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=24e9"))
     said = str(error.value)
     assert re.match(r"reasoning_rl does not fit: sampling holds 27\.\d GB on each device, and of A100's 24\.0 GB", said)
     assert "\n" not in said
@@ -80,22 +82,22 @@ def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     assert remedies and "reasoning_rl.hardware.processes=2" in remedies
     for remedy in remedies:  # each is a field of the recipe, after which another stage breaks, if any
         with pytest.raises(InputError, match="alignment_rl does not fit"):
-            estimated(given(home, "qwen2.5-1.5b", "A100", "memory=24e9", overrides=(remedy,)))
+            estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=24e9", overrides=(remedy,)))
 
 
 def test_what_cannot_be_helped_says_so(home: Path) -> None:
     with pytest.raises(InputError, match="holds .* GB on each device, .*; take devices with more memory"):
-        estimated(given(home, "qwen2.5-1.5b", "A100", "memory=1e9"))
+        estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=1e9"))
 
 
 def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:
-    asked = given(home, "qwen2.5-1.5b", "H100", overrides=("base.model=nobody/has-this",))
+    asked = arguments(home, "qwen2.5-1.5b", "H100", overrides=("base.model=nobody/has-this",))
     asked.config = None
     with pytest.raises(InputError, match=r"nobody/has-this: its config.json is not on this machine; .* --config FILE"):
         estimated(asked)
     (home / "config.json").write_text("{}")
     with pytest.raises(InputError, match="config.json: has no 'num_attention_heads'"):
-        estimated(given(home, "qwen2.5-1.5b", "H100"))
+        estimated(arguments(home, "qwen2.5-1.5b", "H100"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:
 )
 def test_wrong_assumptions_are_named(home: Path, device: str, assume: tuple[str, ...], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        assumptions(given(home, "tiny", device, *assume))
+        assumptions_of(arguments(home, "tiny", device, *assume))
 
 
 def test_the_record_of_a_run_has_assumptions_and_stages(home: Path) -> None:
