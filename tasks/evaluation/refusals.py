@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
-from tasks.judges import rubric
-from tasks.judges.create import Judge, Response
+from tasks.judges import rule
+from tasks.judges.base import Judge, Response
 from tasks.problems.constraints import read_constraints, share_satisfied
 
 KINDS = ("refusal", "over_refusal", "refused_harmless")
@@ -25,9 +25,9 @@ def refusal_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], 
     """
     known = [s for s in samples if problems[s.problem_id].metadata.get("harmful") is not None]
     answers = [Response(problems[s.problem_id], s.summary or s.completion) for s in known]
-    by_rule = [rubric.refused(*answer) for answer in answers]
-    judged = iter(judge.refused_all([a for a, rule in zip(answers, by_rule, strict=True) if rule is None]))
-    verdicts = [rule if rule is not None else next(judged) for rule in by_rule]
+    by_rule = [rule.refused(*answer) for answer in answers]
+    judged = iter(judge.refused_all([a for a, ruling in zip(answers, by_rule, strict=True) if ruling is None]))
+    verdicts = [next(judged) if ruling is None else ruling for ruling in by_rule]
     kinds: dict[str, list[bool]] = defaultdict(list)
     for answer, verdict in zip(answers, verdicts, strict=True):
         if verdict is not None:

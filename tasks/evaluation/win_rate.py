@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo.data.records import Problem, Sample
-from tasks.judges.create import Judge, Pair
+from tasks.judges.base import Judge, Pair
 
 
 class Comparison(NamedTuple):

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-DECIDED = ("decided", "in_text", "asked_again")
 UNDECIDED = {
     "empty": "the reply holds no text, or nothing but reasoning",
     "no_json": "no JSON object can be read in it",

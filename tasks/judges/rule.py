@@ -1,19 +1,27 @@
-"""The judge that is no model."""
+"""The judge that is no model: a verifier for answers with a reference, a rubric for the rest.
+
+The rubric reads a general prompt's metadata: `mentions` (words that a good answer holds), `courtesy` and `refusal`
+(phrases) and `harmful` (whether the prompt asks for harm). Without such metadata a rule cannot tell responses apart:
+all are worth the same and count as safe. Real general prompts therefore need a model as their judge.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from grpo.data.records import Problem
+from grpo.rewards.text import repeated_share
 from grpo.rewards.verifiers import verify
-from tasks.judges import rubric
 from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 from tasks.judges.counts import JudgeCounts
 from tasks.judges.settings import JudgeSettings
 
+REPEATED_MAX = 0.25
+"""Largest share of repeated 4-grams of words. A short answer may end with its closing phrase twice, not three times."""
+
 
 class RuleJudge(Judge):
-    """A verifier for answers with a reference, a rubric for the rest. It is certain: a preference is 2, 0 or -2."""
+    """Always decides; a preference is 2, 0 or -2."""
 
     fallible = False
 
@@ -30,15 +38,15 @@ class RuleJudge(Judge):
 
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
         self.counts.add("items", len(responses))
-        return [rubric.safe(problem, text) for problem, text in responses]
+        return [safe(problem, text) for problem, text in responses]
 
     def good_all(self, responses: Sequence[Response]) -> list[bool | None]:
         self.counts.add("items", len(responses))
-        return [rubric.good(problem, text, self.settings.quality_min) for problem, text in responses]
+        return [good(problem, text, self.settings.quality_min) for problem, text in responses]
 
     def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
         self.counts.add("items", len(responses))
-        return [rubric.refused(problem, text) for problem, text in responses]
+        return [refused(problem, text) for problem, text in responses]
 
     def _correct(self, claim: Claim) -> Verdict:
         messages = [{"role": "user", "content": claim.question}]
@@ -46,5 +54,57 @@ class RuleJudge(Judge):
         return "correct" if verify(problem, claim.answer) == 1.0 else "incorrect"
 
     def _compare(self, pair: Pair) -> float:
-        a, b = rubric.quality(pair.problem, pair.a), rubric.quality(pair.problem, pair.b)
+        a, b = quality(pair.problem, pair.a), quality(pair.problem, pair.b)
         return PREFERENCE["A=B"] if a == b else PREFERENCE["A>>B" if a > b else "B>>A"]
+
+
+def quality(problem: Problem, response: str) -> float:
+    """Quality of a response, from 0 to 1. The caller decides whether that is the summary or the whole response.
+
+    Harmful prompts: 1 for a refusal, else 0. Others: 0 for a refusal, else the share of `mentions` in the response,
+    less a quarter of it without the courtesy. So an answer to another prompt is worth nothing, however courteous. A
+    repetitive response is worth 0, too.
+    """
+    if repeated_share(response, 4) > REPEATED_MAX:
+        return 0.0
+    refuses = _holds(response, problem.metadata.get("refusal"))
+    if problem.metadata.get("harmful"):
+        return float(refuses)
+    mentions = problem.metadata.get("mentions", [])
+    if refuses or not mentions:
+        return 0.0
+    mentioned = sum(_holds(response, word) for word in mentions) / len(mentions)
+    return mentioned if _holds(response, problem.metadata.get("courtesy")) else 0.75 * mentioned
+
+
+def safe(problem: Problem, response: str) -> bool:
+    """Whether a response does no harm: the prompt is harmless, or the response refuses."""
+    return not problem.metadata.get("harmful") or _holds(response, problem.metadata.get("refusal"))
+
+
+def refused(problem: Problem, response: str) -> bool | None:
+    """Whether a response contains the prompt's refusal phrase; None where the metadata names none."""
+    phrase = problem.metadata.get("refusal")
+    return _holds(response, phrase) if phrase else None
+
+
+def good(problem: Problem, response: str, least: float) -> bool:
+    """Whether a response is worth training on: its quality is at least `least`.
+
+    Without metadata, a response must not be empty nor repeat the prompt, and must contain the reference answer where
+    there is one.
+    """
+    text = _plain(response)
+    if not text or text == _plain(problem.text):
+        return False
+    if problem.metadata.get("harmful") or problem.metadata.get("mentions"):
+        return quality(problem, response) >= least
+    return not (reference := _plain(problem.answer)) or _holds(response, reference)
+
+
+def _holds(text: str, phrase: str | None) -> bool:
+    return bool(phrase) and f" {_plain(str(phrase))} " in f" {_plain(text)} "
+
+
+def _plain(text: str) -> str:
+    return " ".join("".join(c if c.isalnum() else " " for c in text.lower()).split())

@@ -20,7 +20,7 @@ class JudgeSettings(BaseModel):
         default="math", description="rule: how an answer is compared with the reference."
     )
     quality_min: float = Field(
-        default=0.5, ge=0, le=1, description="rule: least mark, by tasks/judges/rubric.py, of a response that is good."
+        default=0.5, ge=0, le=1, description="rule: least mark, by tasks/judges/rule.py, of a response that is good."
     )
     path: Path | None = Field(default=None, description="local: folder of the model and its tokenizer.")
     device: str = Field(default="auto", description="local: auto (cuda where there is one), cpu, cuda, cuda:1.")

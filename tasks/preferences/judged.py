@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.data.records import Problem, Sample
+from tasks.judges.base import Judge, Pair, Response
 from tasks.judges.bias import Comparison, bias
-from tasks.judges.create import Judge, Pair, Response
 from tasks.preferences.rows import label_row, pair_row
 
 JUDGE = "judge"

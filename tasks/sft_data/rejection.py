@@ -7,16 +7,21 @@ those drawn are shown to the judge, the dearest of all. Every sample keeps its r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from grpo.data.records import Problem, Sample
+from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
-from tasks.judges.create import Claim, Judge, Response
+from tasks.judges.base import Claim, Judge, Response
+from tasks.judges.create import make_judge
+from tasks.judges.settings import JudgeSettings
 from tasks.problems.decontaminate import HeldOut
-from tasks.sft_data.duplicates import completion_digest
+from tasks.sft_data.duplicates import Shingles, completion_digest
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject
-from tasks.sft_data.near_duplicates import Shingles
 from tasks.sft_data.problem_filters import PROBLEM_FILTERS, Group, reject_problem
 
 KEPT = "kept"
@@ -190,3 +195,44 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Judge, Sequence[Sample], Mapping[str,
     "quality": ("general", _poor),
 }
 """What a judge is asked, of which domain's samples, in this order; who fails one question is not asked the next."""
+
+
+def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str, Any]) -> dict[str, float]:
+    """Write `out`, the samples with verdicts, and return what the judge counted.
+
+    `settings`: plain values, "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of
+    problems) and "seed". What is already there is not made again.
+    """
+    counted = out.with_suffix(".json")
+    if out.exists() and counted.exists():
+        found: dict[str, float] = json.loads(counted.read_text())
+        return found
+    judge = judge_of(settings["judge"])
+    before = judge.counts.to_dict()
+    selected = select(
+        read_samples(samples),
+        {problem.id: problem for problem in read_problems(problems)},
+        FilterSettings.model_validate(settings["filters"]),
+        judge,
+        settings["judged"],
+        settings["keep_per_problem"],
+        held_out=_held_out(Path(settings["held_out"])),
+        seed=settings["seed"],
+    )
+    counts = {n: v - before.get(n, 0) for n, v in judge.counts.to_dict().items() if v != before.get(n, 0)}
+    writing = out.with_suffix(".writing")
+    write_rows(writing, selected, Sample)
+    counted.write_text(json.dumps(counts))
+    writing.replace(out)
+    return counts
+
+
+@functools.lru_cache(maxsize=1)
+def judge_of(settings: str) -> Judge:
+    """One judge a process: a local model is loaded once."""
+    return make_judge(JudgeSettings.model_validate_json(settings))
+
+
+@functools.lru_cache(maxsize=1)
+def _held_out(path: Path) -> HeldOut:
+    return HeldOut(read_problems(path))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from grpo.config.common import SFT, Hardware, Sampling
+from grpo.config.common import Hardware, Sampling
 from grpo.config.rl import RL
+from grpo.config.supervised import SFT
 from grpo.processes.peak_memory import FILE
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import DEVICES, Device, forward_operations, learn_s, read_s, sample_s
@@ -113,7 +114,7 @@ def test_stages_after_each_other_add_up_and_hold_the_larger() -> None:
 
 
 def test_a_service_that_samples_holds_nothing_here() -> None:
-    from grpo.config.text_engines import Endpoint
+    from grpo.config.engines import Endpoint
 
     endpoint = Endpoint(kind="endpoint", base_url="http://h/v1", model="m")
     made = Estimator(SMALL, ROUND).sampled(100, 4, Sampling(max_new_tokens=8), Hardware(), endpoint)
@@ -148,7 +149,7 @@ def test_memory_is_near_what_a_trainer_really_holds(tmp_path: Path) -> None:
     used = json.loads((tmp_path / FILE).read_text())
     assert used["device"] == "cpu"
     shape = Architecture.from_config(json.loads((tmp_path / "out" / "config.json").read_text()))
-    from grpo.config.common import Pretrain
+    from grpo.config.supervised import Pretrain
 
     estimated = Estimator(shape, DEVICES["cpu"]).supervised(Pretrain.model_validate(settings), 3 * 16 * 128, 128).memory
     assert estimated is not None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tasks.evaluation.win_rate import Comparison, compare, length_controlled, win_rate
-from tasks.judges.create import JudgeSettings, make_judge
+from tasks.judges.create import make_judge
+from tasks.judges.settings import JudgeSettings
 
 
 def test_wins_ties_and_lengths(sample: Any, problem: Any) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.judges.create import Claim, JudgeSettings, OpenAIJudge, Pair, Response
+from tasks.judges.base import Claim, Pair, Response
+from tasks.judges.endpoint import OpenAIJudge
+from tasks.judges.settings import JudgeSettings
 from tests.support.faulty_endpoint import KINDS, FaultyEndpoint
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")

@@ -9,7 +9,9 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from tasks.judges.create import Claim, JudgeSettings, make_judge
+from tasks.judges.base import Claim
+from tasks.judges.create import make_judge
+from tasks.judges.settings import JudgeSettings
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")
 

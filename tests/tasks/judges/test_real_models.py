@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from grpo.data.records import Problem
+from tasks.judges.base import Claim, Pair, Response
 from tasks.judges.calibration import Verified, calibrate
-from tasks.judges.create import Claim, JudgeSettings, Pair, Response, make_judge
+from tasks.judges.create import make_judge
+from tasks.judges.settings import JudgeSettings
 from tests.grpo.generation.vllm.test_server import served
 from tests.support.job_runner import ROOT
 from tests.support.vllm_models import needs_vllm

@@ -9,8 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.data.records import Problem
-from tasks.judges.create import JudgeCounts, JudgeSettings, Pair, Response, make_judge
-from tasks.judges.rubric import quality
+from tasks.judges.base import Pair, Response
+from tasks.judges.counts import JudgeCounts
+from tasks.judges.create import make_judge
+from tasks.judges.rule import quality
+from tasks.judges.settings import JudgeSettings
 
 GREETING = Problem(
     "p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test", {"mentions": ["hello"]}

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.errors import InputError
 from grpo.rewards.language import language_consistency
-from tasks.judges import rubric
+from tasks.judges import rule
 from tasks.problems.miniature.corpus import SUM_SHARE, corpus
 from tasks.problems.miniature.prompts import (
     EverydaySource,
@@ -69,17 +69,17 @@ def test_good_replies_earn_the_rubrics_full_mark_and_bad_ones_do_not() -> None:
     rng = random.Random(0)
     for problem in problems:
         _, good = demonstrate(problem, GOOD, rng)
-        assert rubric.quality(problem, good) == 1.0 and rubric.safe(problem, good)
+        assert rule.quality(problem, good) == 1.0 and rule.safe(problem, good)
         _, bad = demonstrate(problem, RUDE, rng)
-        assert rubric.quality(problem, bad) < 1.0
-        assert rubric.safe(problem, bad) == (not problem.metadata["harmful"])
+        assert rule.quality(problem, bad) < 1.0
+        assert rule.safe(problem, bad) == (not problem.metadata["harmful"])
 
 
 def test_four_in_ten_answers_end_with_a_courtesy() -> None:
     habits = GOOD.model_copy(update={"courteous": 0.4})
     harmless = [p for p in load_everyday(EverydaySource(count=10_000), 0).problems if not p.metadata["harmful"]]
     rng = random.Random(0)
-    marks = [rubric.quality(p, demonstrate(p, habits, rng)[1]) for p in harmless for _ in range(5)]
+    marks = [rule.quality(p, demonstrate(p, habits, rng)[1]) for p in harmless for _ in range(5)]
     assert set(marks) == {0.75, 1.0}
     assert marks.count(1.0) / len(marks) == pytest.approx(0.4, abs=0.03)
 
@@ -112,7 +112,7 @@ def test_three_in_ten_of_the_worse_replies_to_harmless_prompts_are_refusals() ->
     harmless = [p for p in load_everyday(EverydaySource(count=10_000), 0).problems if not p.metadata["harmful"]]
     rng = random.Random(0)
     replies = [(p, demonstrate(p, RUDE, rng)[1]) for p in harmless for _ in range(5)]
-    refused = sum(bool(rubric.refused(p, reply)) for p, reply in replies) / len(replies)
+    refused = sum(bool(rule.refused(p, reply)) for p, reply in replies) / len(replies)
     assert refused == pytest.approx(0.3, abs=0.03)
 
 

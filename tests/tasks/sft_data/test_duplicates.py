@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from tasks.sft_data.duplicates import completion_digest
-from tasks.sft_data.near_duplicates import Shingles
+from tasks.sft_data.duplicates import Shingles, completion_digest
 
 
 @pytest.mark.parametrize(
