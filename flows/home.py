@@ -1,7 +1,4 @@
-"""Where r1flow keeps what it makes, and the settings of the services that it brings along.
-
-Everything lies in one folder: ~/.r1flow, or the one that R1FLOW_HOME names. Nothing else is written.
-"""
+"""The home folder with all files that r1flow writes: ~/.r1flow, or R1FLOW_HOME. Also settings of its services."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def tracking() -> Tracking:
 
 
 def prepare_environment() -> None:
-    """Before Prefect is imported: keep its data in our home, unless the user has set it up otherwise."""
+    """Keep Prefect's data in the home folder unless the user has set it up otherwise. Call before importing Prefect."""
     try:
         (home() / "prefect").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,7 +61,7 @@ def read_state(home: Path) -> dict[str, object]:
 
 
 def _use_servers() -> None:
-    """`r1 up` or `r1 ui` is running: its server shows this run live, and what `r1 up` started records it too."""
+    """If `r1 up` or `r1 ui` is running, use its servers, so that its pages show this run."""
     state = read_state(home())
     prefect, tracked = state.get("prefect"), state.get("tracking")
     if "PREFECT_API_URL" in os.environ or not prefect or not _answers(str(prefect)):
@@ -80,6 +77,6 @@ def _answers(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.TimeoutException:
-        return True  # it is there, and busy
+        return True  # the server is there, but busy
     except httpx.HTTPError:
         return False

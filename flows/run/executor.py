@@ -128,25 +128,25 @@ def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence
     config = recipe.model_dump(mode="json")
     context = FlowRunContext.get()
     flow_run = {FLOW_RUN_TAG: str(context.flow_run.id)} if context and context.flow_run else {}
-    begun = record.reader.newest(recipe.name, flow_run) if flow_run else None
-    if begun is not None and record.reader.read_json(begun.id, RECIPE_FILE) == config:
-        record.reopen(begun.id)
-        for tag in {FAILED_TAG, ERROR_TAG} & begun.tags.keys():
-            record.delete_tag(begun.id, tag)
-        return begun.id
+    previous = record.reader.newest(recipe.name, flow_run) if flow_run else None
+    if previous is not None and record.reader.read_json(previous.id, RECIPE_FILE) == config:
+        record.reopen(previous.id)
+        for tag in {FAILED_TAG, ERROR_TAG} & previous.tags.keys():
+            record.delete_tag(previous.id, tag)
+        return previous.id
     identity = {FLOW_TAG: flow_name}
-    called = name_run(
+    run_name = name_run(
         record.reader, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
     )
-    said = {OVERRIDES_TAG: " ".join(overrides), NOTE_TAG: recipe.description}
-    tags = {**identity, **flow_run, **called.tags, **said}
-    return record.recipe_run(recipe.name, called.name, config, tags)
+    notes = {OVERRIDES_TAG: " ".join(overrides), NOTE_TAG: recipe.description}
+    tags = {**identity, **flow_run, **run_name.tags, **notes}
+    return record.recipe_run(recipe.name, run_name.name, config, tags)
 
 
 def _close(
     record: Tracking, run_id: str, recipe: Recipe, result: dict[str, Any], references: Mapping[str, str]
 ) -> None:
-    """Put the closing table where people look: the parent run in MLflow, and the report."""
+    """Log the closing table to the parent run in MLflow, finish that run, and make the report."""
     if "evaluate" in references:
         result["checkpoints"] = evaluate.read_table(store().resolve(references["evaluate"]))
         values = {
@@ -162,7 +162,7 @@ def _close(
 
 
 def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, error: BaseException) -> None:
-    """A run that failed has a report, too; one that is being stopped has no time for it."""
+    """Record the failure. A failed run gets a report; one that is being stopped has no time for it."""
     record.set_tags(run_id, {FAILED_TAG: stage, ERROR_TAG: str(error)[:500]})
     record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
     if isinstance(error, Exception):

@@ -1,8 +1,8 @@
-"""Gates in a run: find the numbers, hold them against the conditions, and go on, stop or ask a person.
+"""Gates in a run: collect the metrics, check the conditions, and go on, stop or ask for approval.
 
-Who is asked: in a flow run that a server keeps, whoever opens it in Prefect's UI; a deployed run is suspended, which
-frees its worker, and starts again from the top when it is resumed (its stages are reused by then); any other waits.
-Without such a server it is the terminal, and without a terminal the run stops and says how to go on.
+If a server keeps the flow run, approval is given in Prefect's UI. A deployed run is suspended meanwhile, which frees
+its worker; when resumed, it starts again from the top and reuses its finished stages. Any other run waits. Without such
+a server the terminal asks; without a terminal the run stops and prints how to continue.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ RunStep = Callable[[Step, Any, Mapping[str, str], int, RunContext], dict[str, An
 
 
 def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
-    """The gates that a flow of these stages has: those that read no stage of another flow.
+    """The gates that apply to a flow of these stages: those that read no stage of another flow.
 
     Raises:
-        InputError: for what is wrong with them, or with the names of those approved beforehand.
+        InputError: a gate cannot be read where it stands, or `approve` names a gate that does not exist or does not
+        ask.
     """
     here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
     known = evaluate.checkpoints(stages)
@@ -109,16 +110,16 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
 
 @dataclass(frozen=True)
 class Gatekeeper:
-    """The gates of one run. `artifact` gives what a stage made; `done` is told of each gate that was read; `run` runs
-    the evaluation that a gate asks for."""
+    """The gates of one run. `manifest_of` returns a stage's artifact, `on_read` is called with the result of each gate,
+    and `run` runs the evaluation that a gate asks for."""
 
     gates: Sequence[Gate]
     recipe: Recipe
     record: Tracking
     run_id: str
     approve: Sequence[str]
-    artifact: Callable[[str], Manifest]
-    done: Callable[[dict[str, Any]], None]
+    manifest_of: Callable[[str], Manifest]
+    on_read: Callable[[dict[str, Any]], None]
     run: RunStep
 
     def after(self, stage: str) -> None:
@@ -134,7 +135,7 @@ class Gatekeeper:
     def _read(self, gate: Gate) -> None:
         evaluation = self._evaluate(gate) if gate.evaluate else None
         verdict = read_gate(gate, self._values(gate, evaluation), evaluate.checkpoints(gate.stages()))
-        keys = {stage: self.artifact(stage).key for stage in gate.stages()}
+        keys = {stage: self.manifest_of(stage).key for stage in gate.stages()}
         key = decision_key(gate, keys | ({"gate": evaluation.key} if evaluation else {}))
         _publish(self.recipe, verdict)
         try:
@@ -163,7 +164,7 @@ class Gatekeeper:
             gate_tag(gate.name, "evidence"): "; ".join(verdict.lines()),
             gate_tag(gate.name, "evidence_digest"): verdict.digest(),
         }
-        self.done({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
+        self.on_read({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
         self.record.set_tags(
             self.run_id, tags | ({gate_tag(gate.name, "decision"): json.dumps(asdict(decision))} if decision else {})
         )
@@ -174,20 +175,20 @@ class Gatekeeper:
         # The plain-text template of a base model and of R1-Zero lies with the base model.
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
         needed = ["problems", *evaluate.checkpoints(stages)]
-        inputs = {stage: self.artifact(stage).key for stage in needed}
+        inputs = {stage: self.manifest_of(stage).key for stage in needed}
         config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
         where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id)
-        done = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
-        return store().resolve(done["key"])
+        summary = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
+        return store().resolve(summary["key"])
 
     def _values(self, gate: Gate, evaluation: Manifest | None) -> dict[Any, dict[str, float | None]]:
         values: dict[Any, dict[str, float | None]] = {}
         for stage in gate.stages("stage"):
-            manifest = self.artifact(stage)
+            manifest = self.manifest_of(stage)
             values["stage", stage] = {**manifest.counts, **manifest.metrics}
-        tables = {"evaluation": evaluation, "table": self.artifact("evaluate") if gate.stages("table") else None}
-        for source, made in tables.items():
-            table = evaluate.read_table(made) if made else {}
+        tables = {"evaluation": evaluation, "table": self.manifest_of("evaluate") if gate.stages("table") else None}
+        for source, manifest in tables.items():
+            table = evaluate.read_table(manifest) if manifest else {}
             names = evaluate.checkpoints(gate.stages(source))  # type: ignore[arg-type]
             for stage in names:
                 values[source, stage] = plain(table[names[stage]])
@@ -203,10 +204,10 @@ def _warn(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, 
 
 
 def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, Decision]:
-    """The decision that exists, that of the command line, or a person's; a new one is kept."""
+    """The recorded decision, else that of the command line, else a person's. A new one is recorded."""
     decisions = Decisions(home())
-    if (known := decisions.approval(key)) is not None:
-        return "approved", known
+    if (recorded := decisions.approval(key)) is not None:
+        return "approved", recorded
     if approved:
         answer = Approval(approve=True, note="--approve", who=_user())
     elif keeps_runs():
@@ -229,8 +230,8 @@ _ACTIONS: dict[str, Callable[[Gate, Verdict, str, bool], tuple[str, Decision | N
 
 
 def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Approval:
-    """`pause_key` is the same when a suspended run starts again, so that Prefect hands out the answer instead of asking
-    anew; it differs after a refusal."""
+    """`pause_key` stays the same when a suspended run starts again, so that Prefect returns the answer instead of
+    asking again. It changes after a refusal."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     form = Approval.with_initial_data(description=verdict.markdown())

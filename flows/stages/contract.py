@@ -1,9 +1,9 @@
-"""The stage contract: resolve the inputs, make the key, reuse what exists, else build and publish.
+"""The stage contract: what a stage declares, and the key of its artifact. flows/stages/runner.py runs stages by it.
 
     key = sha256(stage, stage version, canonical config with the seed, digests of the inputs)
 
-A stage is a `Stage` and a Prefect flow of the same name in its own module. What changes where a stage runs but not
-what it makes (devices, where it is logged) is no part of the key.
+A stage is a `Stage` and a Prefect flow of the same name in its own module. Settings that change
+where a stage runs, but not its output (devices, logging), do not enter the key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_HASHED = {
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
     *("backoff_s", "away_max_s", "ray"),
 }
-"""Settings of where and how fast, by name."""
+"""Names of settings about where and how fast a stage runs."""
 
 
 ALONE = "single-stages"
@@ -45,7 +45,7 @@ ALONE = "single-stages"
 
 
 class RunContext(BaseModel):
-    """Where a stage runs and is recorded: nothing of what it makes, so no part of its key."""
+    """Where a stage runs and is recorded. It does not change the output, so it is no part of the key."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class RunContext(BaseModel):
 
 @dataclass
 class Outcome:
-    """What a stage reports about what it built in its `out` folder."""
+    """What a stage reports about the output in its `out` folder."""
 
     counts: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def section_of(recipe: Recipe, name: str) -> Any:
 
 @dataclass
 class Context:
-    """What a stage's `build` works with."""
+    """Everything that a stage's `build` needs."""
 
     stage: Stage
     config: Any
@@ -141,7 +141,7 @@ class Context:
         return self.attempt.out
 
     def path(self, name: str) -> Path:
-        """Where the input `name` lies."""
+        """Path of the input `name`."""
         return self.inputs[name].path
 
     def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Context:
             return json.loads(done.read_text())
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
-        if metrics.is_file():  # of the attempt that this one continues: its curve belongs to this run too
+        if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run too
             self._on_metrics(
                 prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
             )
@@ -207,20 +207,20 @@ def _jsonable(value: Any) -> Any:
 
 
 def hashed_config(stage: Stage, config: BaseModel, seed: int) -> dict[str, Any]:
-    """What of a configuration decides the stage's output."""
+    """The part of a configuration that decides the stage's output."""
     files = stage.files(config)
     values = _without_places(config.model_dump(mode="json"), {str(path): name for name, path in files.items()})
     return {**values, **stage.extra(config), "seed": seed}
 
 
 def hashed_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a configuration without those that change no result."""
-    found: dict[str, Any] = _without_places(values, {})
-    return found
+    """Plain values of a configuration without those that do not change the result."""
+    hashed: dict[str, Any] = _without_places(values, {})
+    return hashed
 
 
 def _without_places(value: Any, files: Mapping[str, str]) -> Any:
-    """A path says where a file lies; what is in it enters the key as an input's digest."""
+    """Replaces paths of files by input names: their contents enter the key as digests of inputs."""
     if isinstance(value, Mapping):
         return {k: _without_places(v, files) for k, v in value.items() if k not in NOT_HASHED}
     if isinstance(value, list):
@@ -248,13 +248,13 @@ def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, Inpu
 
 
 def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> dict[str, Input]:
-    """The inputs given, the newest artifact of every needed stage that is not given, and the configuration's files."""
+    """The given inputs, the newest artifact of every other needed stage, and the configuration's files."""
     if unknown := set(inputs) - set(stage.needs):
-        known = ", ".join(stage.needs) or "none"
-        raise InputError(f"stage {stage.name!r} has no input {sorted(unknown)[0]!r}; its inputs: {known}")
-    found = {name: resolve(inputs.get(name, "latest"), name) for name in stage.needs}
+        names = ", ".join(stage.needs) or "none"
+        raise InputError(f"stage {stage.name!r} has no input {sorted(unknown)[0]!r}; its inputs: {names}")
+    resolved = {name: resolve(inputs.get(name, "latest"), name) for name in stage.needs}
     tokenizers = {
-        n: i.manifest.tokenizer_sha256 for n, i in found.items() if i.manifest and i.manifest.tokenizer_sha256
+        n: i.manifest.tokenizer_sha256 for n, i in resolved.items() if i.manifest and i.manifest.tokenizer_sha256
     }
     if len(set(tokenizers.values())) > 1 and not stage.mixed:
         first, *others = tokenizers
@@ -263,13 +263,13 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
             f"stage {stage.name!r}: inputs {first} and {other} have different tokenizers or chat templates; take both "
             "from one recipe"
         )
-    return found | {name: external(path) for name, path in stage.files(config).items()}
+    return resolved | {name: external(path) for name, path in stage.files(config).items()}
 
 
 def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int) -> tuple[dict[str, Input], str]:
     """A stage's inputs, and its key with them."""
-    found = find_inputs(stage, config, inputs)
-    return found, key_of(stage, config, seed, {name: item.ref for name, item in found.items()})
+    resolved = find_inputs(stage, config, inputs)
+    return resolved, key_of(stage, config, seed, {name: item.ref for name, item in resolved.items()})
 
 
 def clear_folder(path: Path) -> Path:

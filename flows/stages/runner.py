@@ -28,7 +28,7 @@ from tasks.trainer.launch import preload
 
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
     """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
-    found, key = find_key(stage, config, inputs, seed)
+    resolved, key = find_key(stage, config, inputs, seed)
     if where.key not in (None, key):
         raise InputError(
             f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
@@ -42,30 +42,32 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
             # Another process may have published it while this one waited for the lock.
             existing = None if where.force else store().find(key)
             if existing is None:
-                manifest = _build(stage, config, seed, found, attempt, where, record, progress)
-                _make_current(record, manifest, found, seed, where)
+                manifest = _build(stage, config, seed, resolved, attempt, where, record, progress)
+                _make_current(record, manifest, resolved, seed, where)
                 progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
                 RunPage(stage.name).result(manifest, "ran", stage.shown)
                 return Completed(name="Completed", data=summary(manifest, "ran"))
     _record_reuse(record, stage, existing, where)
-    _make_current(record, existing, found, seed, where)
+    _make_current(record, existing, resolved, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
     if where.parent_run_id is None:  # a person asked for this stage, and looks at its page
         RunPage(stage.name).reused(record, existing, stage.shown)
     return Completed(name="Reused", data=summary(existing, "reused"))
 
 
-def _make_current(record: Tracking, made: Manifest, inputs: Mapping[str, Input], seed: int, where: RunContext) -> None:
-    """What was made and read is what its recipe has now; what was made from something else is stale."""
+def _make_current(
+    record: Tracking, manifest: Manifest, inputs: Mapping[str, Input], seed: int, where: RunContext
+) -> None:
+    """Mark the artifact and its inputs as current for their recipes; artifacts made from other inputs become stale."""
     read = [item.manifest for item in inputs.values() if item.manifest is not None]
     recipes = recipes_using(store(), seed, read) if where.recipe == ALONE else [where.recipe]
-    # A list, not a generator: every recipe is told.
-    if any([make_current(store(), recipe, seed, [*read, made]) for recipe in recipes]):
+    # A list, not a generator, so that every recipe is updated.
+    if any([make_current(store(), recipe, seed, [*read, manifest]) for recipe in recipes]):
         update_stale_tags(store(), record)
 
 
 def summary(manifest: Manifest, status: str) -> dict[str, Any]:
-    """Plain values about an artifact: what a stage's flow returns."""
+    """Plain values about an artifact; the result of a stage's flow."""
     return {
         "name": manifest.stage,
         "status": status,
@@ -93,9 +95,9 @@ def _build(
     progress.started(stage.name)
     digests = {name: item.ref.digest for name, item in inputs.items()}
     identity = {STAGE_TAG: stage.name}
-    called = name_run(record.reader, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
-    tags = {**identity, **called.tags, KEY_TAG: attempt.key, STATUS_TAG: "running"}
-    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, hashed, tags)
+    run_name = name_run(record.reader, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
+    tags = {**identity, **run_name.tags, KEY_TAG: attempt.key, STATUS_TAG: "running"}
+    run_id = record.stage_run(where.parent_run_id, where.recipe, run_name.name, hashed, tags)
     page = RunPage(stage.name)
     page.link(record, run_id)
     try:
@@ -104,7 +106,7 @@ def _build(
                 _record_input(record, run_id, name, item.manifest)
         context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
         outcome = stage.build(context)
-        record.settle(run_id)  # what the metrics were read from is removed when the artifact is published
+        record.settle(run_id)  # publishing removes the file that the metrics were read from
         manifest = attempt.publish(
             stage_version=stage.version,
             config=hashed,
@@ -146,22 +148,22 @@ def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: O
 
 
 def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: RunContext) -> None:
-    """A child run of its own, so that the recipe run shows all stages; it points to the run that did the work. A recipe
-    that is taken up again has one already."""
+    """Record a reused stage as a child run, which points to the run that did the work, so that the recipe run shows all
+    stages. A recipe run that continues has the child run already."""
     if where.parent_run_id is None or record.has_stage_run(where.parent_run_id, stage.name, manifest.digest):
         return
     digests = {name: ref.digest for name, ref in manifest.inputs.items()}
     identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]
-    called = name_run(record.reader, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
+    run_name = name_run(record.reader, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
     tags = {
         **identity,
-        **called.tags,
+        **run_name.tags,
         KEY_TAG: manifest.key,
         DIGEST_TAG: manifest.digest,
         STATUS_TAG: "reused",
         MADE_BY_TAG: manifest.mlflow_run_id or "",
     }
-    run_id = record.stage_run(where.parent_run_id, where.recipe, called.name, manifest.config, tags)
+    run_id = record.stage_run(where.parent_run_id, where.recipe, run_name.name, manifest.config, tags)
     values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
     record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
     record.finish(run_id, "FINISHED")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from flows.cli.why import changed
 from flows.home import store
 from flows.recipe.load import load_recipe
 from flows.stages.contract import Context, Outcome, RunContext, Stage, hashed_config, key_of
 from flows.stages.references import external, resolve
 from flows.stages.runner import run_stage
 from grpo.errors import InputError
+from tasks.store.diff import changed_fields
 
 
 class Config(BaseModel):
@@ -122,4 +122,4 @@ def test_the_device_is_no_part_of_the_key() -> None:
 def test_differences_of_configurations() -> None:
     old = {"a": 1, "b": {"c": [1, 2]}, "gone": 0}
     new = {"a": 1, "b": {"c": [1, 3]}, "come": 5}
-    assert changed(old, new) == [("b.c.1", 2, 3), ("come", None, 5), ("gone", 0, None)]
+    assert changed_fields(old, new) == [("b.c.1", 2, 3), ("come", None, 5), ("gone", 0, None)]

@@ -86,7 +86,7 @@ def test_an_input_that_is_stale_makes_stale() -> None:
     last = Stage("last", 1, ("second",), build)
     key = run(last, second=second)["key"]
     run(FIRST, "other")
-    assert stale_reasons(store())[key] == "second is stale_reasons (toy, seed 0)"
+    assert stale_reasons(store())[key] == "second is stale (toy, seed 0)"
 
 
 def test_going_back_to_older_artifacts_makes_them_current() -> None:
