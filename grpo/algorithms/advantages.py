@@ -1,4 +1,4 @@
-"""From the rewards of a group to the advantages of its completions or, under process supervision, of their tokens."""
+"""Advantages from the rewards of a group: one a completion or, under process supervision, one a token."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from grpo.errors import InputError
 
-ZERO_VARIANCE = 1e-6  # rewards that differ by less, relative to their size, differ by rounding only
+ZERO_VARIANCE = 1e-6  # a smaller spread, relative to the rewards, is rounding
 
 Std = Literal["population", "sample"]  # divide the sum of squares by n (DSM, R1) or by n - 1 (TRL, torch's default)
 CORRECTION: dict[str, int] = {"population": 0, "sample": 1}
 
 
-def _teaches(rewards: Tensor) -> Tensor:
-    """[P, G] -> bool [P, 1]: whether a group's rewards differ."""
+def _has_variance(rewards: Tensor) -> Tensor:
+    """[P, G] -> bool [P, 1]: whether the rewards of a group differ."""
     spread = rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True)
     return spread > ZERO_VARIANCE * rewards.abs().amax(1, keepdim=True).clamp(min=1)
 
 
-def _only_where_rewards_differ(advantages: Tensor, rewards: Tensor) -> Tensor:
-    """Exactly 0 in a group of equal rewards, where the formula gives 0/0 or what rounding left."""
-    return torch.where(_teaches(rewards), advantages, torch.zeros_like(advantages))
+def _zero_without_variance(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """Sets the advantages of groups of equal rewards to 0, where the formulas give 0/0 or rounding errors."""
+    return torch.where(_has_variance(rewards), advantages, torch.zeros_like(advantages))
 
 
 def _minus_mean(rewards: Tensor) -> Tensor:
@@ -34,38 +34,38 @@ def _minus_mean(rewards: Tensor) -> Tensor:
 def by_group_std(rewards: Tensor, std: Std = "population") -> Tensor:
     """(r_i - mean r) / std r within each group (GRPO's outcome supervision, DSM 4.1.2)."""
     deviation = rewards.std(1, correction=min(CORRECTION[std], rewards.shape[1] - 1), keepdim=True)
-    return _only_where_rewards_differ(_minus_mean(rewards) / deviation, rewards)
+    return _zero_without_variance(_minus_mean(rewards) / deviation, rewards)
 
 
-def centred(rewards: Tensor, std: Std = "population") -> Tensor:
-    """r_i - mean r (Dr. GRPO): a hard or an easy problem weighs no more than another. `std` is not read."""
-    return _only_where_rewards_differ(_minus_mean(rewards), rewards)
+def centered(rewards: Tensor, std: Std = "population") -> Tensor:
+    """r_i - mean r (Dr. GRPO, arXiv 2503.20783): no extra weight for very hard or easy problems. `std` is not read."""
+    return _zero_without_variance(_minus_mean(rewards), rewards)
 
 
 def by_batch_std(rewards: Tensor, std: Std = "population") -> Tensor:
-    """(r_i - group mean) / std of all rewards of the batch."""
+    """(r_i - group mean) / (std of all rewards of the batch)."""
     deviation = rewards.std(correction=min(CORRECTION[std], rewards.numel() - 1))
-    return _only_where_rewards_differ(_minus_mean(rewards) / deviation, rewards)
+    return _zero_without_variance(_minus_mean(rewards) / deviation, rewards)
 
 
 def leave_one_out(rewards: Tensor, std: Std = "population") -> Tensor:
     """r_i - mean of the others' rewards (RLOO, arXiv 2402.14740). `std` is not read."""
     others = max(rewards.shape[1] - 1, 1)
-    return _only_where_rewards_differ((rewards * rewards.shape[1] - rewards.sum(1, keepdim=True)) / others, rewards)
+    return _zero_without_variance((rewards * rewards.shape[1] - rewards.sum(1, keepdim=True)) / others, rewards)
 
 
 # (rewards [P, G]: P problems, G completions each; which std) -> advantages [P, G].
 ADVANTAGES: dict[str, Callable[[Tensor, Std], Tensor]] = {
     "grpo": by_group_std,
-    "dr_grpo": centred,
+    "dr_grpo": centered,
     "batch_std": by_batch_std,
     "rloo": leave_one_out,
 }
 
 
 def zero_variance_groups(rewards: Tensor) -> Tensor:
-    """[P, G] -> bool [P]: groups that teach nothing because all their rewards are equal."""
-    return ~_teaches(rewards).squeeze(1)
+    """[P, G] -> bool [P]: groups of equal rewards, whose advantages are all 0."""
+    return ~_has_variance(rewards).squeeze(1)
 
 
 def process_advantages(

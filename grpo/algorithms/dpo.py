@@ -24,11 +24,12 @@ def dpo_loss(
     length_average: bool,
     pairs: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-log sigma(margin), margin = beta log(pi/ref)(chosen) - beta log(pi/ref)(rejected), averaged over pairs.
+    """-log sigma(margin), averaged over pairs (DPO eq. 7), with the margin beta log(pi/ref)(chosen) -
+    beta log(pi/ref)(rejected).
 
-    All tensors [B, T] (T may differ between chosen and rejected), masks 1.0 on completion tokens. `pairs` counts the
-    whole optimizer step, so the parts of a step add up. Detached statistics, parts that add up too: `accuracy` (share
-    of pairs with a positive margin) and `margin` (nats).
+    All tensors are [B, T] (T may differ between chosen and rejected); masks are 1.0 on completion tokens. `pairs` is
+    the number in the whole optimizer step, so the losses of its micro-batches add up. Detached statistics that add up
+    too: `accuracy` (share of pairs with a positive margin) and `margin` (nats).
     """
     chosen = log_ratio(chosen_logprobs, ref_chosen_logprobs, chosen_mask, length_average)
     rejected = log_ratio(rejected_logprobs, ref_rejected_logprobs, rejected_mask, length_average)
@@ -38,10 +39,10 @@ def dpo_loss(
 
 
 def pair_up(rewards: Tensor) -> list[tuple[int, int]]:
-    """Pairs (chosen, rejected) from rewards [P, G], as indices into the P * G completions.
+    """Returns pairs (chosen, rejected) from rewards [P, G], as indices into the P * G completions.
 
-    Within each group the best meets the worst, the second best the second worst, and so on while the rewards differ.
-    Among equals the order is that of the group; with G odd the middle one stays out.
+    Within each group the best is paired with the worst, the second best with the second worst, and so on while their
+    rewards differ. Ties keep the order of the group; with G odd the middle completion is left out.
     """
     pairs = []
     size = rewards.shape[1]

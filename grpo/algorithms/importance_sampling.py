@@ -1,4 +1,4 @@
-"""Samples of a policy that is not quite the one that learns from them: another kernel's, or weights that are older."""
+"""Correction for samples whose policy differs from the one in training: by other kernels or by older weights."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpo.algorithms.objectives import Scale, Tokens, token_mean
+from grpo.algorithms.objectives import token_mean
+from grpo.algorithms.tokens import Normalizers, Tokens
 
 
 def correct_for_sampler(
-    tokens: Tokens, sampler_logprobs: Tensor, ratio_max: float, scale: Scale
+    tokens: Tokens, sampler_logprobs: Tensor, ratio_max: float, normalizers: Normalizers
 ) -> tuple[Tokens, dict[str, Tensor]]:
-    """Advantages weighted by min(pi_old / pi_sampler, ratio_max) of each token, and how much the two differ.
+    """Multiplies each token's advantage by min(pi_old / pi_sampler, ratio_max): truncated importance sampling, and with
+    older sampler weights AReaL's decoupled objective (arXiv 2505.24298).
 
-    pi_old is the policy before the updates on these samples: the clip of the objective bounds what the updates do, this
-    weight corrects whose samples they are (truncated importance sampling; AReaL's decoupled objective, arXiv
-    2505.24298, when the sampler's weights are older). An expectation under the sampler becomes one under pi_old, up to
-    the truncation. Every objective is linear in advantages that keep their sign, so the weight goes there.
+    pi_old is the policy before the updates on these samples. The objective's clip bounds how far the updates move from
+    pi_old; this weight turns an expectation under the sampler into one under pi_old, up to the truncation. It applies
+    to the advantages because every objective is linear in them as long as their sign is kept.
 
     Shapes [B, T]. Statistics: the mean and the largest |log pi_old - log pi_sampler| of a token, nats, and the share
     of tokens whose weight was truncated.
@@ -25,8 +26,8 @@ def correct_for_sampler(
     difference = (tokens.old_logprobs - sampler_logprobs) * tokens.mask
     ratio = difference.exp()
     stats = {
-        "sampler_difference": token_mean(difference.abs(), tokens.mask, scale),
+        "sampler_difference": token_mean(difference.abs(), tokens.mask, normalizers),
         "sampler_difference_max": difference.abs().max(),
-        "sampler_truncated": token_mean((ratio > ratio_max).float(), tokens.mask, scale),
+        "sampler_truncated": token_mean((ratio > ratio_max).float(), tokens.mask, normalizers),
     }
     return replace(tokens, advantages=tokens.advantages * ratio.clamp(max=ratio_max)), stats

@@ -23,7 +23,7 @@ from grpo.generation.engines import make_engine
 from grpo.model.packed.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.value_head import values_of
-from grpo.rewards.functions import total
+from grpo.rewards.registry import total
 from grpo.rl.batch import Rollout
 from grpo.rl.credit import CREDITS, Evidence, Step
 from grpo.rl.groups import Group, kl_of, metrics_of, samples_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from grpo.algorithms.advantages import ADVANTAGES, process_advantages
 from grpo.algorithms.dpo import pair_up
 from grpo.algorithms.gae import gae, token_rewards, whiten
+from grpo.algorithms.tokens import pad
 from grpo.config.rl import RL
-from grpo.model.packed.logprobs import stack
 
 Step = tuple[int, float]
 """(index of the token that ends a step, the step's reward)"""
@@ -64,13 +64,13 @@ def group_relative(evidence: Evidence, settings: RL) -> Credit:
 def gae_over_values(evidence: Evidence, settings: RL) -> Credit:
     """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
     assert evidence.logprobs is not None and evidence.values is not None
-    mask = _stack([torch.ones(n) for n in evidence.lengths])
-    reference = None if evidence.ref_logprobs is None else _stack(evidence.ref_logprobs)
-    rewards = token_rewards(evidence.rewards.flatten(), _stack(evidence.logprobs), reference, mask, settings.kl_coef)
-    advantages, returns = gae(rewards, _stack(evidence.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
+    mask = _padded([torch.ones(n) for n in evidence.lengths])
+    reference = None if evidence.ref_logprobs is None else _padded(evidence.ref_logprobs)
+    rewards = token_rewards(evidence.rewards.flatten(), _padded(evidence.logprobs), reference, mask, settings.kl_coef)
+    advantages, returns = gae(rewards, _padded(evidence.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
     if settings.ppo.whiten:
         advantages = whiten(advantages, mask)
-    return Credit(_unstack(advantages, evidence.lengths), returns=_unstack(returns, evidence.lengths))
+    return Credit(_unpad(advantages, evidence.lengths), returns=_unpad(returns, evidence.lengths))
 
 
 CREDITS: dict[str, Callable[[Evidence, RL], Credit]] = {
@@ -93,13 +93,13 @@ def _by_steps(evidence: Evidence, steps: list[list[Step]], settings: RL) -> list
             lengths,
             settings.std,
         )
-        advantages += _unstack(table, lengths)
+        advantages += _unpad(table, lengths)
     return advantages
 
 
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    return stack(rows, torch.device("cpu"))
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return pad(rows, torch.device("cpu"))
 
 
-def _unstack(table: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+def _unpad(table: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     return [row[:length].clone() for row, length in zip(table, lengths, strict=True)]

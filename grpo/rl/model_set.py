@@ -19,7 +19,7 @@ from grpo.distributed.fsdp import Sharded, arithmetic, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
-from grpo.model.packed.logprobs import trunk_of
+from grpo.model.packed.logprobs import backbone_of
 from grpo.model.packed.value_head import Value
 from grpo.rl.methods import Method
 
@@ -36,7 +36,7 @@ class Models:
             own = kind == "model"
             if not own and (parallel.world > 1 or computed):
                 raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
-            trunk = trunk_of(load_policy(model, kept) if own else policy)
+            trunk = backbone_of(load_policy(model, kept) if own else policy)
             self.value = shard(Value(trunk, own), parallel, dtype=computed)
         self.policy = shard(policy, parallel, dtype=computed)
         self.initial: Sharded | None = None

@@ -9,11 +9,12 @@ from torch import Tensor
 from grpo.algorithms.dpo import dpo_loss
 from grpo.algorithms.gae import value_loss
 from grpo.algorithms.importance_sampling import correct_for_sampler
-from grpo.algorithms.objectives import Objective, Scale, Tokens
+from grpo.algorithms.objectives import Objective
+from grpo.algorithms.tokens import Normalizers, Tokens, pad
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
-from grpo.model.packed.logprobs import completion_logprobs, stack
+from grpo.model.packed.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.value_head import values_of
 from grpo.rl.batch import Rollout
@@ -22,7 +23,7 @@ from grpo.rl.model_set import Models
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 
 Stats = dict[str, Tensor]
-Loss = Callable[[Rollout, list[int], Scale], tuple[Tensor, Stats]]
+Loss = Callable[[Rollout, list[int], Normalizers], tuple[Tensor, Stats]]
 
 
 class Update:
@@ -60,7 +61,7 @@ class Update:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * rate
         rows = [row for unit in units for row in rollout.units[unit]]
-        scale = Scale(
+        normalizers = Normalizers(
             sequences=len(rows),
             tokens=max(1, sum(len(rollout.completions[i]) for i in rows if rollout.learnt[i])),
             budget=self.settings.max_new_tokens(step),
@@ -72,7 +73,7 @@ class Update:
         stats: dict[str, float] = {}
         for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
-            loss, measured = self.loss(rollout, part, scale)
+            loss, measured = self.loss(rollout, part, normalizers)
             (loss if counts else loss * 0).backward()
             if counts:
                 _combine(stats, {"loss": loss.detach(), **measured})
@@ -108,36 +109,36 @@ class Update:
         old, reference = rollout.old_logprobs, rollout.ref_logprobs
         return Tokens(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if old is None else self._stack(old, rows),
-            ref_logprobs=None if reference is None else self._stack(reference, rows),
-            advantages=self._stack(rollout.advantages, rows),
-            mask=stack(rollout.mask(rows), self.device),
+            old_logprobs=logprobs.detach() if old is None else self._padded(old, rows),
+            ref_logprobs=None if reference is None else self._padded(reference, rows),
+            advantages=self._padded(rollout.advantages, rows),
+            mask=pad(rollout.mask(rows), self.device),
         )
 
-    def _policy_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
         tokens = self._tokens(rollout, rows)
         of_sampler: Stats = {}
         if rollout.sampler_logprobs is not None:
-            sampler = self._stack(rollout.sampler_logprobs, rows)
-            tokens, of_sampler = correct_for_sampler(tokens, sampler, self.settings.sampler_ratio_max, scale)
-        loss, stats = self.objective(tokens, scale)
+            sampler = self._padded(rollout.sampler_logprobs, rows)
+            tokens, of_sampler = correct_for_sampler(tokens, sampler, self.settings.sampler_ratio_max, normalizers)
+        loss, stats = self.objective(tokens, normalizers)
         change = (tokens.logprobs.detach() - tokens.old_logprobs).abs() * tokens.mask
         return loss, {**stats, **of_sampler, "logprob_change_max": change.max()}
 
-    def _actor_critic_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+    def _actor_critic_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
         assert self.models.value is not None and rollout.old_values is not None and rollout.returns is not None
-        loss, stats = self._policy_loss(rollout, rows, scale)
+        loss, stats = self._policy_loss(rollout, rows, normalizers)
         of_value = value_loss(
             self.models.value(values_of, [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]),
-            self._stack(rollout.old_values, rows),
-            self._stack(rollout.returns, rows),
-            stack(rollout.mask(rows), self.device),
+            self._padded(rollout.old_values, rows),
+            self._padded(rollout.returns, rows),
+            pad(rollout.mask(rows), self.device),
             self.settings.ppo.value_clip,
-            scale,
+            normalizers,
         )
         return loss + self.settings.ppo.value_coef * of_value, {**stats, "value_loss": of_value.detach()}
 
-    def _preference_loss(self, rollout: Rollout, rows: list[int], scale: Scale) -> tuple[Tensor, Stats]:
+    def _preference_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
         """Rows alternate: better, worse."""
         tokens = self._tokens(rollout, rows)
         assert tokens.ref_logprobs is not None
@@ -150,12 +151,12 @@ class Update:
             tokens.mask[1::2],
             beta=self.settings.dpo.beta,
             length_average=self.settings.dpo.length_average,
-            pairs=scale.sequences // 2,
+            pairs=normalizers.sequences // 2,
         )
         return loss, {f"pair_{name}": value for name, value in stats.items()}
 
-    def _stack(self, vectors: list[Tensor], rows: list[int]) -> Tensor:
-        return stack([vectors[i] for i in rows], self.device)
+    def _padded(self, vectors: list[Tensor], rows: list[int]) -> Tensor:
+        return pad([vectors[i] for i in rows], self.device)
 
 
 def _combine(stats: dict[str, float], measured: Stats) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.algorithms.gae import gae, token_rewards, value_loss, whiten
-from grpo.algorithms.objectives import Scale
+from grpo.algorithms.tokens import Normalizers
 
 
 def t(*rows) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_whiten():
 )
 def test_value_loss_on_both_sides_of_the_clip(value, loss, gradient):
     values = t([value, 5]).requires_grad_()
-    result = value_loss(values, t([0, 0]), t([1, 9]), t([1, 0]), 0.2, Scale(sequences=1, tokens=1, budget=2))
+    result = value_loss(values, t([0, 0]), t([1, 9]), t([1, 0]), 0.2, Normalizers(sequences=1, tokens=1, budget=2))
     result.backward()
     assert result.item() == pytest.approx(loss)
     assert rows(values.grad) == [[gradient, 0]]
@@ -82,7 +82,7 @@ def test_value_loss_on_both_sides_of_the_clip(value, loss, gradient):
 def test_value_loss_parts_add_up():
     # Errors 1, 2, 3 on three tokens: (1 + 4 + 9) / 2 / 3.
     returns, mask, zero = t([1, 2], [3, math.nan]), t([1, 1], [1, 0]), torch.zeros(2, 2)
-    scale = Scale(sequences=2, tokens=3, budget=2)
-    parts = [value_loss(zero[i], zero[i], returns[i], mask[i], 0.2, scale) for i in ([0], [1])]
+    normalizers = Normalizers(sequences=2, tokens=3, budget=2)
+    parts = [value_loss(zero[i], zero[i], returns[i], mask[i], 0.2, normalizers) for i in ([0], [1])]
     assert [x.item() for x in parts] == pytest.approx([5 / 6, 9 / 6])
-    assert value_loss(zero, zero, returns, mask, 0.2, scale).item() == pytest.approx(14 / 6)
+    assert value_loss(zero, zero, returns, mask, 0.2, normalizers).item() == pytest.approx(14 / 6)

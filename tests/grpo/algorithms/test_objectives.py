@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo.algorithms.objectives import OBJECTIVES, Objective, Scale, Tokens
+from grpo.algorithms.objectives import OBJECTIVES, Objective
+from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.errors import InputError
 
 LN2 = math.log(2)
 CLIPPED = [name for name, (_, gain, _) in OBJECTIVES.items() if gain.__name__ == "clipped_surrogate"]
-ONE = Scale(sequences=1, tokens=1, budget=1)
+ONE = Normalizers(sequences=1, tokens=1, budget=1)
 
 
 def make(ratios, advantages, mask=None, ref_minus_policy=None) -> Tokens:
@@ -38,9 +39,9 @@ def objective(name, low=0.2, high=0.2, kl=0.0, estimator="k3", stale=False) -> O
     )
 
 
-def gain_and_gradient(objective: Objective, tokens: Tokens, scale: Scale):
+def gain_and_gradient(objective: Objective, tokens: Tokens, normalizers: Normalizers):
     """J, dJ / d log pi and the statistics: the loss has the other sign."""
-    loss, stats = objective(tokens, scale)
+    loss, stats = objective(tokens, normalizers)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     return -loss.item(), -gradient, stats
 
@@ -116,7 +117,7 @@ def test_a_single_update_reads_no_ratio_and_no_clip(ratio):
 def test_likelihood_is_the_mean_log_probability_of_what_is_right():
     # Right: log pi of -1 + ln 2 and -1, mean -1 + ln(2)/2. Wrong: nothing. By two sequences.
     tokens = make([[2.0, 1.0], [1.5, 1.5]], [[1.0], [0.0]])
-    value, gradient, _ = gain_and_gradient(objective("likelihood"), tokens, Scale(2, 4, 2))
+    value, gradient, _ = gain_and_gradient(objective("likelihood"), tokens, Normalizers(2, 4, 2))
     assert value == pytest.approx((-1 + LN2 / 2) / 2)
     assert gradient.tolist() == [[0.25, 0.25], [0, 0]]
 
@@ -137,7 +138,7 @@ UNEQUAL = make([[1.0, 1.0, 1.0], [1.0, 9.0, 9.0]], [[1.0, 2.0, 3.0], [5.0, 7.0, 
     ],
 )
 def test_how_tokens_and_sequences_weigh(name, value, weights):
-    result, gradient, _ = gain_and_gradient(objective(name), UNEQUAL, Scale(sequences=2, tokens=4, budget=10))
+    result, gradient, _ = gain_and_gradient(objective(name), UNEQUAL, Normalizers(sequences=2, tokens=4, budget=10))
     long, short = weights
     assert result == pytest.approx(value)
     assert gradient[0].tolist() == pytest.approx([1 * long, 2 * long, 3 * long])
@@ -149,15 +150,15 @@ def test_bnpo_depends_on_the_cut():
     parts = [
         Tokens(*(None if x is None else x[i : i + 1] for x in vars(UNEQUAL).values())) for i in range(len(UNEQUAL.mask))
     ]
-    scale = Scale(sequences=2, tokens=4, budget=10)
-    assert sum(objective("bnpo")(part, scale)[0].item() for part in parts) == pytest.approx(-3.5)
+    normalizers = Normalizers(sequences=2, tokens=4, budget=10)
+    assert sum(objective("bnpo")(part, normalizers)[0].item() for part in parts) == pytest.approx(-3.5)
 
 
 def test_gspo_judges_the_sequence():
     # s = sqrt(4 * 1) = 2 and sqrt(1.25 * 0.8) = 1; the padding of the second is not in its mean.
     tokens = make([[4.0, 1.0, 1.0], [1.25, 0.8, 9.0]], [[-1.0], [3.0]], [[1, 1, 0], [1, 1, 0]])
     for name in ("gspo", "gspo_token"):
-        value, gradient, stats = gain_and_gradient(objective(name), tokens, Scale(2, 4, 3))
+        value, gradient, stats = gain_and_gradient(objective(name), tokens, Normalizers(2, 4, 3))
         assert value == pytest.approx((2 * -1 + 1 * 3) / 2)
         # Each token has s A / |o| / 2 sequences, its own ratio notwithstanding.
         assert gradient.tolist() == [pytest.approx([-0.5, -0.5, 0]), pytest.approx([0.75, 0.75, 0])]
@@ -166,7 +167,7 @@ def test_gspo_judges_the_sequence():
 
 def test_gspo_clips_all_tokens_of_a_sequence():
     # s = 2 with A > 0 is clipped to 1.2 though its second token has ratio 1.
-    value, gradient, stats = gain_and_gradient(objective("gspo"), make([[4.0, 1.0]], 1.0), Scale(1, 2, 2))
+    value, gradient, stats = gain_and_gradient(objective("gspo"), make([[4.0, 1.0]], 1.0), Normalizers(1, 2, 2))
     assert value == pytest.approx(1.2)
     assert gradient.abs().sum() == 0
     assert stats["clipped_high"] == 1
@@ -211,7 +212,7 @@ def test_kl_term_for_stale_samples(estimator, penalty, slope):
 def test_the_penalty_is_averaged_like_the_gain(name, value):
     # k1 is -(1, 1, 0) on the first sequence and -1 on the second; A = 0 and beta = 1.
     tokens = make([[1.0] * 3] * 2, 0.0, [[1, 1, 1], [1, 0, 0]], [[1.0, 1.0, 0.0], [1.0, 4.0, 4.0]])
-    result, _, _ = gain_and_gradient(objective(name, kl=1.0, estimator="k1"), tokens, Scale(2, 4, 10))
+    result, _, _ = gain_and_gradient(objective(name, kl=1.0, estimator="k1"), tokens, Normalizers(2, 4, 10))
     assert result == pytest.approx(value)
 
 
@@ -228,7 +229,7 @@ def test_statistics():
         [[1, 1, 1], [1, 1, 0]],
         [[LN2, 0.0, 0.0], [0.0, 0.0, 9.0]],
     )
-    _, stats = objective("grpo")(tokens, Scale(sequences=2, tokens=10, budget=3))  # 5 of the step's 10 tokens
+    _, stats = objective("grpo")(tokens, Normalizers(sequences=2, tokens=10, budget=3))  # 5 of the step's 10 tokens
     # A > 0: 1.5 is stopped; 0.5 is not. A < 0: 0.5 is stopped; 1.5 is not. The padding is in nothing.
     # log pi = log ratio - 1, and the ratios multiply to 1.5 * 0.5 * 1.5 * 0.5 = 9/16.
     expected = {
@@ -268,13 +269,13 @@ def random_tokens(rows=6, width=5) -> Tokens:
 @pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"bnpo"}))
 def test_parts_of_a_step_add_up(name):
     tokens, chosen = random_tokens(), objective(name, kl=0.3, stale=True)
-    scale = Scale(sequences=6, tokens=15, budget=5)
-    loss, stats = chosen(tokens, scale)
+    normalizers = Normalizers(sequences=6, tokens=15, budget=5)
+    loss, stats = chosen(tokens, normalizers)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     assert loss.item() and gradient.abs().sum() > 0
 
     parts = [[4, 0], [1], [5, 3, 2]]
-    results = [chosen(Tokens(*(x[rows] for x in vars(tokens).values())), scale) for rows in parts]
+    results = [chosen(Tokens(*(x[rows] for x in vars(tokens).values())), normalizers) for rows in parts]
     total = torch.stack([part for part, _ in results]).sum()
     (gradient_of_parts,) = torch.autograd.grad(total, tokens.logprobs)
     torch.testing.assert_close(total, loss)
@@ -295,9 +296,9 @@ def test_what_stands_in_the_padding_is_never_read(name, rubbish):
         **{key: x.detach().masked_fill(padding, rubbish) for key, x in vars(clean).items() if key != "mask"},
     )
     dirty.logprobs.requires_grad_()
-    scale = Scale(sequences=6, tokens=15, budget=5)
-    expected_value, expected_gradient, expected_stats = gain_and_gradient(chosen, clean, scale)
-    value, gradient, stats = gain_and_gradient(chosen, dirty, scale)
+    normalizers = Normalizers(sequences=6, tokens=15, budget=5)
+    expected_value, expected_gradient, expected_stats = gain_and_gradient(chosen, clean, normalizers)
+    value, gradient, stats = gain_and_gradient(chosen, dirty, normalizers)
     assert value == expected_value
     assert torch.equal(gradient, expected_gradient)
     assert gradient[padding].abs().sum() == 0

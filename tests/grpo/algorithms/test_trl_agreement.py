@@ -21,7 +21,8 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOO
 
 from grpo.algorithms.advantages import ADVANTAGES
 from grpo.algorithms.dpo import dpo_loss
-from grpo.algorithms.objectives import Objective, Scale, Tokens
+from grpo.algorithms.objectives import Objective
+from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.model.packed.attention import NAME
 from grpo.model.packed.logprobs import completion_logprobs
 
@@ -116,9 +117,9 @@ def loss_and_gradient_of_trl(
 
 
 def loss_and_gradient(objective: Objective, tokens: Tokens, parts: int) -> tuple[float, Tensor, dict[str, float]]:
-    scale = Scale(sequences=len(LENGTHS), tokens=sum(LENGTHS), budget=BUDGET)
+    normalizers = Normalizers(sequences=len(LENGTHS), tokens=sum(LENGTHS), budget=BUDGET)
     results = [
-        objective(Tokens(*(x[rows] for x in vars(tokens).values())), scale)
+        objective(Tokens(*(x[rows] for x in vars(tokens).values())), normalizers)
         for rows in torch.arange(len(LENGTHS)).chunk(parts)
     ]
     total = torch.stack([loss for loss, _ in results]).sum()
@@ -227,7 +228,7 @@ def test_through_the_model_with_a_temperature(grpo_trainer, model_folder):
     objective = Objective(
         "dapo", clip_eps_low=0.2, clip_eps_high=0.2, kl_coef=BETA, kl_estimator="k3", kl_stale_correction=True
     )
-    loss, _ = objective(tokens, Scale(sequences=3, tokens=int(mask.sum()), budget=BUDGET))
+    loss, _ = objective(tokens, Normalizers(sequences=3, tokens=int(mask.sum()), budget=BUDGET))
     loss.backward()
     assert loss.item() == pytest.approx(trl_loss.item(), abs=1e-5)
     assert_same_gradients(policy, trainer.model)

@@ -16,13 +16,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.algorithms.dpo import dpo_loss
 from grpo.algorithms.gae import gae, token_rewards
-from grpo.algorithms.objectives import Objective, Scale, Tokens
+from grpo.algorithms.objectives import Objective
+from grpo.algorithms.tokens import Normalizers, Tokens
 
 PROMPT, LENGTHS = 3, [4, 2, 3, 4]
 MASK = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).double()
 RIGHT = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)[:, None].expand_as(MASK)
 BETA = 0.3
-SCALE = Scale(sequences=len(LENGTHS), tokens=sum(LENGTHS), budget=max(LENGTHS))
+NORMALIZERS = Normalizers(sequences=len(LENGTHS), tokens=sum(LENGTHS), budget=max(LENGTHS))
 
 
 def language_model(seed: int) -> LlamaForCausalLM:
@@ -85,7 +86,7 @@ def objective_loss(
     name: str, logprobs: Tensor, old: Tensor, reference: Tensor, advantages: Tensor, **options
 ) -> Tensor:
     defaults = dict(clip_eps_low=0.2, clip_eps_high=0.2, kl_coef=0.0, kl_estimator="k3", kl_stale_correction=False)
-    return Objective(name, **(defaults | options))(Tokens(logprobs, old, reference, advantages, MASK), SCALE)[0]
+    return Objective(name, **(defaults | options))(Tokens(logprobs, old, reference, advantages, MASK), NORMALIZERS)[0]
 
 
 def likelihood_loss(logprobs: Tensor, reference: Tensor, weights: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ def likelihood_loss(logprobs: Tensor, reference: Tensor, weights: Tensor) -> Ten
 
 def pair_loss(logprobs: Tensor, reference: Tensor) -> Tensor:
     sides = [x[start::2] for x in (logprobs, reference, MASK) for start in (0, 1)]
-    return dpo_loss(*sides, beta=BETA, length_average=True, pairs=SCALE.sequences)[0]
+    return dpo_loss(*sides, beta=BETA, length_average=True, pairs=NORMALIZERS.sequences)[0]
 
 
 LOSSES = {
