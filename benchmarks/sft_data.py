@@ -80,7 +80,7 @@ def problems(count: int, first: int) -> Iterator[Problem]:
 def make(samples: int, folder: Path) -> dict[str, Any]:
     """The stage on problems for so many samples, in this process and what it starts."""
     os.environ["R1FLOW_HOME"] = str(folder)
-    from flows.home import prepare_environment, store
+    from flows.home import home, prepare_environment, store
 
     prepare_environment()
     from flows.prefect_server import prefect_server
@@ -111,7 +111,7 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
             "mix": {"validation_share": 0.01},
         }
     )
-    with prefect_server():
+    with prefect_server(home() / "logs"):
         began = time.perf_counter()
         state = sft_data(config, {}, 0, return_state=True)
         seconds = time.perf_counter() - began
