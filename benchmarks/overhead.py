@@ -61,7 +61,7 @@ class Directly:
 def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Directly, float, float]:
     """(its trainers' times, seconds in stages, wall seconds), the last two without those of the direct runs."""
     began = time.monotonic()
-    from flows.home import prepare_environment, tracking
+    from flows.home import home, prepare_environment, tracking
     from flows.prefect_server import prefect_server
 
     prepare_environment()
@@ -76,7 +76,7 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
         tracking().open()
         return train_r1, directly, builds
 
-    with prefect_server(load) as (train_r1, directly, builds):
+    with prefect_server(home() / "logs", load) as (train_r1, directly, builds):
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
     return directly, builds.seconds - direct, time.monotonic() - began - direct

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from flows.home import home
 from grpo.errors import InputError
 
 HOST = "127.0.0.1"
@@ -37,20 +37,13 @@ def keeps_runs() -> bool:
 
 
 def without_heartbeat() -> Any:
-    """Flows in the block do not tell the server that they live: they end at once, or nobody would miss them. Prefect
-    waits up to a second for each flow's heart to stop."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    """Flows in the block report to the server of the user's settings, else to one of their own, which logs into `logs`.
 
-    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
-
-
-@contextlib.contextmanager
-def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
-    """Flows in the block report to a server: the one that the user's settings name, or one of their own. `meanwhile` is
-    done while that one starts; the block gets its result."""
+    `meanwhile` runs while that one starts; the block receives its result.
+    """
     global _short_lived
     # Reading the settings takes a second, so our own starts before, and ends if they name another.
-    own = None if os.environ.get("PREFECT_API_URL") else _OwnServer()
+    own = None if os.environ.get("PREFECT_API_URL") else _OwnServer(logs)
     try:
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -60,7 +53,7 @@ def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]
             check_server(PREFECT_API_URL.value())
             yield meanwhile()
             return
-        own = own or _OwnServer()
+        own = own or _OwnServer(logs)
         found = meanwhile()
         with temporary_settings({PREFECT_API_URL: own.wait()}), without_heartbeat():
             _short_lived = True
@@ -74,9 +67,9 @@ def prefect_server(meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]
 class _OwnServer:
     """A Prefect server of this process, from the moment that it is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path) -> None:
         self.port = free_port()
-        self.log = home() / "logs" / "prefect-run.log"
+        self.log = logs / "prefect-run.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + START_S
         # Blocks are for its pages, which nobody can open.

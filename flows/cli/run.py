@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     # Quick to read, and with a mistake in it no server needs to start and leave an empty database.
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
     # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
-    with prefect_server(lambda: _check(args, recipe)), rendezvous.lead() if rendezvous else nullcontext():
+    with (
+        prefect_server(home() / "logs", lambda: _check(args, recipe)),
+        rendezvous.lead() if rendezvous else nullcontext(),
+    ):
         return _run(args, recipe)
 
 

@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from flows.home import home, store
 from flows.prefect_server import without_heartbeat
 from flows.progress import Progress
-from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide
+from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide, tag_value
 from flows.stages.contract import RunContext, Step, find_key, with_absolute_paths
 from flows.stages.references import Input
 from flows.stages.runner import summary
@@ -123,15 +123,14 @@ def _job(
         "where": where.model_copy(update={"key": key}).model_dump(mode="json"),
     }
     min_attempt = _min_attempt(client, key, recipe_run_id) if where.force else None
-    # Stages inherit the priority of their recipe. None: the recipe runs in a terminal.
-    queue = context.flow_run.work_queue_name
+    queue = context.flow_run.work_queue_name  # the recipe's priority; None if it runs in a terminal
     return Job(step.name, deployment_of(step), key, parameters, recipe_run_id, run_count, min_attempt, queue)
 
 
 def _min_attempt(client: SyncPrefectClient, key: str, recipe_run_id: str) -> int:
     """The attempt that a forced stage has to reach: one above the newest when this recipe run first asked for it."""
     for run in _runs(client, [f"{KEY}{key}", f"{RECIPE_RUN}{recipe_run_id}"]):
-        if (above := _tag(run, ABOVE)) is not None:
+        if (above := tag_value(run.tags, ABOVE)) is not None:
             return int(above) + 1
     newest = store().find(key)
     return newest.attempt + 1 if newest else 1
@@ -141,10 +140,6 @@ def _runs(client: SyncPrefectClient, tags: list[str]) -> list[FlowRun]:
     with_tags = FlowRunFilter(tags=FlowRunFilterTags(all_=tags))
     runs = client.read_flow_runs(flow_run_filter=with_tags, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
     return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
-
-
-def _tag(run: FlowRun, prefix: str) -> str | None:
-    return next((tag.removeprefix(prefix) for tag in run.tags if tag.startswith(prefix)), None)
 
 
 class _Dispatch:
@@ -175,11 +170,14 @@ class _Dispatch:
     def _children(self) -> list[tuple[Child, FlowRun]]:
         runs = _runs(self.client, [f"{KEY}{self.job.key}"])
         if self.job.min_attempt is not None:  # a flow run that was not forced would reuse what exists
-            runs = [run for run in runs if _tag(run, ABOVE) is not None]
+            runs = [run for run in runs if tag_value(run.tags, ABOVE) is not None]
         return [(self._child(run), run) for run in runs]
 
     def _child(self, run: FlowRun) -> Child:
-        mine = (_tag(run, RECIPE_RUN), _tag(run, RUN_COUNT)) == (self.job.recipe_run_id, str(self.job.run_count))
+        mine = (tag_value(run.tags, RECIPE_RUN), tag_value(run.tags, RUN_COUNT)) == (
+            self.job.recipe_run_id,
+            str(self.job.run_count),
+        )
         state = run.state
         assert state is not None
         return Child(run.id, state.type.value, state.message or "", mine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,11 @@ TRIES = 3
 
 KEY, RECIPE_RUN, RUN_COUNT, ABOVE = "r1flow.key:", "r1flow.by:", "r1flow.life:", "r1flow.above:"
 """Prefixes of the tags by which the flow runs of a job are found again."""
+
+
+def tag_value(tags: Iterable[str], prefix: str) -> str | None:
+    """The rest of the first tag that begins with `prefix`."""
+    return next((tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)), None)
 
 
 @dataclass(frozen=True)

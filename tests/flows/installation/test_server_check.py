@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.home import home
 from flows.prefect_server import _OwnServer, check_server, free_port, prefect_server
 from grpo.errors import InputError
 
@@ -23,7 +24,7 @@ def test_a_server_that_is_not_named_or_does_not_answer_is_one_line() -> None:
     assert "\n" not in str(refused.value)
     # `r1 run` asks it as well.
     asked = pytest.raises(InputError, match="no Prefect server answers")
-    with temporary_settings({PREFECT_API_URL: url}), asked, prefect_server():
+    with temporary_settings({PREFECT_API_URL: url}), asked, prefect_server(home() / "logs"):
         raise AssertionError("it was not asked")
 
 
@@ -42,7 +43,7 @@ def test_two_servers_of_a_new_home_start_one_after_the_other(tmp_path: Path, mon
     """Both would make the same tables, and fail."""
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    servers = [_OwnServer(), _OwnServer()]
+    servers = [_OwnServer(home() / "logs"), _OwnServer(home() / "logs")]
     try:
         with ThreadPoolExecutor() as threads:
             urls = list(threads.map(_OwnServer.wait, servers))

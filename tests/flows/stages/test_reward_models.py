@@ -23,7 +23,7 @@ from grpo.config.supervised import Pretrain
 from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
-from grpo.scoring.scorer import RewardModelScorer
+from grpo.scoring.reward_model import RewardModelScorer
 from grpo.training.pretrain import train_tokenizer
 
 TRAINING = {
@@ -34,13 +34,13 @@ TRAINING = {
 }
 RUN = """
 import json, sys
-from flows.home import prepare_environment
+from flows.home import home, prepare_environment
 prepare_environment()
 from flows.recipe.sections import RewardModels
 from flows.stages.reward_models import reward_models
 from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)
-with prefect_server():
+with prefect_server(home() / "logs"):
     print(json.dumps(reward_models(RewardModels.model_validate(config), inputs, return_state=True).result()))
 """
 
