@@ -37,6 +37,15 @@ def keeps_runs() -> bool:
 
 
 def without_heartbeat() -> Any:
+    """Flows in the block send no heartbeat: they end at once, or nobody would miss them. Prefect waits up to a second
+    for the heartbeat thread of each flow to stop."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+
+
+@contextlib.contextmanager
+def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
     """Flows in the block report to the server of the user's settings, else to one of their own, which logs into `logs`.
 
     `meanwhile` runs while that one starts; the block receives its result.
@@ -54,10 +63,10 @@ def without_heartbeat() -> Any:
             yield meanwhile()
             return
         own = own or _OwnServer(logs)
-        found = meanwhile()
+        result = meanwhile()
         with temporary_settings({PREFECT_API_URL: own.wait()}), without_heartbeat():
             _short_lived = True
-            yield found
+            yield result
     finally:
         _short_lived = False
         if own is not None:
