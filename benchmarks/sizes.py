@@ -25,7 +25,7 @@ from machine import machine
 
 from grpo.config.rl import RL
 from tasks.estimate.architecture import Architecture
-from tasks.estimate.memory import Lengths, Memory, Place, memory
+from tasks.estimate.memory import DeviceMemory, Lengths, StepMemory, step_memory
 
 QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -138,7 +138,7 @@ GB = 1e9
 @dataclass(frozen=True)
 class Fit:
     settings: dict[str, Any]  # of reasoning_rl
-    memory: Memory
+    memory: StepMemory
     devices: int
     gpu: str
     sequences: int  # of LENGTHS that a vLLM engine has cache for
@@ -195,7 +195,7 @@ def tried(a: Architecture, choice: str, gpu: str, phases: tuple[str, ...]) -> It
     for devices, checkpointing, tokens in itertools.product(COUNTS, (False, True), MICRO_BATCHES):
         if engine := engine_for(a, GPUS[gpu], devices) if "sampling" in phases else SERVER:
             settings = settings_of(choice, devices, checkpointing, tokens, engine[0])
-            found = memory(a, RL.model_validate(settings), Place("cuda", GPUS[gpu]), LENGTHS)
+            found = step_memory(a, RL.model_validate(settings), DeviceMemory("cuda", GPUS[gpu]), LENGTHS)
             yield Fit(settings, found, devices, gpu, engine[1])
 
 
@@ -275,7 +275,9 @@ def check(names: list[str], given: argparse.Namespace) -> dict[str, dict[str, Ch
             shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
             measured = measure(step, folder, Path(work) / str(number), given.threads, **NO_HEAP)["held_mb"]
             settings = RL.model_validate({**step.settings, "rewards": {"accuracy": 1}})
-            of = memory(shape, settings, Place("cpu"), Lengths(step.prompt_tokens, step.max_new_tokens)).phases
+            of = step_memory(
+                shape, settings, DeviceMemory("cpu"), Lengths(step.prompt_tokens, step.max_new_tokens)
+            ).phases
             found[name] = {phase: Checked(of[phase], mb * 2**20) for phase, mb in measured.items()}
             said = ", ".join(f"{p} {c.model / 2**20:,.0f} -> {c.measured / 2**20:,.0f}" for p, c in found[name].items())
             say(f"{name}: MB of the model -> measured: {said}")
@@ -432,7 +434,7 @@ def _limits() -> list[str]:
 def smallest_gathered(a: Architecture) -> float:
     engine = {"kind": "local"}
     settings = RL.model_validate(settings_of("all weights, no penalty", COUNTS[-1], True, MICRO_BATCHES[-1], engine))
-    return memory(a, settings, Place(), LENGTHS).update["gathered"]
+    return step_memory(a, settings, DeviceMemory(), LENGTHS).update["gathered"]
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling
 from grpo.config.engines import VLLM
 from grpo.health.checks import HealthSettings
-from grpo.rewards.functions import check as check_reward
+from grpo.rewards.registry import check as check_reward
 from grpo.rewards.steps import find as find_step_reward
 from grpo.rewards.steps import is_folder
 from grpo.settings import Settings

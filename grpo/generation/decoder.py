@@ -13,24 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.model.cpu import kernels
-from grpo.model.fused.decode_step import Blocks, can_decode
+from grpo.model.decoding import INITIAL_CACHE_TOKENS, decode_attention, make_decode_step, supports
 from grpo.model.packed.attention import Packed, hidden_states
-from grpo.model.packed.logprobs import trunk_of
+from grpo.model.packed.logprobs import backbone_of
 from grpo.model.packed.packing import pack
-
-GROWTH = 64
-"""Tokens that the sequences' caches have room for at first; then the room doubles."""
 
 
 class Decoder:
     """The sequences that are being written: rows 0 to n - 1, and their groups 0 to g - 1."""
 
     def __init__(self, model: Any, packed_rows: int = 0):
-        """`packed_rows`: as for `grpo.model.fused.decode_step.Blocks`, for models that these know."""
-        self.trunk, self.head = trunk_of(model), model.get_output_embeddings()
+        """`packed_rows`: as `prepacked_rows` of `grpo.model.fused.decode_step.DecodeStep`."""
+        self.backbone, self.head = backbone_of(model), model.get_output_embeddings()
         self.device = next(model.parameters()).device
-        self._blocks = Blocks(self.trunk, self.head, packed_rows) if can_decode(self.trunk, self.head) else None
+        self._decode_step = make_decode_step(self.backbone, self.head, packed_rows)
         self.caches: dict[int, _Cache] = {}
         self.prompt_lengths: list[int] = []  # of the groups
         self.group_of: list[int] = []  # of the rows
@@ -46,7 +42,7 @@ class Decoder:
         """Take in groups of `size` rows each, behind the others. Returns the logits after each prompt, [g, V]."""
         packed = pack(prompts, [[] for _ in prompts], self.device)
         layout = _Prefill(packed.attention)
-        hidden = hidden_states(self.trunk, packed.ids, packed.positions, layout)
+        hidden = hidden_states(self.backbone, packed.ids, packed.positions, layout)
         first, width = len(self.prompt_lengths), max(map(len, prompts))
         # Shorter prompts are filled up with any token; it is masked.
         index = [
@@ -70,10 +66,10 @@ class Decoder:
             self._batch = _Batch.of(self.prompt_lengths, self.group_of, self.said, like=cache.rows[0])
         self._batch.begin()
         ids, positions = tokens.to(self.device), self._batch.row_prompt_lengths + self.said
-        if self._blocks is not None:
-            logits = self._blocks(ids, positions, self.attend)
+        if self._decode_step is not None:
+            logits = self._decode_step(ids, positions, self.attend)
         else:
-            logits = self.head(hidden_states(self.trunk, ids[None], positions[None], self))
+            logits = self.head(hidden_states(self.backbone, ids[None], positions[None], self))
         self.said += 1
         return logits
 
@@ -128,7 +124,7 @@ class _Cache:
     def make_room(self, rows: int, width: int) -> None:
         have, _, columns, _ = self.rows[0].shape
         if rows > have or width > columns:
-            columns = columns if width <= columns else max(GROWTH, 2 * columns)
+            columns = columns if width <= columns else max(INITIAL_CACHE_TOKENS, 2 * columns)
             self.rows = [_with_room(held, rows, columns) for held in self.rows]
 
     def add_tokens(self, keys: Tensor, values: Tensor, batch: _Batch) -> None:
@@ -192,7 +188,7 @@ class _Batch:
             future=None,
             every_row=torch.arange(len(said), device=device),
             dtype=like.dtype,
-            compiled=kernels.supports(like),
+            compiled=supports(like),
         )
 
     def begin(self) -> None:
@@ -211,7 +207,7 @@ class _Batch:
         of_prompt, mass_prompt = _look(self._to_groups(asked), prompt_keys, prompt_values, self.beyond_prompt, scale)
         if self.compiled:
             found = _of_members(of_prompt, asked), _of_members(mass_prompt, asked), self.slot
-            return kernels.decode_attention((q, k, v), cache.rows, self.said, found, scale)
+            return decode_attention((q, k, v), cache.rows, self.said, found, scale)
         cache.add_tokens(k, v, self)
         keys, values = (held[: q.shape[0], :, : self.width] for held in cache.rows)
         of_own, mass_own = (found.transpose(1, 2) for found in _look(asked, keys, values, self.future, scale))

@@ -17,8 +17,7 @@ from torch.nn.functional import pad
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
 from grpo.generation.decoder import Decoder
-from grpo.model.cpu import kernels
-from grpo.model.cpu.prepacked_linear import is_worth_prepacking
+from grpo.model.decoding import is_worth_prepacking, sample_tokens, supports
 from grpo.processes import malloc
 
 CANDIDATES = 1024
@@ -165,8 +164,8 @@ def choose(logits: Tensor, settings: Sampling, chances: Tensor) -> tuple[Tensor,
     """
     if settings.temperature != 1:
         logits = logits / settings.temperature
-    if settings.top_p == 1 and kernels.supports(logits):
-        return kernels.sample_tokens(logits, chances)
+    if settings.top_p == 1 and supports(logits):
+        return sample_tokens(logits, chances)
     largest = logits.amax(1, keepdim=True)
     masses, order = (logits - largest).exp_(), None
     total = masses.sum(1, keepdim=True)

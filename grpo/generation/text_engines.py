@@ -28,7 +28,7 @@ from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.model.loading import load_policy, load_tokenizer
-from grpo.rewards.functions import import_function
+from grpo.rewards.registry import import_function
 
 
 class TextEngine(Protocol):

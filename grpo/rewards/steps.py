@@ -19,7 +19,7 @@ from grpo.data.records import Problem
 from grpo.data.template import reasoning_span
 from grpo.errors import InputError
 from grpo.rewards.arithmetic import Side, agree, chains, value
-from grpo.rewards.functions import import_function
+from grpo.rewards.registry import import_function
 
 StepReward = Callable[[Problem, str], float | None]
 """(problem, the step's text) -> its reward, or None where there is nothing to judge."""

@@ -29,7 +29,7 @@ _UNSPACED = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 
-def repeated_share(text: str, n: int) -> float:
+def repeated_ngram_share(text: str, n: int) -> float:
     """Share of n-grams that occurred before in the text: 0 where all differ, towards 1 in a loop; tags do not count.
 
     The units are words, numbers and signs, and in Chinese and Japanese characters. Fewer than n units: 0.

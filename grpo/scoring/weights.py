@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Literal, get_args
 
 from grpo.config.rl import RL
-from grpo.rewards.functions import MODEL_REWARDS
+from grpo.rewards.registry import MODEL_REWARDS
 
 Branch = Literal["rule", "preference"]
 

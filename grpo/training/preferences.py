@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.data.examples import Example
 from grpo.data.records import read_columns
 from grpo.model.packed.packing import shared_prefix
-from grpo.scoring.scorer import conversation_tokens
-from grpo.training.supervised import Example
+from grpo.scoring.reward_model import conversation_tokens
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
 OPTIONAL = ("strength", "source")

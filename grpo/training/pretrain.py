@@ -12,13 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.config.jobs import PretrainJob
 from grpo.config.supervised import Pretrain
+from grpo.data.examples import Example
 from grpo.distributed.fsdp import arithmetic, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.packed.attention import NAME
 from grpo.processes.metrics_log import write_result
 from grpo.training.sft import cross_entropy
-from grpo.training.supervised import Example, closing_loss, fit
+from grpo.training.supervised import closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

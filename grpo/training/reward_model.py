@@ -18,7 +18,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import write_result
-from grpo.scoring.scorer import score_sequences
+from grpo.scoring.reward_model import score_sequences
 from grpo.training.preferences import Preferences, Row, bootstrap, elements, read_preferences
 from grpo.training.supervised import Loss, fit, planned_steps
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from grpo.config.jobs import SFTJob
+from grpo.data.examples import Example
 from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.distributed.fsdp import arithmetic, shard
@@ -15,7 +16,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
 from grpo.model.packed.logprobs import completion_logprobs
 from grpo.processes.metrics_log import write_result
-from grpo.training.supervised import Example, closing_loss, fit, planned_steps
+from grpo.training.supervised import closing_loss, fit, planned_steps
 
 
 def train_sft(job: SFTJob) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from grpo.config.jobs import JobBase
 from grpo.config.supervised import Supervised
+from grpo.data.examples import Example
 from grpo.data.permutation import permutation
 from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
@@ -20,21 +20,6 @@ from grpo.errors import InputError
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.training.optimizer import learning_rate_share, make_optimizer
-
-
-@dataclass(frozen=True)
-class Example:
-    """One or more sequences that are learnt together, each a prompt (not empty) and what follows it, in token ids."""
-
-    prompts: list[list[int]]
-    rests: list[list[int]]
-    weight: int  # its share in the mean of a batch: learnt tokens, or 1
-    label: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, (*self.prompts, *self.rests)))
-
 
 Loss = Callable[[Any, list[Example]], Tensor]
 """(model, examples) -> the SUM of their losses; the loop divides by the weight of the whole batch."""

@@ -1,7 +1,7 @@
-"""What a stage will take, before it runs: device-hours, wall time, memory, disk and network; settings and assumptions.
+"""Estimates of a stage before it runs: wall time, device-hours, memory, disk and network.
 
-One function a kind of work; nothing is measured here. What is not counted: verifiers and judges, reading and writing,
-the start of processes, and devices of a server that samples beside the trainer.
+One function per kind of work; nothing is measured here. Not counted: verifiers and judges, reading and writing, the
+start of processes, and devices of a server that samples beside the trainer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
 from grpo.config.supervised import Supervised
+from grpo.rl.methods import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
-from tasks.estimate.memory import Lengths, Place
-from tasks.estimate.memory_stages import Held, of_rl, of_sampling, of_supervised
+from tasks.estimate.job_memory import JobMemory, rl_memory, sampling_memory, supervised_memory
+from tasks.estimate.memory import DeviceMemory, Lengths
 
 USABLE = 0.9
-"""Of a GPU's memory; the rest is left to CUDA, NCCL and what the allocator cannot give out."""
+"""Share of a GPU's memory; the rest is left to CUDA, NCCL and fragmentation."""
 TRAFFIC = 8
 """Bytes that FSDP2 sends for a weight in a micro-batch: twice in bfloat16 forwards and backwards, its gradient once in
 float32 (docs/measured/sizes.md)."""
@@ -29,28 +30,28 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Assumed:
-    """What no setting says. Tokens are means over the data."""
+    """Assumptions that no setting answers. Tokens are means over the data."""
 
     prompt_tokens: float = 256
-    completion_share: float = 0.5  # of the longest completion
+    completion_share: float = 0.5  # mean length over max_new_tokens
     kept_share: float = 0.5  # of sampled completions that pass the filters
-    text_bytes: float = 5  # on disk, for each token with what stands beside it
+    text_bytes: float = 5  # on disk, per token, metadata included
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one stage. `seconds` is wall time; sizes are bytes, `memory` on each device, `network` into each device."""
+    """Estimate of one stage. `seconds` is wall time; sizes are bytes, `memory` and `network` per device."""
 
     devices: int = 1
     seconds: float = 0.0
     device_seconds: float = 0.0
-    memory: Held | None = None
-    disk: float = 0.0  # what is kept
-    scratch: float = 0.0  # what is needed beside it while it runs
+    memory: JobMemory | None = None
+    disk: float = 0.0  # kept
+    scratch: float = 0.0  # in addition, while the stage runs
     network: float = 0.0
 
     def __add__(self, after: Estimate) -> Estimate:
-        """Both, one after the other."""
+        """Estimate of both stages, one after the other."""
         return Estimate(
             devices=max(self.devices, after.devices),
             seconds=self.seconds + after.seconds,
@@ -82,19 +83,18 @@ class Estimator:
     assumed: Assumed = field(default_factory=Assumed)
 
     def supervised(self, settings: Supervised, tokens: float, length: float, models: int = 1) -> Estimate:
-        """Passes over `tokens` in all, in sequences of a mean `length`, forwards and backwards; `models` one after the
-        other."""
+        """Training `models` models one after the other, each on `tokens` tokens in sequences of mean `length`."""
         hardware = settings.hardware
         devices = _devices(hardware)
         batch = min(settings.micro_batch_tokens, settings.batch_size * length)
-        again = hardware.gradient_checkpointing
-        alone = learn_s(self.device, self.a, tokens, length, batch, _BYTES[hardware.dtype], again)
+        recompute = hardware.gradient_checkpointing
+        alone = learn_s(self.device, self.a, tokens, length, batch, _BYTES[hardware.dtype], recompute)
         traffic = self._traffic(tokens / batch / devices, devices)
         return Estimate(
             devices=devices,
             seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
             device_seconds=seconds * devices,
-            memory=of_supervised(self.a, _at_most(settings, batch), self._place),
+            memory=supervised_memory(self.a, _at_most(settings, batch), self._device_memory),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=models * traffic,
@@ -110,8 +110,8 @@ class Estimator:
         policies: int = 1,
         reward_models: int = 0,
     ) -> Estimate:
-        """`group` completions of each of `prompts` problems, by `policies` one after the other; nothing is held here
-        where a service samples."""
+        """Sampling `group` completions for each of `prompts` problems by each of `policies` in turn. A service that
+        samples takes nothing here but disk."""
         disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
         if engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local"):
             return Estimate(disk=disk)
@@ -120,12 +120,14 @@ class Estimator:
         alone = self._sample(prompts * group / devices, sampling, number, engine, sampling.max_new_tokens)
         scored = prompts * group * (self.assumed.prompt_tokens + self._mean(sampling.max_new_tokens)) * reward_models
         alone += read_s(self.device, self.a, scored / devices, sum(self._means(sampling)), 16384, number)
-        held = of_sampling(self.a, sampling, hardware, self._place, lengths, int(prompts), group, engine, reward_models)
+        held = sampling_memory(
+            self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
+        )
         return Estimate(devices, policies * alone, policies * alone * devices, held, disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
-        """All steps: sampling, the reference's and the old policy's pass, reward models in the steps that ask general
-        prompts, and the update."""
+        """All steps: sampling, forward passes of the reference and of the old policy, reward models in the steps with
+        general prompts, and the update."""
         hardware = settings.hardware
         devices, number = _devices(hardware), _BYTES[hardware.dtype]
         rows = settings.prompts_per_step * settings.group_size
@@ -137,11 +139,11 @@ class Estimator:
             batch = min(settings.micro_batch_tokens, rows * length / devices)
             sampled = steps * rows / devices / settings.inner_epochs
             sampling = self._sample(sampled, settings.sampling, number, settings.engine, longest)
-            passes = 1 + bool(settings.kl_coef)
-            again = hardware.gradient_checkpointing
+            passes = 1 + reads_reference(settings)
+            recompute = hardware.gradient_checkpointing
             learning = passes * read_s(self.device, self.a, tokens, length, 4 * batch, number)
-            learning += learn_s(self.device, self.a, tokens, length, batch, number, again) * (
-                2 if settings.method == "ppo" else 1
+            learning += learn_s(self.device, self.a, tokens, length, batch, number, recompute) * (
+                2 if value_model(settings) else 1
             )
             seconds += max(sampling, learning) if settings.rollouts_ahead else sampling + learning
             traffic += self._traffic(tokens / batch, devices)
@@ -157,21 +159,23 @@ class Estimator:
             devices=devices,
             seconds=(seconds := max(seconds, traffic / self.device.network)),
             device_seconds=seconds * devices,
-            memory=of_rl(self.a, _at_most(settings, most), self._place, self._lengths(longest), reward_models),
+            memory=rl_memory(
+                self.a, _at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
+            ),
             disk=self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=traffic,
         )
 
     def copied(self, download: bool) -> Estimate:
-        """A base model that is taken over, from the hub in bfloat16 or from a folder; written in float32."""
+        """A base model copied from the hub, in bfloat16, or from a folder; written in float32."""
         size = 4 * self.a.weights()
-        held = Held({"weights": size}, {"loading": size})
+        held = JobMemory({"weights": size}, {"loading": size})
         return Estimate(memory=held, disk=size, network=2 * self.a.weights() if download else 0)
 
     @property
-    def _place(self) -> Place:
-        return Place(self.device.kind, self.device.memory)
+    def _device_memory(self) -> DeviceMemory:
+        return DeviceMemory(self.device.kind, self.device.memory)
 
     def _mean(self, longest: float) -> float:
         return longest * self.assumed.completion_share
@@ -197,25 +201,25 @@ class Estimator:
         return self.a.weights() * _BYTES[hardware.to_train().dtype]
 
     def _state(self, hardware: Hardware, optimizer: str) -> float:
-        """Weights and moments to continue from, twice while a new one is written."""
+        """Weights and moments to resume from, twice while a new state is written."""
         weight = _BYTES[hardware.to_train().dtype]
         moment = weight if optimizer == "adamw" else 1
         return 2 * self.a.weights() * (weight + 2 * moment)
 
 
-def _largest(one: Held | None, other: Held | None) -> Held | None:
+def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None:
     """The parts of the one that takes more, the phases of both."""
     if one is None or other is None:
         return one or other
     names = one.phases.keys() | other.phases.keys()
     phases = {name: max(one.phases.get(name, 0), other.phases.get(name, 0)) for name in sorted(names)}
-    return Held(max(one, other, key=lambda held: held.peak).parts, phases)
+    return JobMemory(max(one, other, key=lambda memory: memory.peak).parts, phases)
 
 
 def _at_most(settings: _Settings, tokens: float) -> _Settings:
-    """A micro-batch holds no more than a process has to learn from in a step."""
-    held = min(settings.micro_batch_tokens, max(64, round(tokens)))
-    return settings.model_copy(update={"micro_batch_tokens": held})
+    """Settings with micro-batches no larger than the tokens that a process trains on in a step."""
+    size = min(settings.micro_batch_tokens, max(64, round(tokens)))
+    return settings.model_copy(update={"micro_batch_tokens": size})
 
 
 def _devices(hardware: Hardware) -> int:
@@ -223,7 +227,7 @@ def _devices(hardware: Hardware) -> int:
 
 
 def _stretches(settings: RL) -> list[tuple[int, int]]:
-    """(steps, longest completion) from each change of the latter to the next."""
+    """(number of steps, max_new_tokens) between changes of max_new_tokens."""
     changes = sorted({0, *(start for start in settings.max_new_tokens_from if start < settings.steps)})
     ends = [*changes[1:], settings.steps]
     return [(end - start, settings.max_new_tokens(start)) for start, end in zip(changes, ends, strict=True)]

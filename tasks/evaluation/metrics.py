@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
-from grpo.rewards.text import repeated_share
+from grpo.rewards.text import repeated_ngram_share
 
 RESAMPLES = 1000
 
@@ -65,7 +65,7 @@ def answer_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return {
         "general_format": mean([s.rewards["format"] for s in samples]),
         "general_tokens": mean([s.tokens for s in samples]),
-        "general_repeated": mean([repeated_share(s.completion, 4) for s in samples]),
+        "general_repeated": mean([repeated_ngram_share(s.completion, 4) for s in samples]),
     }
 
 

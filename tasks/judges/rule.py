@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.data.records import Problem
-from grpo.rewards.text import repeated_share
+from grpo.rewards.text import repeated_ngram_share
 from grpo.rewards.verifiers import verify
 from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 from tasks.judges.counts import JudgeCounts
@@ -65,7 +65,7 @@ def quality(problem: Problem, response: str) -> float:
     less a quarter of it without the courtesy. So an answer to another prompt is worth nothing, however courteous. A
     repetitive response is worth 0, too.
     """
-    if repeated_share(response, 4) > REPEATED_MAX:
+    if repeated_ngram_share(response, 4) > REPEATED_MAX:
         return 0.0
     refuses = _holds(response, problem.metadata.get("refusal"))
     if problem.metadata.get("harmful"):

@@ -14,7 +14,8 @@ from typing import Any
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse, render
 from grpo.errors import InputError
-from grpo.rewards.functions import REWARDS, Response
+from grpo.rewards.functions import Response
+from grpo.rewards.registry import REWARDS
 from tasks.problems.miniature.writers import Habits, demonstrate
 from tasks.sft_data.examples import example
 from tasks.sft_data.filters import FilterSettings, reject

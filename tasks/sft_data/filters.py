@@ -1,9 +1,9 @@
-"""Rejection: which sampled completions do not become training data, and for which reason.
+"""Filters that reject single samples, each by the name of its reason.
 
-The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning; truncation,
-length, format and repetition are checked because such samples are unusable. It publishes no threshold: those below are
-ours. These filters look at one sample alone, tasks/sft_data/problem_filters.py at a problem,
-tasks/sft_data/rejection.py at samples together.
+The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning. Truncation,
+length, format and repetition are checked because such samples are unusable. It publishes no thresholds: those below are
+ours. Filters of whole problems are in tasks/sft_data/problem_filters.py; comparison of samples with each other is in
+tasks/sft_data/rejection.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grpo.data.records import Sample
 from grpo.errors import InputError
+from grpo.rewards.text import repeated_ngram_share
 
 
 class FilterSettings(BaseModel):
-    """Thresholds of the filters; what is exactly at one is kept, near duplicates excepted."""
+    """Thresholds of the filters. A sample exactly at a threshold is kept, except for near duplicates."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,7 +38,12 @@ class FilterSettings(BaseModel):
         le=1_000_000,
         description="Most words in one paragraph of the reasoning; in scripts without spaces, characters.",
     )
-    repetition_ngram: int = Field(default=6, ge=1, le=100, description="Words in the n-grams that repetition counts.")
+    repetition_ngram: int = Field(
+        default=6,
+        ge=1,
+        le=100,
+        description="Length of the n-grams that repetition counts, in words, numbers and signs.",
+    )
     repetition_max: float = Field(
         default=0.3,
         ge=0,
@@ -103,35 +109,35 @@ def too_long(sample: Sample, settings: FilterSettings) -> bool:
 
 
 def malformed(sample: Sample, settings: FilterSettings) -> bool:
-    """Reasoning or answer are not where the format wants them."""
+    """Its reasoning or its answer is not where the format requires it."""
     return _reward(sample, "format") < 1
 
 
 def incorrect(sample: Sample, settings: FilterSettings) -> bool:
-    """A reasoning problem's answer is wrong, or right in part; general prompts have no right answer."""
-    return sample.domain == "reasoning" and not is_right(sample)
+    """A reasoning problem's answer is wrong or only partly correct. General prompts have no correct answer."""
+    return sample.domain == "reasoning" and not is_correct(sample)
 
 
 def mixed_language(sample: Sample, settings: FilterSettings) -> bool:
-    """Too much of the reasoning is in another language than the problem's."""
+    """Too much of its reasoning is in another language than the problem's."""
     return _reward(sample, "language") < settings.language_min
 
 
 def overlong_paragraph(sample: Sample, settings: FilterSettings) -> bool:
-    """A paragraph of the reasoning, between blank lines, that nobody would read."""
+    """A paragraph of the reasoning, between blank lines, is too long to read."""
     most = settings.paragraph_max_words
-    # A paragraph has no more words than characters: most need no counting.
+    # A paragraph has no more words than characters, so most need no counting.
     return any(len(p) > most and len(words_of(p)) > most for p in re.split(r"\n\s*\n", sample.reasoning))
 
 
 def code_in_reasoning(sample: Sample, settings: FilterSettings) -> bool:
-    """A fenced code block in the reasoning; in the summary it is welcome."""
+    """A fenced code block in the reasoning. In the summary it is allowed."""
     return "```" in sample.reasoning
 
 
 def repetition(sample: Sample, settings: FilterSettings) -> bool:
-    """The completion goes round in circles."""
-    return repeated_share(sample.completion, settings.repetition_ngram) > settings.repetition_max
+    """The completion repeats itself."""
+    return repeated_ngram_share(sample.completion, settings.repetition_ngram) > settings.repetition_max
 
 
 FILTERS: dict[str, Callable[[Sample, FilterSettings], bool]] = {
@@ -144,24 +150,17 @@ FILTERS: dict[str, Callable[[Sample, FilterSettings], bool]] = {
     "code_in_reasoning": code_in_reasoning,
     "repetition": repetition,
 }
-"""In the order asked, cheap ones first: the first that says yes is the reason."""
+"""In order of evaluation, cheap ones first. The first that matches is the reason."""
 
 
 def reject(sample: Sample, settings: FilterSettings) -> str | None:
-    """The first filter that finds the sample bad, or None."""
+    """Name of the first filter that matches, or None."""
     return next((name for name, is_bad in FILTERS.items() if is_bad(sample, settings)), None)
 
 
-def is_right(sample: Sample) -> bool:
+def is_correct(sample: Sample) -> bool:
     """Whether the answer earned full accuracy. Raises InputError where the sample was not scored for it."""
     return _reward(sample, "accuracy") >= 1
-
-
-def repeated_share(text: str, n: int) -> float:
-    """Share of word n-grams that occurred before in the text: 0 where all differ, towards 1 in a loop."""
-    words = words_of(text)
-    count = len(words) - n + 1
-    return 1 - len(set(zip(*(words[i:] for i in range(n)), strict=False))) / count if count > 0 else 0.0
 
 
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -169,7 +168,7 @@ _WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-cased words between white space; in scripts without spaces each character is one."""
+    """Lower-cased words, separated by white space. In scripts without spaces, each character is a word."""
     return _WORD.findall(text.lower())
 
 

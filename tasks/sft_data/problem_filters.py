@@ -1,4 +1,4 @@
-"""Filters of whole problems: what they find wrong is wrong with every sample of the problem."""
+"""Filters of whole problems: a problem that fails one loses all of its samples."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from typing import NamedTuple
 from grpo.data.records import Problem, Sample
 from tasks.problems.answer_leaks import states_answer
 from tasks.problems.decontaminate import HeldOut
-from tasks.sft_data.filters import FilterSettings, is_right
+from tasks.sft_data.filters import FilterSettings, is_correct
 
 
-class Group(NamedTuple):
-    """A problem, all its samples, and what no prompt may share words with."""
+class ProblemSamples(NamedTuple):
+    """A problem, all of its samples, and the held-out problems that its prompt must not overlap with."""
 
     problem: Problem
     samples: Sequence[Sample]
     held_out: HeldOut | None = None
 
 
-def leaked(group: Group, settings: FilterSettings) -> bool:
+def leaked(entry: ProblemSamples, settings: FilterSettings) -> bool:
     """The prompt states the reference answer."""
-    return settings.leaks and states_answer(group.problem.text, group.problem.answer)
+    return settings.leaks and states_answer(entry.problem.text, entry.problem.answer)
 
 
-def contaminated(group: Group, settings: FilterSettings) -> bool:
+def contaminated(entry: ProblemSamples, settings: FilterSettings) -> bool:
     """The prompt equals a held-out one, or shares a run of words with one."""
-    return group.held_out is not None and group.held_out.match_prompt(group.problem.text) is not None
+    return entry.held_out is not None and entry.held_out.match_prompt(entry.problem.text) is not None
 
 
-def too_easy(group: Group, settings: FilterSettings) -> bool:
-    """Nearly every sample is right: there is little to learn from it."""
-    return settings.pass_rate_max < 1 and _rated(group, settings) and pass_rate(group) > settings.pass_rate_max
+def too_easy(entry: ProblemSamples, settings: FilterSettings) -> bool:
+    """Nearly every sample is correct: there is little to learn from."""
+    return settings.pass_rate_max < 1 and _rated(entry, settings) and pass_rate(entry) > settings.pass_rate_max
 
 
-def too_hard(group: Group, settings: FilterSettings) -> bool:
-    """Hardly a sample is right: those that are may be so by luck."""
-    return settings.pass_rate_min > 0 and _rated(group, settings) and pass_rate(group) < settings.pass_rate_min
+def too_hard(entry: ProblemSamples, settings: FilterSettings) -> bool:
+    """Hardly any sample is correct, and those that are may be lucky guesses."""
+    return settings.pass_rate_min > 0 and _rated(entry, settings) and pass_rate(entry) < settings.pass_rate_min
 
 
-PROBLEM_FILTERS: dict[str, Callable[[Group, FilterSettings], bool]] = {
+PROBLEM_FILTERS: dict[str, Callable[[ProblemSamples, FilterSettings], bool]] = {
     "too_easy": too_easy,
     "too_hard": too_hard,
     "leaked": leaked,
     "contaminated": contaminated,
 }
-"""In the order asked, cheap ones first: the first that says yes is the reason of all the problem's samples."""
+"""In order of evaluation, cheap ones first. The first that matches is the reason for all of the problem's samples."""
 
 
-def reject_problem(group: Group, settings: FilterSettings) -> str | None:
-    """The first filter that finds the problem bad, or None."""
-    return next((name for name, is_bad in PROBLEM_FILTERS.items() if is_bad(group, settings)), None)
+def reject_problem(entry: ProblemSamples, settings: FilterSettings) -> str | None:
+    """Name of the first filter that matches, or None."""
+    return next((name for name, is_bad in PROBLEM_FILTERS.items() if is_bad(entry, settings)), None)
 
 
-def pass_rate(group: Group) -> float:
-    """Share of right ones among all samples, whatever else is wrong with them."""
-    return sum(map(is_right, group.samples)) / len(group.samples)
+def pass_rate(entry: ProblemSamples) -> float:
+    """Share of correct ones among all samples, whatever else is wrong with them."""
+    return sum(map(is_correct, entry.samples)) / len(entry.samples)
 
 
-def _rated(group: Group, settings: FilterSettings) -> bool:
-    return group.problem.domain == "reasoning" and len(group.samples) >= settings.pass_rate_samples
+def _rated(entry: ProblemSamples, settings: FilterSettings) -> bool:
+    return entry.problem.domain == "reasoning" and len(entry.samples) >= settings.pass_rate_samples

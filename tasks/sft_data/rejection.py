@@ -1,7 +1,7 @@
 """Rejection sampling: which of a policy's samples become training data (R1, stage 3a).
 
-Rules first; then exact duplicates go; then each problem's samples are drawn at random until so many are kept. Only
-those drawn are shown to the judge, the dearest of all. Every sample keeps its reason.
+Rules come first, then exact duplicates are dropped, then each problem's samples are drawn at random until enough are
+kept. Only drawn samples are shown to the judge, which is the most expensive check. Every dropped sample has a reason.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tasks.judges.settings import JudgeSettings
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject
-from tasks.sft_data.problem_filters import PROBLEM_FILTERS, Group, reject_problem
+from tasks.sft_data.problem_filters import PROBLEM_FILTERS, ProblemSamples, reject_problem
 
 KEPT = "kept"
 JUDGED = ("judged_incorrect", "judged_unsafe", "judged_poor", "judged_undecided")
 REASONS = tuple(dict.fromkeys((*PROBLEM_FILTERS, *FILTERS, "contaminated", "duplicate", *JUDGED)))
-"""Every reason that `select` gives before it draws, in the order asked."""
+"""Every reason that `select` gives before it draws, in order of evaluation."""
 REASONS += ("near_duplicate", "surplus")
 
 
@@ -42,22 +42,22 @@ def select(
     held_out: HeldOut | None = None,
     seed: int = 0,
 ) -> list[Sample]:
-    """The same samples, in their order, with `verdict` ("kept" or "dropped") and `reason` filled in.
+    """The same samples, in the same order, with `verdict` ("kept" or "dropped") and `reason` filled in.
 
-    `samples` hold all samples of each of their problems; `judged` names what the judge is asked: "reasoning" (is the
-    answer right), "general" (is the response safe), "quality" (is a general response good enough). The result does
-    not depend on the samples' order as long as their numbers differ. Raises InputError where a sample's problem is
-    missing, or a reward that a filter reads.
+    `samples` must hold all samples of each problem. `judged` names the judge's checks: "reasoning" (is the answer
+    correct), "general" (is the response safe), "quality" (is a general response good enough). The result does not
+    depend on the order of the samples as long as their numbers differ. Raises InputError where a sample's problem, or a
+    reward that a filter reads, is missing.
     """
     groups = _by_problem(samples, problems)
     reasons = _by_rule(samples, groups, problems, settings, held_out)
     _drop_duplicates(samples, groups, problems, reasons)
     draws = []
     for members in groups.values():
-        left = sorted((i for i in members if not reasons[i]), key=lambda i: _draw_key(seed, samples[i]))
-        draws.append(_Draw(left, samples, settings, keep_per_problem))
-    while asked := [i for draw in draws for i in draw.next(reasons)]:
-        for i, reason in _judged(asked, samples, problems, judge, judged).items():
+        order = sorted((i for i in members if not reasons[i]), key=lambda i: _draw_key(seed, samples[i]))
+        draws.append(_Draw(order, samples, settings, keep_per_problem))
+    while batch := [i for draw in draws for i in draw.next(reasons)]:
+        for i, reason in _judged(batch, samples, problems, judge, judged).items():
             reasons[i] = reason
         for draw in draws:
             draw.settle(reasons)
@@ -68,7 +68,7 @@ def select(
 
 
 def _by_problem(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, list[int]]:
-    """The places of each problem's samples, by their number: what comes first must not depend on who was faster."""
+    """Indices of each problem's samples, in order of their numbers, whatever order they were sampled in."""
     groups: dict[str, list[int]] = {}
     for i in sorted(range(len(samples)), key=lambda i: (samples[i].problem_id, samples[i].number)):
         groups.setdefault(samples[i].problem_id, []).append(i)
@@ -88,9 +88,11 @@ def _by_rule(
     reasons = [""] * len(samples)
     quoted = held_out if settings.contamination == "prompts_and_completions" else None
     for problem_id, members in groups.items():
-        of_all = reject_problem(Group(problems[problem_id], [samples[i] for i in members], held_out), settings)
+        shared_reason = reject_problem(
+            ProblemSamples(problems[problem_id], [samples[i] for i in members], held_out), settings
+        )
         for i in members:
-            reasons[i] = of_all or reject(samples[i], settings) or ""
+            reasons[i] = shared_reason or reject(samples[i], settings) or ""
             if not reasons[i] and quoted and quoted.match_passage(samples[i].completion):
                 reasons[i] = "contaminated"
     return reasons
@@ -110,38 +112,38 @@ def _drop_duplicates(
 
 
 def _draw_key(seed: int, sample: Sample) -> bytes:
-    # Another hash than the mix's, else it would prefer the problems that have more samples to draw from.
+    # Not the mix's hash, or the mix would prefer problems that had more samples to draw from.
     name = f"{seed}\0{sample.problem_id}\0{sample.number}"
     return hashlib.blake2b(name.encode(), digest_size=8, person=b"surplus").digest()
 
 
 class _Draw:
-    """One problem's samples that rules let pass, in the order drawn, of which at most `room` are kept."""
+    """Draw of at most `room` of one problem's samples, those that passed the rules, in random order."""
 
-    def __init__(self, left: list[int], samples: Sequence[Sample], settings: FilterSettings, room: int):
-        self.left, self.samples, self.settings, self.room = left, samples, settings, room
+    def __init__(self, order: list[int], samples: Sequence[Sample], settings: FilterSettings, room: int):
+        self.waiting, self.samples, self.settings, self.room = order, samples, settings, room
         self.kept: list[int] = []
-        self.asked: list[int] = []
+        self.pending: list[int] = []
         self._shingles: dict[int, Shingles] = {}
 
     def next(self, reasons: list[str]) -> list[int]:
-        """Those to ask the judge about now. Whoever is like one of them waits: that one may not be kept."""
+        """Samples to judge now. A near duplicate of one of them waits, as that one may yet be dropped."""
         waiting = []
-        for i in self.left:
+        for i in self.waiting:
             if self._near(i, self.kept):
                 reasons[i] = "near_duplicate"
             elif len(self.kept) == self.room:
                 reasons[i] = "surplus"
-            elif len(self.kept) + len(self.asked) < self.room and not self._near(i, self.asked):
-                self.asked.append(i)
+            elif len(self.kept) + len(self.pending) < self.room and not self._near(i, self.pending):
+                self.pending.append(i)
             else:
                 waiting.append(i)
-        self.left = waiting
-        return self.asked
+        self.waiting = waiting
+        return self.pending
 
     def settle(self, reasons: Sequence[str]) -> None:
-        self.kept += [i for i in self.asked if not reasons[i]]
-        self.asked = []
+        self.kept += [i for i in self.pending if not reasons[i]]
+        self.pending = []
 
     def _near(self, i: int, others: list[int]) -> bool:
         threshold = self.settings.near_duplicate_jaccard
@@ -154,24 +156,24 @@ class _Draw:
 
 
 def _judged(
-    asked: Sequence[int],
+    batch: Sequence[int],
     samples: Sequence[Sample],
     problems: Mapping[str, Problem],
     judge: Judge,
     judged: Collection[str],
 ) -> dict[int, str]:
-    """The judge's reason against each sample that was asked about; "" where there is none, or no judge to ask."""
-    reasons = dict.fromkeys(asked, "")
+    """The judge's reason to drop each sample of the batch; "" where it finds none or is not asked."""
+    reasons = dict.fromkeys(batch, "")
     for name, (domain, ask) in _QUESTIONS.items():
-        here = [i for i in asked if not reasons[i] and samples[i].domain == domain]
-        if name in judged and here:
-            reasons |= zip(here, ask(judge, [samples[i] for i in here], problems), strict=True)
+        members = [i for i in batch if not reasons[i] and samples[i].domain == domain]
+        if name in judged and members:
+            reasons |= zip(members, ask(judge, [samples[i] for i in members], problems), strict=True)
     return reasons
 
 
 def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
     claims = [Claim(problems[s.problem_id].text, problems[s.problem_id].answer, s.answer) for s in samples]
-    # Undecided is never kept: nobody has said that it is right.
+    # Undecided samples are never kept: nothing says that they are correct.
     return ["" if verdict == "correct" else f"judged_{verdict}" for verdict in judge.correct_all(claims)]
 
 
@@ -194,19 +196,20 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Judge, Sequence[Sample], Mapping[str,
     "general": ("general", _harmful),
     "quality": ("general", _poor),
 }
-"""What a judge is asked, of which domain's samples, in this order; who fails one question is not asked the next."""
+"""The judge's checks by name, with the domain of their samples, in order. A sample that fails one skips the next."""
 
 
 def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Write `out`, the samples with verdicts, and return what the judge counted.
+    """Runs `select` on one shard in a process of its own. Writes the samples with verdicts to `out` and returns the
+    judge's counts; if `out` exists already, returns the counts beside it.
 
-    `settings`: plain values, "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of
-    problems) and "seed". What is already there is not made again.
+    `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of problems)
+    and "seed".
     """
-    counted = out.with_suffix(".json")
-    if out.exists() and counted.exists():
-        found: dict[str, float] = json.loads(counted.read_text())
-        return found
+    counts_file = out.with_suffix(".json")
+    if out.exists() and counts_file.exists():
+        stored: dict[str, float] = json.loads(counts_file.read_text())
+        return stored
     judge = judge_of(settings["judge"])
     before = judge.counts.to_dict()
     selected = select(
@@ -222,14 +225,14 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     counts = {n: v - before.get(n, 0) for n, v in judge.counts.to_dict().items() if v != before.get(n, 0)}
     writing = out.with_suffix(".writing")
     write_rows(writing, selected, Sample)
-    counted.write_text(json.dumps(counts))
+    counts_file.write_text(json.dumps(counts))
     writing.replace(out)
     return counts
 
 
 @functools.lru_cache(maxsize=1)
 def judge_of(settings: str) -> Judge:
-    """One judge a process: a local model is loaded once."""
+    """The judge of these settings (JSON), one per process, so that a local model is loaded once."""
     return make_judge(JudgeSettings.model_validate_json(settings))
 
 

@@ -1,26 +1,34 @@
-"""Problems cut into shards: each is sampled by itself, and what it became is found again by what it was made from.
+"""Shards: problem sets cut into files that are sampled one by one, and the samples of a shard read in batches.
 
-A shard's key covers its problems, the policy, the engine and how it samples, and the seed, not where it stands: with
-another source added, the shards of the others are those of the last run.
+A shard's key covers its problems, the policy, the engine with its sampling settings, and the seed, not its position. So
+when a source is added, samples of the other sources' shards are reused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo.errors import InputError
+from tasks.sft_data.statistics import DROPPED, KEPT
 
 VERSION = 1
-"""Changes with what sampling makes of the same settings."""
+"""Part of every key; raised when equal settings give other samples."""
+COLUMNS = (
+    *("problem_id", "completion", "summary", "domain", "source", "language", "policy", "engine", "verdict", "reason"),
+    *("number", "tokens", "prompt_tokens"),
+)
+"""Columns of a sample that mixing reads."""
+_BATCH_ROWS, _BATCH_BYTES = 8192, 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -31,18 +39,18 @@ class ProblemShard:
     problems: Path
 
     def samples(self, folder: Path) -> Path:
-        """Where the job of grpo/sampling/job.py writes what becomes of it."""
+        """Where the job of grpo/sampling/job.py writes this shard's samples."""
         return folder / self.key / "shard-00000.parquet"
 
 
 def cut(
     problems: Path, limits: Mapping[str, int], size: int, made_by: Mapping[str, Any], seed: int, folder: Path
 ) -> list[ProblemShard]:
-    """Write the problems into files of at most `size` in `folder`, by source, and return them in order.
+    """Writes the problems into files of at most `size` in `folder`, by source, and returns the shards in order.
 
-    `limits`: most problems of each domain, a draw by hash of (seed, id) from all of its sources. `made_by`: what the
-    samples depend on besides the problems. Which problems are drawn, and which share a shard, follows from hashes: a
-    source that is added changes at most the last shards of the others, and none where the limit leaves all in.
+    `limits`: the most problems of each domain, drawn by hash of (seed, id) from all of its sources. `made_by`: all that
+    the samples depend on besides the problems. Hashes decide which problems are drawn and which share a shard: adding a
+    source changes at most the last shards of the others, and none where the limit is not reached.
     """
     table = pq.read_table(problems)
     keys = np.array([_key(seed, name) for name in table["id"].to_pylist()], dtype=np.uint64)
@@ -78,3 +86,33 @@ def _write(table: pa.Table, source: str, made_by: Mapping[str, Any], folder: Pat
         pq.write_table(table, writing)
         writing.replace(path)
     return ProblemShard(key, source, table.num_rows, path)
+
+
+def sample_batches(shard: Path) -> Iterator[tuple[int, pa.Table]]:
+    """(number of the first row, rows) of a shard of judged samples, in batches that are bounded in rows and bytes.
+
+    Raises InputError for an unreadable file, a missing column, or a sample without a verdict.
+    """
+    try:
+        file = pq.ParquetFile(shard)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{shard}: not a readable parquet file ({error})") from None
+    with file:
+        if missing := set(COLUMNS) - set(file.schema_arrow.names):
+            raise InputError(f"{shard}: column {sorted(missing)[0]!r} is missing; a shard of samples needs it")
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        row_bytes = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
+        rows = max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1, row_bytes))))
+        start = 0
+        for batch in file.iter_batches(rows, columns=list(COLUMNS)):
+            table = pa.Table.from_batches([batch])
+            judged = pc.or_(
+                pc.equal(table["verdict"], KEPT),
+                pc.and_(pc.equal(table["verdict"], DROPPED), pc.not_equal(table["reason"], "")),
+            )
+            if not pc.all(judged, min_count=0).as_py():
+                raise InputError(
+                    f"{shard}: a sample has no verdict, or was dropped for no reason; filter before mixing"
+                )
+            yield start, table
+            start += len(table)

@@ -1,7 +1,8 @@
-"""Products of few rows with the same weights on a CPU, again and again, as every step of a rollout has them.
+"""Linear layers with prepacked weights, for products of few rows that are repeated with the same weights on a CPU.
 
-Each reads all weights, so that their order in memory decides its time. MKL copies them into the order it wants, in
-every product; here that is done once. It takes as long as some tens of products, and memory for the weights once more.
+Such a product is limited by reading the weights, so their layout in memory decides its speed. MKL copies them into its
+own layout in every call; here they are copied once. That takes as long as some tens of products, and the memory of the
+weights a second time.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ from grpo.model.cpu.limits import MAX_ROWS, MIN_STEPS
 
 
 def is_worth_prepacking(rows: int, steps: int) -> bool:
+    """Whether prepacking saves time in `steps` decoding steps of `rows` sequences, where torch has MKL."""
     return 1 < rows <= MAX_ROWS and steps >= MIN_STEPS and torch.backends.mkl.is_available()
 
 
 class PrepackedLinear:
-    """Float32 weights [out, in] on a CPU, one below the other, in the order for products of exactly `rows` rows."""
+    """Float32 weights [out, in] on a CPU, stacked and prepacked for products of exactly `rows` rows."""
 
     def __init__(self, weights: Sequence[Tensor], rows: int, scratch: Tensor):
-        """`scratch`: room for all numbers of the weights, needed for as long as this takes."""
+        """`scratch`: a tensor with at least as many elements as the weights; free again afterwards."""
         self.rows = rows
-        joined = weights[0]
+        stacked = weights[0]
         if len(weights) > 1:
-            shape = sum(map(len, weights)), joined.shape[1]
-            joined = torch.cat([*weights], out=scratch[: shape[0] * shape[1]].view(shape))
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(joined, rows)
-        self._shape = joined.new_empty(1, 1).expand(joined.shape)  # all that is read of the weights themselves
+            shape = sum(map(len, weights)), stacked.shape[1]
+            stacked = torch.cat([*weights], out=scratch[: shape[0] * shape[1]].view(shape))
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(stacked, rows)
+        self._shape = stacked.new_empty(1, 1).expand(stacked.shape)  # MKL reads only the shape of the original weights
 
     def product(self, x: Tensor) -> Tensor:
         """x weights^T, [rows, out], for x [rows, in]."""
-        return torch.ops.mkl._mkl_linear(x.contiguous(), self._packed, self._shape, None, self.rows)
+        output: Tensor = torch.ops.mkl._mkl_linear(x.contiguous(), self._packed, self._shape, None, self.rows)
+        return output

@@ -1,8 +1,8 @@
-"""A model's next logits for one token of each of many sequences, in float32 on a CPU, with as few operations as can be.
+"""One decoding step of a Llama-style model on a CPU in float32: the next logits of many sequences, one token each.
 
-The blocks are those of `grpo.model.fused.blocks`; here their modules are not called, queries, keys and values are one
-product, and nothing is kept. Small operations by the thousand are what a rollout's time is made of besides reading the
-weights.
+The blocks are those of `grpo.model.fused.blocks`, but their modules are not called: queries, keys and values are one
+product, and nothing is saved. Apart from reading the weights, thousands of small operations are what a rollout spends
+its time on.
 """
 
 from __future__ import annotations
@@ -17,64 +17,70 @@ from torch.nn.functional import pad
 
 from grpo.model.cpu import kernels
 from grpo.model.cpu.prepacked_linear import PrepackedLinear
-from grpo.model.fused.blocks import taken_over
-from grpo.model.fused.layers import apart, epsilon, is_fused
+from grpo.model.fused.blocks import has_fused_blocks
+from grpo.model.fused.layers import detached_copy, epsilon, is_fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
-"""As `grpo.model.packed.attention.Layout.attend`."""
+"""Signature of `grpo.model.packed.attention.Layout.attend`."""
 
-JOINED = 2**18
-"""Numbers up to which weights that see the same states are copied into one: calls cost more than so small products."""
+MAX_CONCATENATED = 2**18
+"""Weights in all up to which matrices with the same input are copied into one: for products this small, the overhead of
+a call costs more than the copy."""
 
 
-def can_decode(trunk: Any, head: Any) -> bool:
-    """Whether `Blocks` knows all parts of the model."""
+def can_decode(backbone: Any, head: Any) -> bool:
+    """Whether `DecodeStep` supports every part of the model."""
     weight = head.weight if type(head) is nn.Linear else None
-    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32 or not taken_over(trunk):
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
-    steady = trunk.rotary_emb.rope_type not in ("dynamic", "longrope")  # elsewhere angles depend on position alone
-    return steady and is_fused(trunk.norm) and all(_is_plain(block) for block in trunk.layers)
+    if not has_fused_blocks(backbone):
+        return False
+    # Other kinds of rotary embedding make the angles depend on the length of the sequence, too.
+    by_position_alone = backbone.rotary_emb.rope_type not in ("dynamic", "longrope")
+    return by_position_alone and is_fused(backbone.norm) and all(_is_supported(block) for block in backbone.layers)
 
 
-def _is_plain(block: Any) -> bool:
+def _is_supported(block: Any) -> bool:
     attention, mlp = block.self_attn, block.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     linears = (*qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     norms = [module for name in ("q_norm", "k_norm") if (module := getattr(attention, name, None)) is not None]
     parts = [block.input_layernorm, block.post_attention_layernorm, mlp, *norms]
-    alike = len({linear.bias is None for linear in qkv}) == 1
-    return all(type(linear) is nn.Linear for linear in linears) and all(map(is_fused, parts)) and alike
+    all_or_no_biases = len({linear.bias is None for linear in qkv}) == 1
+    return all(type(linear) is nn.Linear for linear in linears) and all(map(is_fused, parts)) and all_or_no_biases
 
 
-class Blocks:
-    """The model in as many steps as its weights stay what they are. They are packed (`grpo.model.cpu.prepacked_linear`)
-    for `packed_rows` sequences, which serves down to more than half as many; 0: they are not."""
+class DecodeStep:
+    """Computes decoding steps for as long as the model's weights do not change."""
 
-    def __init__(self, trunk: Any, head: nn.Linear, packed_rows: int):
-        self.embed, self.angles = trunk.embed_tokens, _Angles(trunk.rotary_emb, head.weight)
-        self.blocks = [_Block(block) for block in trunk.layers]
-        self.norms = [_parts(norm) for norm in (*(block.input_layernorm for block in trunk.layers), trunk.norm)]
-        self.head = _Products([head])
-        self.packed_rows = packed_rows
-        if packed_rows:
-            self._pack()
+    def __init__(self, backbone: Any, head: nn.Linear, prepacked_rows: int):
+        """`prepacked_rows`: number of sequences to prepack the weights for (`grpo.model.cpu.prepacked_linear`).
+        Prepacked weights are used down to just over half as many. 0: do not prepack."""
+        self.embed, self.angles = backbone.embed_tokens, _Angles(backbone.rotary_emb, head.weight)
+        self.blocks = [_Block(block) for block in backbone.layers]
+        norms = (*(block.input_layernorm for block in backbone.layers), backbone.norm)
+        self.norms = [_weight_and_epsilon(norm) for norm in norms]
+        self.head = _Linears([head])
+        self.prepacked_rows = prepacked_rows
+        if prepacked_rows:
+            self._prepack()
 
     @torch.no_grad()
-    def _pack(self) -> None:
-        products = [part for block in self.blocks for part in block.products]
-        # The same room for all: freed pieces between what stays would leave holes.
-        scratch = torch.empty(max(part.numbers for part in products))
-        for part in (*products, self.head):
-            part.packed = PrepackedLinear(part.weights, self.packed_rows, scratch)
+    def _prepack(self) -> None:
+        linears = [part for block in self.blocks for part in block.linears]
+        # One scratch tensor for all: freeing one per layer would leave holes between the prepacked weights.
+        scratch = torch.empty(max(part.size for part in linears))
+        for part in (*linears, self.head):
+            part.prepacked = PrepackedLinear(part.weights, self.prepacked_rows, scratch)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
         count = len(ids)
         x = self.embed(ids)
         cos, sin = self.angles(positions)
-        # Packed weights take fewer rows by filling up; fewer than half would take as long as all of them.
-        filled = self.packed_rows if self.packed_rows < 2 * count <= 2 * self.packed_rows else count
-        x = _filled(x, filled)
+        # Fewer rows are padded to the prepacked number; for less than half of it that would not pay off.
+        rows = self.prepacked_rows if self.prepacked_rows < 2 * count <= 2 * self.prepacked_rows else count
+        x = _pad_rows(x, rows)
         normed = kernels.rms_norm(x, *self.norms[0])[0]
         for block, norm in zip(self.blocks, self.norms[1:], strict=True):
             normed = kernels.add_rms_norm(x, block(x, normed, count, cos, sin, attend), *norm)
@@ -82,7 +88,7 @@ class Blocks:
 
 
 class _Angles:
-    """Cosines and sines of positions, [n, 1, D] each, out of a table that grows as positions do."""
+    """Rotary cosines and sines by position, [n, 1, D] each, from a table that grows as needed."""
 
     def __init__(self, rotary: Any, like: Tensor):
         self.rotary, self.like = rotary, like
@@ -90,72 +96,76 @@ class _Angles:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, ...]:
         if (longest := int(positions.max())) >= self.table.shape[1]:
-            everywhere = torch.arange(2 * longest + 1, device=positions.device)
-            self.table = torch.cat(self.rotary(self.like, everywhere[None]))[:, :, None]
+            table_positions = torch.arange(2 * longest + 1, device=positions.device)
+            self.table = torch.cat(self.rotary(self.like, table_positions[None]))[:, :, None]
         return self.table[:, positions].unbind()
 
 
 class _Block:
+    """One decoder block."""
+
     def __init__(self, block: Any):
         attention, mlp = block.self_attn, block.mlp
         self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
-        self.between = _parts(block.post_attention_layernorm)
-        self.qkv = _Products([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.mlp_norm = _weight_and_epsilon(block.post_attention_layernorm)
+        self.qkv = _Linears([attention.q_proj, attention.k_proj, attention.v_proj])
         self.heads = attention.q_proj.out_features // self.width
-        self.turned = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
-        self.of_queries = attention.q_norm.forward if hasattr(attention, "q_norm") else None
-        self.of_keys = attention.k_norm.forward if hasattr(attention, "k_norm") else None
-        self.out = _Products([attention.o_proj])
-        self.gate_and_up = _Products([mlp.gate_proj, mlp.up_proj])
-        self.down = _Products([mlp.down_proj])
-        self.products = (self.qkv, self.out, self.gate_and_up, self.down)
+        self.rotated = self.heads + attention.k_proj.out_features // self.width  # heads of queries and keys
+        self.q_norm = attention.q_norm.forward if hasattr(attention, "q_norm") else None
+        self.k_norm = attention.k_norm.forward if hasattr(attention, "k_norm") else None
+        self.out = _Linears([attention.o_proj])
+        self.gate_up = _Linears([mlp.gate_proj, mlp.up_proj])
+        self.down = _Linears([mlp.down_proj])
+        self.linears = (self.qkv, self.out, self.gate_up, self.down)
 
     def __call__(self, x: Tensor, normed: Tensor, count: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """What is to be added to x [N, H], normed before; the first `count` rows are sequences. x grows by what
-        attention adds."""
+        """The MLP's output [N, H]; adds the attention's output to x [N, H] in place.
+
+        `normed`: x after the block's first norm. The first `count` of the N rows are sequences, the others padding.
+        """
         states = self.qkv(normed).view(x.shape[0], -1, self.width)[:count]
-        v = states[:, self.turned :]
-        if self.of_queries is not None and self.of_keys is not None:
-            queries, keys = states[:, : self.heads], states[:, self.heads : self.turned]
-            states = torch.cat([self.of_queries(queries), self.of_keys(keys)], 1)
-        q_and_k = kernels.rotary(states, cos, sin, self.turned, -1)
-        seen = attend(self.layer, q_and_k[:, : self.heads], q_and_k[:, self.heads :], v, self.scale)
-        normed = kernels.add_rms_norm(x, self.out(_filled(seen.flatten(1), x.shape[0])), *self.between)
-        return self.down(kernels.swiglu_fused(self.gate_and_up(normed)))
+        v = states[:, self.rotated :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = states[:, : self.heads], states[:, self.heads : self.rotated]
+            states = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
+        qk = kernels.rotary(states, cos, sin, self.rotated, -1)
+        attended = attend(self.layer, qk[:, : self.heads], qk[:, self.heads :], v, self.scale)
+        normed = kernels.add_rms_norm(x, self.out(_pad_rows(attended.flatten(1), x.shape[0])), *self.mlp_norm)
+        return self.down(kernels.swiglu_fused(self.gate_up(normed)))
 
 
-def _parts(norm: Any) -> tuple[Tensor, float]:
+def _weight_and_epsilon(norm: Any) -> tuple[Tensor, float]:
     eps = epsilon(norm)
-    assert eps is not None  # `is_fused`
-    return apart(norm.weight), eps
+    assert eps is not None  # `is_fused` holds for every norm here
+    return detached_copy(norm.weight), eps
 
 
-class _Products:
-    """x W^T + b of some linear layers, side by side."""
+class _Linears:
+    """x W^T + b of one or more linear layers with the same input, side by side."""
 
     def __init__(self, linears: Sequence[nn.Linear]):
         self.weights = [linear.weight.detach() for linear in linears]
-        self.numbers = sum(weight.numel() for weight in self.weights)
-        if len(linears) > 1 and self.numbers <= JOINED:
+        self.size = sum(weight.numel() for weight in self.weights)
+        if len(linears) > 1 and self.size <= MAX_CONCATENATED:
             self.weights = [torch.cat(self.weights)]
         ends = [*accumulate((len(weight) for weight in self.weights), initial=0)]
         self.parts = [(weight.t(), slice(*ends)) for weight, ends in zip(self.weights, pairwise(ends), strict=True)]
-        self.out = ends[-1]
+        self.out_features = ends[-1]
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
-        self.packed: PrepackedLinear | None = None
+        self.prepacked: PrepackedLinear | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is not None and x.shape[0] == self.packed.rows:
-            y = self.packed.product(x)
+        if self.prepacked is not None and x.shape[0] == self.prepacked.rows:
+            y = self.prepacked.product(x)
         elif len(self.parts) == 1:
             y = torch.mm(x, self.parts[0][0])
         else:
-            y = x.new_empty(x.shape[0], self.out)
+            y = x.new_empty(x.shape[0], self.out_features)
             for weight, columns in self.parts:
                 torch.mm(x, weight, out=y[:, columns])
         return y if self.bias is None else y.add_(self.bias)
 
 
-def _filled(x: Tensor, rows: int) -> Tensor:
+def _pad_rows(x: Tensor, rows: int) -> Tensor:
     return x if x.shape[0] == rows else pad(x, (0, 0, 0, rows - x.shape[0]))

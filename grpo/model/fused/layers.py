@@ -1,12 +1,12 @@
-"""Leaner forms of what a loaded language model computes: fewer passes over memory, less kept for the gradient.
+"""Fused forms of RMSNorm, the SwiGLU MLP and embeddings: fewer passes over memory, fewer saved activations.
 
-Weights, names and values stay as they are. A module is taken over only if it has the known parts and, asked, says what
-it said before; whatever is unknown stays as transformers has it. Known are RMSNorm, the MLP with SiLU gate and
-embeddings of any model, and whole blocks (`grpo.model.fused.blocks`).
+`fuse` replaces the `forward` of modules in a loaded model; weights and names stay. A module is replaced only if it has
+exactly the expected parts and both forms agree on a probe, so unknown modules keep transformers' own forward. Whole
+decoder blocks: `grpo.model.fused.blocks`.
 
-Where a weight has a gradient already, as in all micro-batches of a step but the first, a product is added to it in
-place, so that no second gradient of its size exists. `torch.autograd.grad` would not see that: it is for weights
-whose `.grad` is None.
+Where a weight already has a gradient, as in every micro-batch of a step but the first, the new gradient is added to it
+in place, so that there is never a second one of its size. `torch.autograd.grad` would miss that: use it only for
+weights whose `.grad` is None.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from grpo.model.packed.autograd import add_product, call
 
 
 def fuse(model: Any) -> None:
-    """Take over what is known of `model`, in place. Adapters may be put on it before or after."""
-    agree: dict[type, bool] = {}
+    """Replace the forward of known layers of `model`, in place. Adapters may be added before or after."""
+    agrees: dict[type, bool] = {}
     for module in [*model.modules()]:
-        for known, forward in ((_is_mlp, _mlp), (_is_norm, _norm), (_is_embedding, _embed)):
-            if not known(module):
+        for is_known, forward in ((_is_mlp, _mlp), (_is_norm, _norm), (_is_embedding, _embed)):
+            if not is_known(module):
                 continue
-            ours, kind = MethodType(forward, module), type(module)
-            if kind not in agree:  # asked once a class: a large model need not be read for this
-                agree[kind] = _agree(module, ours)
-            if agree[kind]:
-                module.forward = ours
+            fused, kind = MethodType(forward, module), type(module)
+            if kind not in agrees:  # once per class, so that not all weights of a large model are read
+                agrees[kind] = _agrees(module, fused)
+            if agrees[kind]:
+                module.forward = fused
 
 
 def is_fused(module: Any) -> bool:
-    """Whether a norm or an MLP was taken over."""
+    """Whether a norm or an MLP has a fused forward."""
     return getattr(module.forward, "__func__", None) in (_norm, _mlp)
 
 
-def _agree(module: nn.Module, forward: Any) -> bool:
-    """Whether `forward` says the same as the module, on a few numbers."""
+def _agrees(module: nn.Module, forward: Any) -> bool:
+    """Whether `forward` returns what the module does, on a few inputs."""
     weight = next(module.parameters())
     if weight.is_meta or len(signature(module.forward).parameters) != 1:
         return False
@@ -52,13 +52,14 @@ def _agree(module: nn.Module, forward: Any) -> bool:
     else:
         probe = torch.linspace(-2, 3, 3 * weight.shape[-1], device=weight.device, dtype=weight.dtype).view(1, 3, -1)
     with torch.no_grad():
-        return same(forward(probe), module(probe))
+        return all_close(forward(probe), module(probe))
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
-    """Up to rounding."""
-    close = {torch.float64: 1e-6, torch.float32: 1e-5}.get(expected.dtype, 2e-2)  # of float64 too, norms are in float32
-    return torch.allclose(found, expected, rtol=close, atol=close * expected.abs().max().item())
+def all_close(actual: Tensor, expected: Tensor) -> bool:
+    """Equality up to the rounding of `expected`'s type."""
+    # Norms compute in float32 even for float64 weights.
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-5}.get(expected.dtype, 2e-2)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -67,20 +68,25 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def epsilon(norm: Any) -> float | None:
+    """A norm's epsilon, by either of the names that transformers uses."""
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
 def _norm(self: Any, x: Tensor) -> Tensor:
-    return call(RMSNorm, x, self.weight, epsilon(self))
+    output: Tensor = call(RMSNorm, x, self.weight, epsilon(self))
+    return output
 
 
 class RMSNorm(torch.autograd.Function):
-    """w x / sqrt(mean x^2 + eps), the root in float32 (Zhang and Sennrich, 2019). Keeps x and one number a token."""
+    """RMSNorm over the last dimension, w x / sqrt(mean x^2 + eps), in float32 (Zhang and Sennrich, 2019).
+
+    Saves x and one number per token.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if kernels.supports(x, weight):
-            normed, inverse = kernels.rms_norm(x.flatten(0, -2), apart(weight), eps)
+            normed, inverse = kernels.rms_norm(x.flatten(0, -2), detached_copy(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
         wide = x.float()
@@ -94,23 +100,27 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         if kernels.supports(gradient, x, weight):
-            found = kernels.rms_norm_backward(gradient.flatten(0, -2), x.flatten(0, -2), apart(weight), inverse)
-            return found[0].view(x.shape), found[1] if ctx.needs_input_grad[1] else None, None
+            grad_x, grad_weight = kernels.rms_norm_backward(
+                gradient.flatten(0, -2), x.flatten(0, -2), detached_copy(weight), inverse
+            )
+            return grad_x.view(x.shape), grad_weight if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
         products = wide * x
-        of_x = of_weight = None
+        grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            of_weight = (inverse.t() @ products).squeeze(0).to(weight.dtype)
+            grad_weight = (inverse.t() @ products).squeeze(0).to(weight.dtype)
         if ctx.needs_input_grad[0]:
             # With n = x inverse: inverse (w g - n mean(w g n)).
-            along = (products @ weight.float()[:, None]).mul_(inverse.pow(3)).div_(-x.shape[1])
-            of_x = (wide * weight.float()).mul_(inverse).addcmul_(x, along).to(gradient.dtype).view(gradient.shape)
-        return of_x, of_weight, None
+            projection = (products @ weight.float()[:, None]).mul_(inverse.pow(3)).div_(-x.shape[1])
+            grad_x = (wide * weight.float()).mul_(inverse).addcmul_(x, projection).to(gradient.dtype)
+            grad_x = grad_x.view(gradient.shape)
+        return grad_x, grad_weight, None
 
 
-def apart(weight: Tensor) -> Tensor:
-    """A copy: FSDP2 resizes a weight's storage, which torch refuses once it has been an array."""
+def detached_copy(weight: Tensor) -> Tensor:
+    """A copy outside the graph, to be passed to a kernel: FSDP2 resizes the storage of a weight, which torch refuses
+    once NumPy has shared it."""
     return weight.detach().clone()
 
 
@@ -119,52 +129,55 @@ def _is_mlp(module: Any) -> bool:
     if not all(type(linear) is nn.Linear and linear.bias is None for linear in linears):
         return False
     gate, up, down = linears
-    shapes = gate.weight.shape == up.weight.shape == down.weight.t().shape
-    return shapes and len([*module.parameters()]) == 3
+    same_shapes: bool = gate.weight.shape == up.weight.shape == down.weight.t().shape
+    return same_shapes and len([*module.parameters()]) == 3
 
 
 def _mlp(self: Any, x: Tensor) -> Tensor:
     gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+    output: Tensor
     if all(type(linear) is nn.Linear for linear in (gate, up, down)):
         flat = x.flatten(0, -2)
-        return call(MLP, flat, gate.weight, up.weight, down.weight).view(x.shape)
-    return down(call(_Gated, gate(x), up(x)))  # adapters are on some
+        output = call(MLP, flat, gate.weight, up.weight, down.weight).view(x.shape)
+    else:  # some have adapters
+        output = down(call(_SwiGLU, gate(x), up(x)))
+    return output
 
 
 class MLP(torch.autograd.Function):
-    """(silu(x Wg^T) * (x Wu^T)) Wd^T (SwiGLU; Shazeer, 2020), for x [N, H]. Keeps x and the first two products."""
+    """(silu(x Wg^T) * (x Wu^T)) Wd^T for x [N, H] (SwiGLU; Shazeer, 2020). Saves x and the first two products."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        gated, raised = x @ gate.t(), x @ up.t()
+    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        gate, up = x @ gate_weight.t(), x @ up_weight.t()
         keeps = any(ctx.needs_input_grad)
         if keeps:
-            ctx.save_for_backward(x, gate, up, down, gated, raised)
-        inner = kernels.swiglu(gated, raised) if kernels.supports(x) else silu(gated, inplace=not keeps).mul_(raised)
-        return inner @ down.t()
+            ctx.save_for_backward(x, gate_weight, up_weight, down_weight, gate, up)
+        inner = kernels.swiglu(gate, up) if kernels.supports(x) else silu(gate, inplace=not keeps).mul_(up)
+        return inner @ down_weight.t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, down, gated, raised = ctx.saved_tensors
-        inner, of_gated, of_raised = _gate_backward(gradient @ down, gated, raised)
-        of_down = add_product(down, gradient, inner) if ctx.needs_input_grad[3] else None
-        of_gate = add_product(gate, of_gated, x) if ctx.needs_input_grad[1] else None
-        of_up = add_product(up, of_raised, x) if ctx.needs_input_grad[2] else None
-        of_x = (of_gated @ gate).addmm_(of_raised, up) if ctx.needs_input_grad[0] else None
-        return of_x, of_gate, of_up, of_down
+        x, gate_weight, up_weight, down_weight, gate, up = ctx.saved_tensors
+        inner, grad_gate, grad_up = _swiglu_backward(gradient @ down_weight, gate, up)
+        grad_down_weight = add_product(down_weight, gradient, inner) if ctx.needs_input_grad[3] else None
+        grad_gate_weight = add_product(gate_weight, grad_gate, x) if ctx.needs_input_grad[1] else None
+        grad_up_weight = add_product(up_weight, grad_up, x) if ctx.needs_input_grad[2] else None
+        grad_x = (grad_gate @ gate_weight).addmm_(grad_up, up_weight) if ctx.needs_input_grad[0] else None
+        return grad_x, grad_gate_weight, grad_up_weight, grad_down_weight
 
 
-def _gate_backward(gradient: Tensor, gated: Tensor, raised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(gated) raised again, and the gradients of both. `gradient` is overwritten."""
+def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(gate) * up, recomputed, and the gradients of `gate` and `up`. Overwrites `gradient`."""
     if kernels.supports(gradient):
-        return kernels.swiglu_backward(gradient, gated, raised)
-    activated = silu(gated)
-    inner, of_raised = activated * raised, activated.mul_(gradient)
-    return inner, torch.ops.aten.silu_backward(gradient.mul_(raised), gated), of_raised
+        return kernels.swiglu_backward(gradient, gate, up)
+    activated = silu(gate)
+    inner, grad_up = activated * up, activated.mul_(gradient)
+    return inner, torch.ops.aten.silu_backward(gradient.mul_(up), gate), grad_up
 
 
-class _Gated(torch.autograd.Function):
-    """silu(gate) * up, which is not kept."""
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up. Saves its inputs alone."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -182,12 +195,15 @@ def _is_embedding(module: nn.Module) -> bool:
 
 
 def _embed(self: Any, ids: Tensor) -> Tensor:
-    if ids.device.type != "cpu":  # sums of rows in place would come in any order there
+    if ids.device.type != "cpu":  # elsewhere index_add_ sums rows in no fixed order
         return embedding(ids, self.weight, self.padding_idx)
-    return call(_Embedding, ids, self.weight, self.padding_idx)
+    output: Tensor = call(_Embedding, ids, self.weight, self.padding_idx)
+    return output
 
 
 class _Embedding(torch.autograd.Function):
+    """Embedding whose gradient is added in place to the one that the weight already has."""
+
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
         ctx.save_for_backward(ids, weight)

@@ -1,8 +1,10 @@
-"""Attention for packs and for decoding, given to transformers' models as an attention implementation of their own.
+"""Attention over packs and key-value caches, registered with transformers as an attention implementation.
 
-A model loaded with `attn_implementation=NAME` calls `attend` in each layer with its queries, keys and values; what
-these may look at comes with the call as `layout=`, an object with a method `attend`. So every architecture that
-transformers can run with another attention works, and all else of it stays as it is.
+A model loaded with `attn_implementation=NAME` calls `attend` in every layer with its queries, keys and values. Which
+keys each query may see comes with the call as `layout=`, an object with a method `attend`. So every architecture that
+transformers can run with a custom attention works, and the rest of the model is unchanged.
+
+`PLAIN` is the same with PyTorch's own operations and autograd alone (`hardware.fused = false`).
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
 
 NAME = "r1flow"
+PLAIN = "r1flow-plain"
 
 
 class Layout(Protocol):
+    """The tokens of one forward pass, and the keys that each of them may see."""
+
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        """Queries [N, H, D], keys and values [N, Hkv, D] of the call's tokens to outputs [N, H, D]."""
+        """Attention outputs [N, H, D] for the queries [N, H, D], keys and values [N, Hkv, D] of the N tokens."""
 
 
 def attend(
@@ -47,7 +52,10 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls. Returns [1, N, H, D]."""
+    """Attention implementation registered with transformers. Returns [1, N, H, D].
+
+    Raises InputError for a sliding window shorter than a sequence, capped scores, and attention sinks.
+    """
     if layout is None:
         raise RuntimeError(
             "this model attends by layout only: call it through grpo.model.packed.logprobs or grpo.generation.sampler"
@@ -64,82 +72,97 @@ def attend(
 
 
 AttentionInterface.register(NAME, attend)
+AttentionInterface.register(PLAIN, attend)
 
 
-def hidden_states(trunk: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """[N, hidden size] of a transformer without its head, for tokens [1, N] at positions [1, N]."""
-    if trunk.config._attn_implementation != NAME:  # any other would ignore the layout without a word
+def is_plain(backbone: Any) -> bool:
+    """Whether a model was loaded with `hardware.fused = false`."""
+    return bool(backbone.config._attn_implementation == PLAIN)
+
+
+def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Last hidden states [N, hidden size] of a transformer without its head, for tokens [1, N] at positions [1, N]."""
+    if backbone.config._attn_implementation not in (NAME, PLAIN):  # any other would silently ignore the layout
         raise RuntimeError(f"load the model with attn_implementation={NAME!r}, or call set_attn_implementation on it")
-    return trunk(input_ids=ids, position_ids=positions, use_cache=False, layout=layout).last_hidden_state[0]
+    output = backbone(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+    states: Tensor = output.last_hidden_state[0]
+    return states
 
 
 @dataclass(frozen=True)
 class Rows:
-    """R sequences of one call, or what follows the prompts that they share with others."""
+    """R sequences of one attention call; where they share prompts, their tokens after the prompt."""
 
-    places: Tensor  # [R, L]: where their tokens lie in the pack
-    lengths: Tensor  # [R]: tokens of each, L or less; past them places may point anywhere
-    before: Tensor  # [R, P]: where the tokens of the shared prompts lie
+    places: Tensor  # [R, L]: index of each token in the pack
+    lengths: Tensor  # [R]: tokens of each, L or less; entries of `places` beyond are arbitrary
+    before: Tensor  # [R, P]: index of each token of the shared prompts
 
     @property
     def seen(self) -> Tensor:
-        """[R, P + L]: where lies what they look at."""
+        """Index of each key, [R, P + L]."""
         return torch.cat([self.before, self.places], 1)
 
     @property
     def real(self) -> Tensor:
-        """[R, L]: what is no padding."""
+        """Mask of the tokens that are not padding, [R, L]."""
         return torch.arange(self.places.shape[1], device=self.places.device) < self.lengths[:, None]
 
 
 class Packed:
-    """What the tokens of a pack look at: their own sequence up to themselves, its shared prompt included.
+    """Layout of a pack: each token sees its own sequence up to itself, the shared prompt included.
 
-    Queries, keys and values are taken to slots, call after call: a prompt's keys and values to those of each sequence
-    that follows it. A token's output is in one slot; a prompt has others where several calls ask for it.
+    Queries, keys and values are gathered into slots, call after call. A shared prompt's keys and values have slots in
+    each sequence that follows it. Each token's output is read from one slot only, so a prompt in several calls has
+    query slots that nothing reads.
     """
 
-    def __init__(self, calls: list[Rows], tokens: int):
+    def __init__(self, calls: list[Rows], tokens: int, plain: bool = False):
+        """`tokens`: length of the pack. `plain`: no kernels, and autograd's own backward passes."""
         self.calls = [rows for rows in calls if rows.places.numel()]
         self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
         self.queries, self.keys = _Queries(self.calls, tokens), _Keys(self.calls, tokens)
+        self.plain = plain
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        queries = call(_Taken, q, self.queries).split([rows.places.numel() for rows in self.calls])
+        query_slots = self._gather(q, self.queries).split([rows.places.numel() for rows in self.calls])
         sizes = [len(rows.places) * (rows.before.shape[1] + rows.places.shape[1]) for rows in self.calls]
-        keys, values = (call(_Taken, states, self.keys).split(sizes) for states in (k, v))
+        key_slots, value_slots = (self._gather(states, self.keys).split(sizes) for states in (k, v))
         outputs: list[Tensor] = []
-        for rows, *taken in zip(self.calls, queries, keys, values, strict=True):
+        for rows, *gathered in zip(self.calls, query_slots, key_slots, value_slots, strict=True):
             count = len(rows.places)
-            asked, seen, found = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in taken)
-            outputs.append(_causal(asked, seen, found, scale).transpose(1, 2).reshape(-1, *q.shape[1:]))
-        return call(_PutBack, torch.cat(outputs), self.queries)
+            queries, keys, values = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in gathered)
+            outputs.append(_causal(queries, keys, values, scale).transpose(1, 2).reshape(-1, *q.shape[1:]))
+        slots = torch.cat(outputs)
+        return slots.index_select(0, self.queries.order) if self.plain else call(_Scatter, slots, self.queries)
+
+    def _gather(self, states: Tensor, slots: _Queries | _Keys) -> Tensor:
+        return states.index_select(0, slots.places) if self.plain else call(_Gather, states, slots)
 
 
 class _Queries:
     """Slots of queries and outputs."""
 
     def __init__(self, calls: list[Rows], tokens: int):
-        self.places = torch.cat([rows.places.flatten() for rows in calls])  # [S]: of which token
+        self.places = torch.cat([rows.places.flatten() for rows in calls])  # [S]: token of each slot
         filled = torch.cat([rows.real.flatten() for rows in calls]).nonzero().squeeze(1)
-        self.order = self.places.new_empty(tokens)  # [N]: the slot of each token's output
+        self.order = self.places.new_empty(tokens)  # [N]: slot of each token's output
         self.order[self.places[filled]] = filled
         elsewhere = self.order[self.places] != torch.arange(len(self.places), device=self.places.device)
-        self.unread = elsewhere.nonzero().squeeze(1)  # slots of no output that is read
+        self.unread = elsewhere.nonzero().squeeze(1)  # slots whose output is not read
 
-    def total(self, gradient: Tensor) -> Tensor:
-        """What the slots' gradients [S, H, D] are together for each token, [N, H, D]: those of unread slots are 0."""
+    def sum_gradients(self, gradient: Tensor) -> Tensor:
+        """Gradients of the tokens' queries [N, H, D] from those of the slots [S, H, D]; unread slots have none."""
         return gradient.index_select(0, self.order)
 
-    def spread(self, gradient: Tensor) -> Tensor:
-        """What the tokens' gradients [N, H, D] are for the slots of their outputs, [S, H, D]."""
+    def spread_gradients(self, gradient: Tensor) -> Tensor:
+        """Gradients of the slots' outputs [S, H, D] from those of the tokens [N, H, D]; 0 for unread slots."""
         if kernels.supports(gradient):
             return kernels.sum_rows(gradient, *self._token_of)
         return gradient.index_select(0, self.places).index_fill_(0, self.unread, 0)
 
     @cached_property
     def _token_of(self) -> tuple[Tensor, Tensor]:
-        """The tokens of slots that are read, and the end [S] of each slot's among them: it has one or none."""
+        """Tokens of the slots that are read, and each slot's end among them, [S]: a slot has one token or none."""
         read = torch.ones(len(self.places), dtype=torch.bool).index_fill_(0, self.unread, False)
         return self.places[read], read.cumsum(0)
 
@@ -149,18 +172,18 @@ class _Keys:
 
     def __init__(self, calls: list[Rows], tokens: int):
         self.calls, self.tokens = calls, tokens
-        self.places = torch.cat([rows.seen.flatten() for rows in calls])  # [S]: of which token
+        self.places = torch.cat([rows.seen.flatten() for rows in calls])  # [S]: token of each slot
 
-    def total(self, gradient: Tensor) -> Tensor:
-        """What the slots' gradients [S, H, D] are together for each token, [N, H, D]."""
+    def sum_gradients(self, gradient: Tensor) -> Tensor:
+        """Gradients of the tokens' keys or values [N, H, D]: the sums over their slots [S, H, D]."""
         if kernels.supports(gradient):
             return kernels.sum_rows(gradient, *self._slots_of)
         return gradient.new_zeros(self.tokens, *gradient.shape[1:]).index_add_(0, self.places, gradient)
 
     @cached_property
     def _slots_of(self) -> tuple[Tensor, Tensor]:
-        """Slots in the order of their tokens, and the end [N] of each token's among them. Padding is left out: it comes
-        after all that counts, so that its gradient is 0."""
+        """Slots ordered by token, and the end of each token's slots, [N]. Padding is left out: no query sees it, so
+        its gradient is 0."""
         real = torch.cat([pad(rows.real, (rows.before.shape[1], 0), value=True).flatten() for rows in self.calls])
         slots = real.nonzero().squeeze(1)
         places, order = self.places[slots].sort(stable=True)
@@ -168,8 +191,8 @@ class _Keys:
         return slots[order], ends
 
 
-class _Taken(torch.autograd.Function):
-    """[N, H, D] to slots [S, H, D]."""
+class _Gather(torch.autograd.Function):
+    """Tokens [N, H, D] to slots [S, H, D]."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, slots: _Queries | _Keys) -> Tensor:
@@ -178,11 +201,11 @@ class _Taken(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.slots.total(gradient), None
+        return ctx.slots.sum_gradients(gradient), None
 
 
-class _PutBack(torch.autograd.Function):
-    """Slots [S, H, D] to [N, H, D]."""
+class _Scatter(torch.autograd.Function):
+    """Slots [S, H, D] to tokens [N, H, D]."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, slots: _Queries) -> Tensor:
@@ -191,10 +214,10 @@ class _PutBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.slots.spread(gradient), None
+        return ctx.slots.spread_gradients(gradient), None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Each query looks at the keys up to its own, which is as far from the end as the query is."""
+    """Attention whose last query sees all keys, the one before it all but the last, and so on."""
     mask: Any = causal_lower_right(q.shape[2], k.shape[2])
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])

@@ -1,7 +1,7 @@
-"""Sequences side by side without padding, and the prompt of a group once for all of its completions.
+"""Sequences side by side without padding, with a group's prompt stored once for all of its completions.
 
-A pack is one row of tokens, [1, N]. What a token may look at is kept beside it (`grpo.model.packed.attention`), so
-nothing in a model but its attention has to know, and no mask of [N, N] exists.
+A pack is one row of tokens, [1, N]. A layout says which tokens each of them may see (`grpo.model.packed.attention`),
+so nothing in a model but its attention is affected, and there is no [N, N] mask.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Pack:
-    """B sequences, each a prompt and what follows it; prompts that are the same are held once."""
+    """B sequences, each a prompt and a rest. Equal prompts are stored once."""
 
     ids: Tensor  # [1, N]
     positions: Tensor  # [1, N], counted from the start of each sequence
     attention: Packed
-    last: list[int]  # B: where each sequence's last token lies in the pack
-    first: list[int]  # B: where the last token of each sequence's prompt lies
-    starts: list[int]  # B: where what follows the prompt begins
+    last: list[int]  # B: index of each sequence's last token in the pack
+    first: list[int]  # B: index of the last token of each sequence's prompt
+    starts: list[int]  # B: index of the first token after the prompt
 
 
-def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device) -> Pack:
-    """The pack of sequences prompt + rest. Either may be empty, not both.
+def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, plain: bool = False) -> Pack:
+    """Pack the sequences prompt + rest. Either may be empty, not both. `plain`: see
+    `grpo.model.packed.attention.Packed`.
 
-    A prompt of one sequence only is no different from the rest of it. Shared prompts of the same length, and the
-    sequences that follow them, are attended to in one call.
+    A prompt that only one sequence has is treated as part of its rest. Shared prompts of the same length, and the rests
+    that follow them, are attended to in one call.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(tuple(prompt) or (-1, row), []).append(row)
     ids: list[int] = []
-    spans: list[tuple[int, int]] = []  # of positions: where each begins, and how many
+    spans: list[tuple[int, int]] = []  # of positions: the first, and how many
     starts, first, last = ([0] * len(prompts) for _ in range(3))
     calls: dict[tuple[int, int], _Spans] = {}
     for rows in rows_of.values():
@@ -62,74 +63,77 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
     return Pack(
         ids=integers(ids)[None].to(device),
         positions=ranges(*integers(spans).T)[None].to(device),
-        attention=Packed([c for (shared, _), found in calls.items() for c in found.rows(shared, device)], len(ids)),
+        attention=Packed(
+            [c for (shared, _), group in calls.items() for c in group.rows(shared, device)], len(ids), plain
+        ),
         last=last,
         first=first,
         starts=starts,
     )
 
 
-def integers(given: Sequence[Any]) -> Tensor:
-    """As `torch.tensor`, in a sixth of its time for long lists."""
-    return torch.from_numpy(np.array(given, dtype=np.int64))
+def integers(values: Sequence[Any]) -> Tensor:
+    """`torch.tensor` of int64, in a sixth of its time for long lists."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """range(start, start + length) for each of [K], one after the other."""
+    """The concatenation of range(start, start + length) for K pairs, [sum of lengths]."""
     before = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 def shared_prefix(rows: Sequence[Tokens]) -> int:
-    """With how many same tokens all of the rows begin."""
+    """Number of leading tokens that all rows have in common."""
     first, last = min(map(list, rows)), max(map(list, rows))
     differing = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     return next(differing, min(len(first), len(last)))
 
 
 class _Spans:
-    """The sequences of one attention call, as they are found."""
+    """Collects the sequences of one attention call."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[int, int, int]] = []  # where prompt and sequence begin, and where the sequence ends
+        self.spans: list[tuple[int, int, int]] = []  # start of the prompt, start and end of the sequence
 
     def add(self, prompt: int, start: int, stop: int) -> None:
         self.spans.append((prompt, start, stop))
 
     def rows(self, shared: int, device: torch.device) -> list[Rows]:
-        """The sequences, after the prompts of `shared` tokens that they have in common."""
+        """The sequences as calls: the shared prompts of `shared` tokens first, then the rests that follow them."""
         begin, start, stop = integers(self.spans).T[:, :, None]
         lengths = stop - start
         places = start + torch.arange(int(lengths.max()))
-        # What is past a sequence's end may point anywhere: it comes after every token that counts, so none looks at it.
+        # Padding may point anywhere: it comes after every real token, so no query sees it.
         places = torch.where(places < stop, places, begin)
         before = begin + torch.arange(shared)
-        found = [Rows(places.to(device), lengths.squeeze(1).to(device), before.to(device))]
+        calls = [Rows(places.to(device), lengths.squeeze(1).to(device), before.to(device))]
         if shared:
             prompts = begin.unique()[:, None] + torch.arange(shared)
             full = torch.full((len(prompts),), shared)
-            found.insert(0, Rows(prompts.to(device), full.to(device), prompts[:, :0].to(device)))
-        return found
+            calls.insert(0, Rows(prompts.to(device), full.to(device), prompts[:, :0].to(device)))
+        return calls
 
 
 def _width(length: int) -> int:
-    """Sequences of up to 64 tokens, or of up to the same power of 2, share a call: at most half of it is padding, in
-    attention alone."""
+    """Padded length of a sequence in its attention call: the next power of 2, at least 64, so that at most half of a
+    call of long sequences is padding."""
     return max(64, 1 << max(0, length - 1).bit_length())
 
 
 def micro_batches(
     prompts: Sequence[Tokens], rests: Sequence[Tokens], units: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Numbers of `units` (rows that belong together), cut so that no pack holds more than `max_tokens`, or one unit.
+    """Indices of `units` (rows that belong together) per micro-batch. No pack holds more than `max_tokens`, unless one
+    unit does by itself.
 
-    Units of the same prompt stay together as far as they fit, since they share it; then best fit, longest first.
+    Units with the same prompt stay together as far as they fit, since they share it; then best fit, longest first.
     """
-    of_prompt: dict[tuple[int, ...], list[int]] = {}
+    units_by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, rows in enumerate(units):
-        of_prompt.setdefault(tuple(prompts[rows[0]]), []).append(number)
+        units_by_prompt.setdefault(tuple(prompts[rows[0]]), []).append(number)
     parts: list[tuple[int, list[int]]] = []
-    for prompt, numbers in of_prompt.items():
+    for prompt, numbers in units_by_prompt.items():
         costs = {number: sum(len(rests[row]) for row in units[number]) for number in numbers}
         parts += _parts(len(prompt), costs, max_tokens)
     bins: list[tuple[int, list[int]]] = []  # room left, units
@@ -144,7 +148,7 @@ def micro_batches(
 
 
 def _parts(prompt: int, costs: dict[int, int], max_tokens: int) -> list[tuple[int, list[int]]]:
-    """The units of one prompt in as few parts as fit, as (tokens, units), longest unit first."""
+    """The units of one prompt in parts that fit, as (tokens, units), longest unit first."""
     parts: list[tuple[int, list[int]]] = []
     for number in sorted(costs, key=lambda n: -costs[n]):
         for i, (tokens, numbers) in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The learnt value of PPO: what reward is still to come, seen from before each token."""
+"""The learned value function of PPO: the expected return before each token."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from grpo.model.packed.logprobs import completion_states
 
 
 class Value(nn.Module):
-    """A linear head on the last hidden states of `trunk`, which is a transformer of its own or the policy's.
+    """A linear head on the last hidden states of a transformer, its own or the policy's.
 
-    The head starts at zero: until it has learnt, GAE's advantages are the returns themselves.
+    The head starts at zero, so that GAE's first advantages are the returns themselves.
     """
 
-    def __init__(self, trunk: Any, own_trunk: bool):
+    def __init__(self, backbone: Any, own_backbone: bool):
+        """`own_backbone`: train the backbone as part of this module."""
         super().__init__()
-        if own_trunk:
-            self.trunk = trunk
-        self._trunk = [trunk]  # a list, so that the policy's is no part of the value
-        example = next(trunk.parameters())
-        self.head = nn.Linear(trunk.config.hidden_size, 1, device=example.device, dtype=torch.float32)
+        if own_backbone:
+            self.trunk = backbone  # this name is part of the tensors' names in checkpoints
+        self._backbone = [backbone]  # a list, so that the policy's backbone is not registered as a submodule
+        example = next(backbone.parameters())
+        self.head = nn.Linear(backbone.config.hidden_size, 1, device=example.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
 
 def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
-    """V before each completion token, [B, C]; positions past a completion's end hold 0."""
-    trunk = value.trunk if "trunk" in value._modules else value._trunk[0]
-    states, _, rows, columns = completion_states(trunk, prompts, completions)
+    """Values before each completion token, [B, C]; 0 beyond a completion's end."""
+    backbone = value.trunk if "trunk" in value._modules else value._backbone[0]
+    states, _, rows, columns = completion_states(backbone, prompts, completions)
     values = value.head(states.to(value.head.weight.dtype)).squeeze(1).float()
     return values.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), values)

@@ -14,7 +14,8 @@ from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
-from grpo.rewards.functions import MODEL_REWARDS, REWARDS, Response, check, find, load, score_one, total
+from grpo.rewards.functions import Response
+from grpo.rewards.registry import MODEL_REWARDS, REWARDS, check, find, load, score_one, total
 from grpo.scoring.scorer import Scorer
 
 HENS = [{"role": "user", "content": "325 chickens, 28 roosters, 20 do not lay. How many lay eggs?"}]

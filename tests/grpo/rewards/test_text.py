@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grpo.rewards.text import conclusions, repeated_share, single_tags, tags_in_order
+from grpo.rewards.text import conclusions, repeated_ngram_share, single_tags, tags_in_order
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_tags():
 
 
 def test_repeated_share():
-    assert repeated_share("a b c a b c", 3) == 1 / 4  # abc bca cab abc
-    assert repeated_share("a, a, a", 1) == 3 / 5  # a , a , a
-    assert repeated_share("減法減法", 2) == pytest.approx(1 / 3)  # in characters: 減法 法減 減法
-    assert repeated_share("はいはい", 2) == pytest.approx(1 / 3)
-    assert repeated_share("a b", 3) == 0
+    assert repeated_ngram_share("a b c a b c", 3) == 1 / 4  # abc bca cab abc
+    assert repeated_ngram_share("a, a, a", 1) == 3 / 5  # a , a , a
+    assert repeated_ngram_share("減法減法", 2) == pytest.approx(1 / 3)  # in characters: 減法 法減 減法
+    assert repeated_ngram_share("はいはい", 2) == pytest.approx(1 / 3)
+    assert repeated_ngram_share("a b", 3) == 0
 
 
 @pytest.mark.parametrize("repeated", ["the answer is ", "\\boxed{", "1,000", "1 ", "answer\n", "=", "答案是", " "])
 def test_loops_are_read_in_no_time(repeated):
     started = time.monotonic()
     text = repeated * 40_000
-    conclusions(text), repeated_share(text, 4), tags_in_order(text)
+    conclusions(text), repeated_ngram_share(text, 4), tags_in_order(text)
     assert time.monotonic() - started < 5

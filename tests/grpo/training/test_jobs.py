@@ -19,7 +19,7 @@ from grpo.config.jobs import SFTJob
 from grpo.data.held_out import is_correct, read_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from grpo.scoring.scorer import RewardModelScorer
+from grpo.scoring.reward_model import RewardModelScorer
 from grpo.training.preferences import read_preferences
 from grpo.training.pretrain import read_documents
 from grpo.training.sft import read_pairs

@@ -22,9 +22,11 @@ from grpo.errors import InputError
 from grpo.model.loading import load_reward_model
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
-from grpo.scoring.scorer import Scorer, score_rows
+from grpo.scoring.reward_model import score_rows
+from grpo.scoring.scorer import Scorer
+from grpo.scoring.step_model import StepScorer, step_logits, steps_of
 from grpo.train import RUNNERS, read_job
-from grpo.training.process_reward_model import StepScorer, agreement, hard, soft, step_logits, step_loss, steps_of
+from grpo.training.process_reward_model import agreement, hard, soft, step_loss
 from grpo.training.step_labels import chains_of, label_row, prefix_to
 from tests.support.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job
 from tests.support.job_runner import RL as RL_SETTINGS

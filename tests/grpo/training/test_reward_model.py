@@ -17,7 +17,8 @@ from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model
 from grpo.rewards.functions import Response
-from grpo.scoring.scorer import RewardModelScorer, Scorer, conversation_tokens, ensemble_score, score_rows
+from grpo.scoring.reward_model import RewardModelScorer, conversation_tokens, ensemble_score, score_rows
+from grpo.scoring.scorer import Scorer
 from grpo.training.preferences import Preferences, bootstrap, elements
 from grpo.training.reward_model import bradley_terry, off_centre, pair_loss, pointwise
 

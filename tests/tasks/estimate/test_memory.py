@@ -17,17 +17,8 @@ from grpo.config.rl import RL
 from grpo.model.loading import load_policy
 from grpo.model.packed import logprobs
 from tasks.estimate.architecture import Architecture
-from tasks.estimate.memory import (
-    CHUNK_BYTES,
-    FEW_ROWS,
-    FEW_ROWS_PAY_FROM,
-    KEPT_BYTES,
-    ROOM,
-    Lengths,
-    Place,
-    activation_bytes,
-    memory,
-)
+from tasks.estimate.job_memory import rl_memory
+from tasks.estimate.memory import DeviceMemory, Lengths, activation_bytes, step_memory
 
 ROOT = Path(__file__).parents[3]
 SMALL = {
@@ -58,7 +49,7 @@ def settings(**more) -> RL:
 
 
 def of(more: dict, kind: str = "cpu", completion: int = 100):
-    return memory(Architecture.from_config(SMALL), settings(**more), Place(kind), Lengths(10, completion))
+    return step_memory(Architecture.from_config(SMALL), settings(**more), DeviceMemory(kind), Lengths(10, completion))
 
 
 def test_weights_of_a_small_model_by_hand() -> None:
@@ -109,7 +100,45 @@ def test_what_a_step_holds_by_hand() -> None:
     assert mixed.held == {"weights": 348 * 4, "optimizer": 348 * 8, "reference": 348 * 2}
     pure = of({"hardware": {"dtype": "bfloat16"}, "kl_coef": 0})
     assert pure.held == {"weights": 348 * 2, "optimizer": 348 * 4, "reference": 0}
-    assert pure.update["gradients"] == 348 * 2 and not pure.measuring
+    assert pure.update["gradients"] == 348 * 2 and not pure.reference_pass
+
+
+BUDGET = {"health": {"kl_budget": {"limit": 10.0}}}
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "kept", "read"),
+    [
+        ("grpo", {}, True, True),
+        ("grpo", {"kl_coef": 0}, False, False),
+        ("grpo", {"kl_coef": 0, **BUDGET}, True, True),  # the budget is measured against the reference
+        ("grpo", {"lora": {"rank": 3}}, False, True),  # the policy without its adapters is the reference
+        ("ppo", {}, True, True),
+        ("ppo", {"kl_coef": 0}, False, False),
+        ("dpo", {"kl_coef": 0}, True, True),  # the loss compares with it, whatever the coefficient
+        ("rft", {"kl_coef": 0}, True, False),  # the initial policy samples
+        ("online_rft", {}, False, False),
+        ("online_rft", BUDGET, False, False),
+        ("sft", {}, False, False),
+    ],
+)
+def test_a_reference_is_kept_where_the_method_keeps_one(method: str, more: dict, kept: bool, read: bool) -> None:
+    step = of({"method": method, **more})
+    assert step.held["reference"] == (348 * 4 if kept else 0)
+    assert bool(step.reference_pass) is read
+    assert step.loading >= 348 * 4 * (1 + kept)
+
+
+def test_only_a_value_model_of_its_own_takes_memory() -> None:
+    a, lengths = Architecture.from_config(SMALL), Lengths(10, 100)
+    parts = {
+        value: rl_memory(a, settings(method="ppo", ppo={"value": value}), DeviceMemory("cpu"), lengths).parts
+        for value in ("model", "head")
+    }
+    assert parts["model"]["value model"] == 4 * 4 * 348  # weights, gradients, two moments
+    assert "value model" not in parts["head"]
+    grpo = rl_memory(a, settings(ppo={"value": "model"}), DeviceMemory("cpu"), lengths)
+    assert "value model" not in grpo.parts
 
 
 def test_eight_bit_moments_take_a_quarter_and_their_scales() -> None:
@@ -123,7 +152,7 @@ def test_processes_divide_what_is_held_but_not_what_they_gather() -> None:
     assert four.held == {name: size / 4 for name, size in one.items()}
     # outer weights 44 and two blocks of 152, outer gradients and one block's, and those of a block in float32
     assert four.update["gathered"] == 4 * (44 + 2 * 152) + 4 * (44 + 152) + 4 * 152
-    assert four.measuring["whole reference"] == four.sampling["whole model"] == 348 * 4
+    assert four.reference_pass["whole reference"] == four.sampling["whole model"] == 348 * 4
     assert four.loading == 348 * 4 + 348  # the reference comes whole when the policy is divided
 
 
@@ -149,14 +178,6 @@ def test_activations_of_a_token_by_hand() -> None:
     norms = 2 * (2 * 4 * 4 + 4)  # input and output of 4 numbers; a scale
     attention = 4 * (3 * 4 + 2 * 2) + 4 * 2  # queries, outputs twice, keys, values; a sum a head
     assert activation_bytes(a, 4) == norms + attention + 4 * 2 * 8  # gate and up
-
-
-def test_limits_are_those_of_the_head() -> None:
-    from grpo.generation.decoder import GROWTH
-    from grpo.model.cpu.prepacked_linear import MAX_ROWS, MIN_STEPS
-
-    assert (logprobs.CHUNK_BYTES, logprobs.KEPT_BYTES, GROWTH) == (CHUNK_BYTES, KEPT_BYTES, ROOM)
-    assert (MAX_ROWS, MIN_STEPS) == (FEW_ROWS, FEW_ROWS_PAY_FROM)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -193,14 +214,14 @@ def test_a_micro_batch_takes_what_the_model_says(
     gc.collect()  # what an earlier test left behind must not be given back meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         pass_through()
-    update = memory(
+    update = step_memory(
         Architecture.from_config(config.to_dict()),
         settings(micro_batch_tokens=tokens, hardware=hardware.model_dump()),
-        Place("cpu"),
+        DeviceMemory("cpu"),
         Lengths(prompt, completion),
     ).update
-    said = sum(size for part, size in update.items() if part != "gradients")
-    assert 0.85 * said <= peak_bytes(profiled) <= 1.05 * said
+    estimated = sum(size for part, size in update.items() if part != "gradients")
+    assert 0.85 * estimated <= peak_bytes(profiled) <= 1.05 * estimated
 
 
 def peak_bytes(profiled: profile) -> int:
@@ -216,8 +237,8 @@ def peak_bytes(profiled: profile) -> int:
 def test_recommended_settings_are_ones_that_a_recipe_accepts(sizes) -> None:
     trained = []
     for name, config in sizes.CONFIGS.items():
-        if found := sizes.recommended(Architecture.from_config(config)):
-            choice, fit = found
+        if recommended := sizes.recommended(Architecture.from_config(config)):
+            choice, fit = recommended
             read = tomllib.loads(sizes.toml(fit.settings))["reasoning_rl"]
             assert RL.model_validate(read) == RL.model_validate(fit.settings), name
             assert fit.memory.peak <= 0.9 * sizes.GPUS[fit.gpu], name

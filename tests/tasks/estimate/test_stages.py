@@ -87,6 +87,10 @@ def test_reinforcement_learning_takes_longer_with_all_that_it_does() -> None:
     length, batch = 20, 8 * 20
     reference = read_s(ROUND, SMALL, 10 * 8 * length, length, 4 * batch, 4)
     assert of.rl(rl(kl_coef=0.1)).seconds == pytest.approx(plain.seconds + reference)
+    # So it does wherever the method reads it: a KL budget needs it without a penalty, online RFT never does.
+    budget = {"kl_budget": {"limit": 1.0}}
+    assert of.rl(rl(kl_coef=0.0, health=budget)).seconds == pytest.approx(plain.seconds + reference)
+    assert of.rl(rl(kl_coef=0.1, method="online_rft")).seconds == pytest.approx(plain.seconds)
     longer = of.rl(rl(kl_coef=0.0, max_new_tokens_from={5: 40}))
     assert plain.seconds < longer.seconds < of.rl(rl(kl_coef=0.0, max_new_tokens_from={0: 40})).seconds
     assert of.rl(rl(kl_coef=0.0, inner_epochs=2)).seconds < plain.seconds  # half as much is sampled

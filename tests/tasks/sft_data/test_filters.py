@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from grpo.data.records import Sample
 from grpo.errors import InputError
-from tasks.sft_data.filters import FILTERS, FilterSettings, reject, repeated_share
+from grpo.rewards.text import repeated_ngram_share
+from tasks.sft_data.filters import FILTERS, FilterSettings, reject
 
 SETTINGS = FilterSettings(context=12, language_min=0.9, paragraph_max_words=5, repetition_ngram=2, repetition_max=0.5)
 GOOD = Sample(
@@ -81,10 +82,12 @@ def test_general_samples_need_no_accuracy_and_others_are_told() -> None:
         reject(dataclasses.replace(GOOD, rewards=rewards), SETTINGS)
 
 
-def test_repeated_share() -> None:
-    assert repeated_share("a b c d", 2) == 0.0
-    assert repeated_share("a a a a a", 2) == 0.75  # four grams, one distinct
-    assert repeated_share("a", 2) == 0.0
+def test_repetition_is_counted_as_rewards_count_it() -> None:
+    text = "<think> a, b, a, b, a, b </think>"  # eleven words and signs: ten pairs, four of them distinct
+    assert repeated_ngram_share(text, 2) == pytest.approx(0.6)
+    looping = dataclasses.replace(GOOD, completion=text)
+    assert reject(looping, FilterSettings(repetition_ngram=2, repetition_max=0.59)) == "repetition"
+    assert reject(looping, FilterSettings(repetition_ngram=2, repetition_max=0.61)) is None
 
 
 def test_no_context_no_limit() -> None:

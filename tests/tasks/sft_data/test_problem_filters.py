@@ -9,13 +9,13 @@ import pytest
 from grpo.errors import InputError
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.filters import FilterSettings
-from tasks.sft_data.problem_filters import PROBLEM_FILTERS, Group, pass_rate, reject_problem
+from tasks.sft_data.problem_filters import PROBLEM_FILTERS, ProblemSamples, pass_rate, reject_problem
 
 BOUNDS = FilterSettings(pass_rate_min=0.25, pass_rate_max=0.75, pass_rate_samples=4)
 
 
-def rated(sample: Any, problem: Any, right: int, wrong: int) -> Group:
-    return Group(problem(), [sample(accuracy=1.0)] * right + [sample(accuracy=0.9)] * wrong)
+def rated(sample: Any, problem: Any, right: int, wrong: int) -> ProblemSamples:
+    return ProblemSamples(problem(), [sample(accuracy=1.0)] * right + [sample(accuracy=0.9)] * wrong)
 
 
 @pytest.mark.parametrize(
@@ -38,32 +38,37 @@ def test_pass_rates(sample: Any, problem: Any, right: int, wrong: int, reason: s
 
 def test_the_pass_rate_counts_all_samples_whatever_else_is_wrong(sample: Any, problem: Any) -> None:
     samples = [sample(finish_reason="length"), sample(accuracy=0.0), sample(reasoning="```"), sample(accuracy=0.0)]
-    assert pass_rate(Group(problem(), samples)) == 0.5
+    assert pass_rate(ProblemSamples(problem(), samples)) == 0.5
 
 
 def test_general_prompts_have_no_pass_rate(sample: Any, problem: Any) -> None:
-    assert reject_problem(Group(problem(domain="general"), [sample(accuracy=None)] * 4), BOUNDS) is None
+    assert reject_problem(ProblemSamples(problem(domain="general"), [sample(accuracy=None)] * 4), BOUNDS) is None
     with pytest.raises(InputError, match="has no reward 'accuracy'"):
-        reject_problem(Group(problem(), [sample(accuracy=None)] * 4), BOUNDS)
+        reject_problem(ProblemSamples(problem(), [sample(accuracy=None)] * 4), BOUNDS)
 
 
 def test_a_leak(sample: Any, problem: Any) -> None:
-    leak = Group(problem(text="compute 1 + 2\nAnswer: 3"), [sample()])
+    leak = ProblemSamples(problem(text="compute 1 + 2\nAnswer: 3"), [sample()])
     assert reject_problem(leak, FilterSettings()) == "leaked"
     assert reject_problem(leak, FilterSettings(leaks=False)) is None
-    assert reject_problem(Group(problem(text="compute 1 + 2\nAnswer: 4"), [sample()]), FilterSettings()) is None
+    assert (
+        reject_problem(ProblemSamples(problem(text="compute 1 + 2\nAnswer: 4"), [sample()]), FilterSettings()) is None
+    )
 
 
 def test_a_held_out_prompt(sample: Any, problem: Any) -> None:
     held_out = HeldOut([problem("h", text="one two three four five six")], n=5)
     shared = problem(text="so one two three four five")
-    assert reject_problem(Group(shared, [sample()], held_out), FilterSettings()) == "contaminated"
-    assert reject_problem(Group(problem(text="one two three four 5"), [sample()], held_out), FilterSettings()) is None
-    assert reject_problem(Group(shared, [sample()]), FilterSettings()) is None  # nothing is held out
+    assert reject_problem(ProblemSamples(shared, [sample()], held_out), FilterSettings()) == "contaminated"
+    assert (
+        reject_problem(ProblemSamples(problem(text="one two three four 5"), [sample()], held_out), FilterSettings())
+        is None
+    )
+    assert reject_problem(ProblemSamples(shared, [sample()]), FilterSettings()) is None  # nothing is held out
 
 
 def test_the_first_reason_counts(sample: Any, problem: Any) -> None:
     held_out = HeldOut([problem("h", text="Answer: 3")])
-    bad = Group(problem(text="Answer: 3"), [sample()] * 4, held_out)
+    bad = ProblemSamples(problem(text="Answer: 3"), [sample()] * 4, held_out)
     found = [name for name, is_bad in PROBLEM_FILTERS.items() if is_bad(bad, BOUNDS)]
     assert found == ["too_easy", "leaked", "contaminated"] and reject_problem(bad, BOUNDS) == "too_easy"

@@ -28,7 +28,7 @@ from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.decode_step import JOINED, can_decode
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import trunk_of
+from grpo.model.packed.logprobs import backbone_of
 from tests.support import small_models
 
 SHAPE = small_models.SHAPE | dict(head_dim=8)
@@ -77,7 +77,7 @@ def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joi
     if packed_rows and not torch.backends.mkl.is_available():
         pytest.skip("torch has no MKL here")
     model = made(name)
-    assert can_decode(trunk_of(model), model.get_output_embeddings()) == (name in KNOWN)
+    assert can_decode(backbone_of(model), model.get_output_embeddings()) == (name in KNOWN)
     decoder = Decoder(model, packed_rows)
     after_prompts = decoder.join(PROMPTS, GROUP)
     torch.testing.assert_close(after_prompts, plain_logits(model, PROMPTS), atol=1e-4, rtol=1e-4)
@@ -118,7 +118,7 @@ def test_packing_pays_for_some_rows_and_many_steps():
 
 def test_other_types_and_adapters_are_left_to_transformers():
     def can(model):
-        return can_decode(trunk_of(model), model.get_output_embeddings())
+        return can_decode(backbone_of(model), model.get_output_embeddings())
 
     assert can(made("qwen3"))
     assert not can(made("qwen3").to(torch.bfloat16))

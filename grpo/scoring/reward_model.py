@@ -1,0 +1,72 @@
+"""Trained reward models, alone or as an ensemble, as scorers of whole responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.config.common import Hardware
+from grpo.config.jobs import MEMBER
+from grpo.data.records import Message
+from grpo.model.loading import load_reward_model, load_tokenizer
+from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.packing import pack, shared_prefix
+
+
+def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
+    """Token ids of a prompt and its response, the input of a reward model in training and in scoring."""
+    turns = [*messages, {"role": "assistant", "content": response}]
+    return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+
+
+class RewardModelScorer:
+    """One trained reward model, or an ensemble of several."""
+
+    def __init__(self, path: str, hardware: Hardware, batch_size: int = 64, uncertainty_penalty: float = 0.0):
+        """Loads a model from the folder `path`, or an ensemble from its subfolders, one per member."""
+        members = member_folders(path)
+        self.tokenizer = load_tokenizer(members[0])
+        self.models = [load_reward_model(member, hardware) for member in members]
+        self.batch_size, self.uncertainty_penalty = batch_size, uncertainty_penalty
+
+    @torch.inference_mode()
+    def __call__(self, messages: Sequence[list[Message]], responses: Sequence[str]) -> list[float]:
+        """One score per response, unbounded; higher is better."""
+        rows = [conversation_tokens(self.tokenizer, m, r) for m, r in zip(messages, responses, strict=True)]
+        scores: list[float] = []
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            member_scores = torch.stack([score_rows(model, batch) for model in self.models])
+            scores += ensemble_score(member_scores, self.uncertainty_penalty).tolist()
+        return scores
+
+
+def member_folders(path: str) -> list[str]:
+    """Subfolders of an ensemble's members, sorted; `[path]` for a single model or a hub name."""
+    return [str(member) for member in sorted(Path(path).expanduser().glob(f"{MEMBER}*"))] or [path]
+
+
+def ensemble_score(scores: torch.Tensor, uncertainty_penalty: float) -> torch.Tensor:
+    """Mean over members less the penalty times their standard deviation (population): [M, B] -> [B].
+
+    Coste et al. (arXiv 2310.02743, uncertainty-weighted optimization) subtract the variance; the standard deviation has
+    the unit of a score, which makes the penalty independent of the scale.
+    """
+    return scores.mean(0) - uncertainty_penalty * scores.std(0, correction=0)
+
+
+def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Scores [B] of B whole sequences of token ids. Their common prefix is computed once."""
+    shared = shared_prefix(rows)
+    return score_sequences(model, [row[:shared] for row in rows], [row[shared:] for row in rows])
+
+
+def score_sequences(model: Any, prompts: Sequence[Sequence[int]], rests: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Scalar head at the last token of each of B sequences prompt + rest (token ids). Returns [B]."""
+    device = next(model.parameters()).device
+    packed = pack(prompts, rests, device)
+    hidden = hidden_states(model.base_model, packed.ids, packed.positions, packed.attention)
+    return model.score(hidden[torch.tensor(packed.last, device=device)]).squeeze(-1).float()

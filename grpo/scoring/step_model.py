@@ -1,0 +1,86 @@
+"""Scores of a process reward model at the end of each step of a chain of reasoning (Math-Shepherd, arXiv
+2312.08935)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.config.common import Hardware
+from grpo.data.examples import Example
+from grpo.data.records import Message
+from grpo.data.template import prompt_tokens
+from grpo.errors import InputError
+from grpo.model.loading import load_reward_model, load_tokenizer
+from grpo.model.packed.attention import hidden_states
+from grpo.model.packed.packing import micro_batches, pack
+from grpo.rewards.steps import split_steps
+
+MARK = "r1flow_step_label"
+"""In the model's config: which label it learnt. A policy's folder would load too, with a head drawn at random."""
+
+
+@dataclass(frozen=True)
+class Steps(Example):
+    """A chain up to the end of its last step: `places` of the tokens that end steps, in what follows the prompt."""
+
+    places: tuple[int, ...] = ()
+    labels: tuple[float, ...] = ()  # 0 to 1, one a step
+
+
+def steps_of(
+    tokenizer: Any, messages: list[Message], response: str, ends: Sequence[int], labels: Sequence[float] = ()
+) -> Steps:
+    """A chain as the model reads it; `ends`: characters of the response where its steps end, in rising order."""
+    read = tokenizer(response, add_special_tokens=False, return_offsets_mapping=True)
+    starts = [start for start, _ in read["offset_mapping"]]
+    places = [max(i for i, start in enumerate(starts) if start < end) for end in ends]
+    prompt, rest = prompt_tokens(tokenizer, messages, "chat"), read["input_ids"][: places[-1] + 1]
+    return Steps([prompt], [rest], weight=len(places), places=tuple(places), labels=tuple(labels))
+
+
+def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
+    """The head's output at the end of every step, example after example: [S]."""
+    device = next(model.parameters()).device
+    packed = pack([e.prompts[0] for e in examples], [e.rests[0] for e in examples], device)
+    hidden = hidden_states(model.base_model, packed.ids, packed.positions, packed.attention)
+    index = [start + place for start, e in zip(packed.starts, examples, strict=True) for place in e.places]
+    return model.score(hidden[torch.tensor(index, device=device)]).squeeze(-1).float()
+
+
+@torch.inference_mode()
+def score_steps(model: Any, examples: Sequence[Steps], max_tokens: int) -> list[list[float]]:
+    """A score from 0 to 1 for each step of each example: how likely it is that a right answer can follow."""
+    units = [[i] for i in range(len(examples))]
+    prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
+    scores: list[list[float]] = [[] for _ in examples]
+    for batch in micro_batches(prompts, rests, units, max_tokens):
+        found = iter(step_logits(model, [examples[i] for i in batch]).sigmoid().tolist())
+        for i in batch:
+            scores[i] = [next(found) for _ in examples[i].places]
+    return scores
+
+
+class StepScorer:
+    """A trained process reward model."""
+
+    def __init__(self, folder: str, hardware: Hardware, max_tokens: int = 16384):
+        self.tokenizer = load_tokenizer(folder)
+        self.model = load_reward_model(folder, hardware)
+        self.max_tokens = max_tokens
+        if not hasattr(self.model.config, MARK):
+            raise InputError(f"{folder}: no process reward model; jobs of kind process_reward_model train one")
+
+    def __call__(self, messages: list[Message], responses: Sequence[str]) -> list[list[tuple[int, float]]]:
+        """Of each response to a prompt: where its steps end, in characters, and their scores from 0 to 1."""
+        ends = [[end for _, end in split_steps(response)] for response in responses]
+        some = [(i, of) for i, of in enumerate(ends) if of]
+        examples = [steps_of(self.tokenizer, messages, responses[i], of) for i, of in some]
+        found: list[list[tuple[int, float]]] = [[] for _ in responses]
+        for (i, of), scores in zip(some, score_steps(self.model, examples, self.max_tokens), strict=True):
+            found[i] = list(zip(of, scores, strict=True))
+        return found
