@@ -16,7 +16,7 @@ import pytest
 from grpo.data.records import Problem, Sample, read_columns, write_rows
 from grpo.data.template import parse, render
 from grpo.errors import InputError
-from tasks.sft_data import mix as mixing
+from tasks.sft_data import shards as shard_files
 from tasks.sft_data.card import write_card
 from tasks.sft_data.mix import TRAIN, VALIDATION, mix
 from tasks.sft_data.mix_settings import MixSettings
@@ -162,7 +162,7 @@ def test_the_same_bytes_whatever_the_order_and_the_cut_of_the_shards(
         world.mix("other cut", shards=world.shards(7), **settings),
         world.mix("other order", shards=world.shards(33, order=1), **settings),
     ]
-    monkeypatch.setattr(mixing, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(shard_files, "_BATCH_ROWS", 7)
     made.append(world.mix("other batches", **settings))
     assert made[0] == made[1] == made[2] == made[3] == made[4]
     assert made[0]["outcomes"]["duplicate"] == 39
