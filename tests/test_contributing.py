@@ -35,7 +35,7 @@ from grpo.model.fused.decode_step import can_decode
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
 from grpo.rewards import functions, registry
-from grpo.rl import groups
+from grpo.rl import batch, metrics
 from tasks.judges import rule, settings
 from tests.support import small_models
 
@@ -109,12 +109,13 @@ def test_a_name_that_is_nowhere_is_refused() -> None:
 
 
 def test_the_new_metric() -> None:
-    names = dict(vars(groups))
+    names = dict(vars(metrics))
     exec(example("A new metric"), names)
 
     def group(*completions: list[int]) -> Any:
         completed = [Completion(tokens, [0.0] * len(tokens), True) for tokens in completions]
-        return groups.Group(PROBLEM, [1], completed, [], [], torch.zeros(len(completed)), None, None, None, None)
+        rewards = torch.zeros(len(completed))
+        return batch.CompletionGroup(PROBLEM, [1], completed, [], [], rewards, None, None, None, None)
 
     # Two of two differ, one of two: (1 + 1/2) / 2.
     assert names["distinct_share"]([group([5, 6], [5]), group([5, 6], [5, 6])]) == {"distinct_share": 0.75}

@@ -187,8 +187,8 @@ class Gatekeeper:
             manifest = self.manifest_of(stage)
             values["stage", stage] = {**manifest.counts, **manifest.metrics}
         tables = {"evaluation": evaluation, "table": self.manifest_of("evaluate") if gate.stages("table") else None}
-        for source, manifest in tables.items():
-            table = evaluate.read_table(manifest) if manifest else {}
+        for source, measured in tables.items():
+            table = evaluate.read_table(measured) if measured else {}
             names = evaluate.checkpoints(gate.stages(source))  # type: ignore[arg-type]
             for stage in names:
                 values[source, stage] = plain(table[names[stage]])

@@ -1,18 +1,19 @@
-"""What samples rollouts: transformers in the trainer's process, or vLLM, behind one interface.
+"""Engines that sample rollouts, behind one interface: transformers in the trainer's process, or vLLM.
 
-| engine    | weights                                | log-probabilities |
-|-----------|----------------------------------------|-------------------|
-| Own       | the trainer's own                      | exact             |
-| Copied    | a copy beside them, replaced each time | exact             |
-| vLLM      | a copy in vLLM's form, local or served | of another kernel |
+| engine        | weights                                | log-probabilities |
+|---------------|----------------------------------------|-------------------|
+| SharedWeights | the trainer's own                      | exact             |
+| CopiedWeights | a copy beside them, replaced each time | exact             |
+| vLLM          | a copy in vLLM's form, local or served | of another kernel |
 
-Exact log-probabilities are the trainer's up to rounding, so the update takes them for those of the policy that sampled.
-Of others it measures by how much they differ, each step.
+Exact log-probabilities equal the trainer's up to rounding, so the update uses them as those of the old policy. Where
+they are not exact, each step measures by how much they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -27,9 +28,19 @@ from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import load_policy
-from grpo.rl.model_set import Models
 
 Weights = Iterable[tuple[str, Tensor]]
+
+
+class PolicySource(Protocol):
+    """The trainer's models, as an engine reads them."""
+
+    @property
+    def sampler_version(self) -> int: ...
+
+    def sampler(self) -> AbstractContextManager[Any]: ...
+
+    def sampler_weights(self) -> Weights: ...
 
 
 class Engine(Protocol):
@@ -55,12 +66,12 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Own:
-    """The models of the trainer: nothing is copied, so nothing can be missed."""
+class SharedWeights:
+    """Samples with the trainer's own weights, which are never copied and so never out of date."""
 
     exact = True
 
-    def __init__(self, models: Models, eos_id: int):
+    def __init__(self, models: PolicySource, eos_id: int):
         self._models, self._eos_id = models, eos_id
 
     def sample(
@@ -85,8 +96,8 @@ class Own:
         pass
 
 
-class Copied:
-    """A copy of the policy, whole in each process, that goes on sampling while the policy learns."""
+class CopiedWeights:
+    """Samples with a copy of the policy, whole in each process, while the policy learns."""
 
     exact = True
 
@@ -122,15 +133,15 @@ class Copied:
         pass
 
 
-class Fed:
-    """An engine that has the weights of the moment whenever it samples, or the run stops."""
+class SyncedEngine:
+    """An engine that samples with the current weights, or the run stops."""
 
-    def __init__(self, engine: Engine, models: Models):
+    def __init__(self, engine: Engine, models: PolicySource):
         self.engine, self._models = engine, models
-        self._sent = UNKNOWN  # what an engine had from another run is none of ours
+        self._sent = UNKNOWN  # an engine may still hold weights of another run
 
-    def feed(self) -> int:
-        """Wake the engine with the weights of now and return their version. All processes call it together."""
+    def sync(self) -> int:
+        """Wakes the engine, sends it the current weights and returns their version. All processes call it together."""
         version = self._models.sampler_version
         self.engine.wake()
         if self._sent != version:
@@ -144,14 +155,11 @@ class Fed:
         return version
 
 
-def make_engine(model: str, settings: RL, models: Models, eos_id: int) -> Engine:
+def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> Engine:
     """The engine that the settings choose."""
-    chosen = settings.engine
-    if chosen is None:
-        return Copied(model, settings, eos_id) if settings.rollouts_ahead else Own(models, eos_id)
-    makers: dict[str, Any] = {
-        "local": lambda: LocalVLLM(model, chosen, eos_id=eos_id, dtype=settings.hardware.dtype),
-        "server": lambda: ServerVLLM(model, chosen, eos_id=eos_id),
-    }
-    made: Engine = makers[chosen.kind]()
-    return made
+    vllm = settings.engine
+    if vllm is None:
+        return CopiedWeights(model, settings, eos_id) if settings.rollouts_ahead else SharedWeights(models, eos_id)
+    if vllm.kind == "local":
+        return LocalVLLM(model, vllm, eos_id=eos_id, dtype=settings.hardware.dtype)
+    return ServerVLLM(model, vllm, eos_id=eos_id)

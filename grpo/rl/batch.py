@@ -1,4 +1,4 @@
-"""What one rollout hands to training: token ids, and for each token what the update reads of it."""
+"""The two forms of a completion in training: `CompletionGroup` as it was scored, `Rollout` as the update reads it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from grpo.data.completions import Completion
+from grpo.data.records import Problem
+from grpo.rewards.functions import Response
+
+TokenStep = tuple[int, float]
+"""(index of the token that ends a step, the step's reward)"""
+
+
+@dataclass
+class CompletionGroup:
+    """One problem and its scored completions; a list runs over the completions."""
+
+    problem: Problem
+    prompt: list[int]
+    completions: list[Completion]
+    responses: list[Response]
+    breakdowns: list[dict[str, float]]
+    rewards: Tensor  # [G]
+    steps: list[list[TokenStep]] | None
+    ref_logprobs: list[Tensor] | None
+    old_logprobs: list[Tensor] | None  # of the policy, where they were measured
+    values: list[Tensor] | None
 
 
 @dataclass

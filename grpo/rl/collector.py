@@ -1,8 +1,8 @@
-"""Making experience: ask problems, sample groups, score them while sampling goes on, give credit (DSM algorithm 1).
+"""Collecting rollouts: sample groups of completions, score them meanwhile, assign credit (DSM algorithm 1).
 
-Departures from the paper: old log-probabilities are the sampler's own where it is exactly the policy. Where it is not
-(vLLM, or weights that are one rollout old), the trainer's take their place, and each token's advantage is weighted by
-the ratio of the two, truncated.
+Departures from the paper: the sampler's own log-probabilities serve as those of the old policy where the sampler is
+exactly the policy. Where it is not (vLLM, or weights that are one rollout old), the trainer computes them, and each
+token's advantage is weighted by the truncated ratio of the two.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from grpo.model.packed.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.value_head import values_of
 from grpo.rewards.registry import total
-from grpo.rl.batch import Rollout
-from grpo.rl.credit import CREDITS, Evidence, Step
-from grpo.rl.groups import Group, kl_of, metrics_of, samples_of
+from grpo.rl.batch import CompletionGroup, Rollout, TokenStep
+from grpo.rl.credit import CREDITS, CreditInputs
 from grpo.rl.methods import Method
+from grpo.rl.metrics import kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
-from grpo.rl.prefetch import Asked, Generation
+from grpo.rl.prefetch import Prefetcher, RolloutRequest
 from grpo.rl.problem_order import ProblemOrder
 from grpo.scoring.scorer import Failures, Scorer
 from grpo.scoring.weights import reward_weights
 
 T = TypeVar("T")
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
-"""(prompts, completions) -> a number for each completion token, [B, C]."""
+"""(prompts, completions) -> one value a completion token, [B, C]."""
 
 
 class Collector:
-    """Makes rollouts for one job."""
+    """Collects the rollouts of one job."""
 
     def __init__(
         self,
@@ -55,61 +55,61 @@ class Collector:
         self.settings, self.method, self.models, self.parallel = job.settings, method, models, parallel
         self.tokenizer, self.orders = tokenizer, orders
         engine = make_engine(job.model, self.settings, models, tokenizer.eos_token_id)
-        self.generation = Generation(job, engine, models, tokenizer, scorer, parallel)
-        self.begun: Asked | None = None
+        self.prefetcher = Prefetcher(job, engine, models, tokenizer, scorer, parallel)
+        self.prefetched: RolloutRequest | None = None
         self.weights = reward_weights(self.settings)
         self.credit = CREDITS[method.credit]
         self.temperature = method.temperature(self.settings)
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
-        """A rollout for updates that begin at `step`; another `attempt` draws other completions."""
-        asked = self.begun or self._ask(step, minibatches, attempt)
-        assert asked.step == step, (asked.step, step)
-        self.begun = None
-        groups, failures = self._groups_of(asked)
+        """The rollout for the updates from `step` on. Another `attempt` draws other completions."""
+        request = self.prefetched or self._request(step, minibatches, attempt)
+        assert request.step == step, (request.step, step)
+        self.prefetched = None
+        groups, failures = self._groups_of(request)
         replaced = 0
         for number in range(1, self.settings.dynamic_sampling_rounds + 1):
             flat = zero_variance_groups(torch.stack([g.rewards for g in groups])).nonzero().flatten().tolist()
             if not flat:
                 break
             problems = [self.orders[groups[i].problem.domain].take(1)[0] for i in flat]
-            fresh, more = self._groups_of(self.generation.ask(problems, step, (step, attempt, number)))
-            for i, group in zip(flat, fresh, strict=True):
+            replacements, more = self._groups_of(self.prefetcher.sample(problems, step, (step, attempt, number)))
+            for i, group in zip(flat, replacements, strict=True):
                 groups[i] = group
             failures.add(more)
             replaced += len(flat)
-        rollout = self._with_credit(groups, self._inexact(asked))
+        rollout = self._with_credit(groups, self._inexact(request))
         rollout.metrics = metrics_of(groups, failures, self.weights) | {"replaced_groups": float(replaced)}
         if self.method.online:
             rollout.metrics |= kl_of(groups)
         if self.settings.rollouts_ahead:
-            rollout.metrics["sampler_age"] = float(self.models.version - asked.version)  # updates
+            rollout.metrics["sampler_age"] = float(self.models.version - request.version)  # updates
         rollout.samples = samples_of(groups[:2], rollout.advantages, step)
         return rollout
 
     def begin(self, step: int, minibatches: int, attempt: int) -> None:
-        """Start on the rollout that will be collected next, and return at once."""
-        self.begun = self._ask(step, minibatches, attempt, beside=True)
+        """Starts to sample the next rollout in the background."""
+        self.prefetched = self._request(step, minibatches, attempt, background=True)
 
-    def _ask(self, step: int, minibatches: int, attempt: int, *, beside: bool = False) -> Asked:
+    def _request(self, step: int, minibatches: int, attempt: int, *, background: bool = False) -> RolloutRequest:
         problems = self._problems_for(step, minibatches)
-        return self.generation.ask(problems, step, (step, attempt, 0), beside=beside)
+        return self.prefetcher.sample(problems, step, (step, attempt, 0), background=background)
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint; waits for what has begun. All processes call it together."""
-        begun = self.begun and self.generation.state(self.begun, self.models.version)
-        return {"orders": {name: order.state() for name, order in self.orders.items()}, "begun": begun}
+        """Plain data for a checkpoint. Waits for a rollout in the making; all processes call it together."""
+        prefetched = self.prefetched and self.prefetcher.state(self.prefetched, self.models.version)
+        return {"orders": {name: order.state() for name, order in self.orders.items()}, "begun": prefetched}
 
     def restore(self, state: dict[str, Any]) -> None:
         for name, of_order in state["orders"].items():
             self.orders[name].restore(of_order)
-        self.begun = None
-        if begun := state["begun"]:
-            known = {p.id: p for order in self.orders.values() for of in order.sources.values() for p in of}
-            self.begun = self.generation.restore(begun, self.models.version, known)
+        self.prefetched = None
+        if prefetched := state["begun"]:
+            problems = {p.id: p for order in self.orders.values() for of in order.sources.values() for p in of}
+            self.prefetched = self.prefetcher.restore(prefetched, self.models.version, problems)
 
     def close(self) -> None:
-        self.generation.close()
+        self.prefetcher.close()
 
     def _problems_for(self, step: int, minibatches: int) -> list[Problem]:
         """General prompts join in the last steps only (R1, stage 4)."""
@@ -124,68 +124,69 @@ class Collector:
                 chosen += self.orders["general"].take(general)
         return chosen
 
-    def _groups_of(self, asked: Asked) -> tuple[list[Group], Failures]:
-        """Each process measures and scores its share of what was asked; all get all groups, in the problems' order."""
-        done = self._finish_share(asked)
-        failures, of_problem = Failures(), dict[int, Group]()
-        for share, (groups, failed) in zip(asked.shares, self.parallel.gather(done), strict=True):
+    def _groups_of(self, request: RolloutRequest) -> tuple[list[CompletionGroup], Failures]:
+        """Each process computes and scores its share; all processes get all groups, in the order of the problems."""
+        failures, of_problem = Failures(), dict[int, CompletionGroup]()
+        for share, (groups, failed) in zip(
+            request.shares, self.parallel.gather(self._finish_share(request)), strict=True
+        ):
             of_problem |= zip(share, groups, strict=True)
             failures.add(failed)
         failures.stop_above(self.settings.scoring.max_failure_share)
-        found = [of_problem[i] for i in range(len(asked.problems))]
-        for group in found:
+        groups_in_order = [of_problem[i] for i in range(len(request.problems))]
+        for group in groups_in_order:
             self._observe(group)
-        return found, failures
+        return groups_in_order, failures
 
-    def _finish_share(self, asked: Asked) -> tuple[list[Group], Failures]:
-        answers = asked.answers.result()
-        prompts = [asked.prompts[number] for number in asked.mine]
-        completions = [answers[number][0] for number in asked.mine]
-        measured = self._measured(prompts, [[c.tokens for c in group] for group in completions], self._inexact(asked))
+    def _finish_share(self, request: RolloutRequest) -> tuple[list[CompletionGroup], Failures]:
+        results = request.results.result()
+        prompts = [request.prompts[number] for number in request.mine]
+        completions = [results[number][0] for number in request.mine]
+        measured = self._measured(prompts, [[c.tokens for c in group] for group in completions], self._inexact(request))
         failures = Failures()
-        groups: list[Group] = []
-        for place, number in enumerate(asked.mine):
-            scores = answers[number][1]
+        groups: list[CompletionGroup] = []
+        for position, number in enumerate(request.mine):
+            scores = results[number][1]
             scored = scores.finish()
             failures.add(scored.failures)
             rewards = torch.tensor([total(b, self.weights) for b in scored.breakdowns])
             steps = None
             if scored.steps is not None:
-                of_each = zip(completions[place], scored.steps, rewards.tolist(), strict=True)
-                steps = [self._token_steps(completion, found, reward) for completion, found, reward in of_each]
-            group = Group(
-                problem=asked.problems[number],
-                prompt=prompts[place],
-                completions=completions[place],
+                of_each = zip(completions[position], scored.steps, rewards.tolist(), strict=True)
+                steps = [self._token_steps(completion, spans, reward) for completion, spans, reward in of_each]
+            group = CompletionGroup(
+                problem=request.problems[number],
+                prompt=prompts[position],
+                completions=completions[position],
                 responses=scores.responses,
                 breakdowns=scored.breakdowns,
                 rewards=rewards,
                 steps=steps,
-                **{name: of_groups[place] for name, of_groups in measured.items()},
+                **{name: of_groups[position] for name, of_groups in measured.items()},
             )
             groups.append(group)
         return groups, failures
 
-    def _inexact(self, asked: Asked) -> bool:
+    def _inexact(self, request: RolloutRequest) -> bool:
         """Whether the sampler's log-probabilities are not those of the policy that is about to learn."""
         samples_policy = self.method.online
-        return samples_policy and not (self.generation.engine.exact and asked.version == self.models.version)
+        return samples_policy and not (self.prefetcher.engine.exact and request.version == self.models.version)
 
-    def _observe(self, group: Group) -> None:
-        """Groups that dynamic sampling is to replace count too: they are what a curriculum passes over."""
+    def _observe(self, group: CompletionGroup) -> None:
+        """Tells the curriculum how often a problem was solved, also of groups that dynamic sampling replaces."""
         if "accuracy" in group.breakdowns[0]:
             pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
             self.orders[group.problem.domain].observe(group.problem, pass_rate)
 
-    def _token_steps(self, completion: Completion, steps: list[tuple[int, float]], outcome: float) -> list[Step]:
-        """Steps by the token that ends them, not by the character; the completion's end is the last step and carries
-        the outcome, scaled to the 0..1 of the others."""
+    def _token_steps(self, completion: Completion, steps: list[tuple[int, float]], outcome: float) -> list[TokenStep]:
+        """Steps by the token that ends them instead of the character. The completion's end is the last step and carries
+        the outcome, scaled to [0, 1] like the others."""
         scale = sum(abs(w) for w in self.weights.values()) or 1.0
         by_token = [(self._token_at(completion.tokens, end), reward) for end, reward in steps]
         return [*by_token, (len(completion.tokens) - 1, outcome / scale)]
 
     def _token_at(self, tokens: list[int], characters: int) -> int:
-        """Index of the token with which the decoded text first holds so many characters."""
+        """Index of the first token up to which the decoded text has that many characters."""
         low, high = 0, len(tokens) - 1
         while low < high:
             middle = (low + high) // 2
@@ -198,7 +199,7 @@ class Collector:
     def _measured(
         self, prompts: list[list[int]], tokens: list[list[list[int]]], inexact: bool
     ) -> dict[str, list[list[Tensor] | None]]:
-        """What the models say of each group's completions, where the method asks them: fields of Group."""
+        """Fields of CompletionGroup that models compute: log-probabilities and values, where the method reads them."""
         repeated = [prompt for prompt, group in zip(prompts, tokens, strict=True) for _ in group]
         flat = [completion for group in tokens for completion in group]
         measured: dict[str, list[Tensor] | None] = dict.fromkeys(("ref_logprobs", "old_logprobs", "values"))
@@ -209,7 +210,7 @@ class Collector:
         if self.method.reads_reference(self.settings):
             with self.models.reference() as reference:
                 measured["ref_logprobs"] = logprobs_of(reference)
-        # One update learns from the policy as it is: it finds these on its way.
+        # A single update starts from the current policy and computes these itself.
         if inexact and self.settings.minibatches * self.settings.inner_epochs > 1:
             with self.models.policy.whole() as policy:
                 measured["old_logprobs"] = logprobs_of(policy)
@@ -218,7 +219,7 @@ class Collector:
                 measured["values"] = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
         return {name: _grouped(values, len(prompts), self.settings.group_size) for name, values in measured.items()}
 
-    def _with_credit(self, groups: list[Group], inexact: bool) -> Rollout:
+    def _with_credit(self, groups: list[CompletionGroup], inexact: bool) -> Rollout:
         prompts = [g.prompt for g in groups for _ in g.completions]
         sampled = [c for g in groups for c in g.completions]
         tokens = [c.tokens for c in sampled]
@@ -228,17 +229,17 @@ class Collector:
         breakdowns = [b for g in groups for b in g.breakdowns]
         rewards = torch.stack([g.rewards for g in groups])
         best = (rewards > rewards.mean(1, keepdim=True)).flatten().tolist()
-        evidence = Evidence(
+        inputs = CreditInputs(
             rewards=rewards,
-            # Where no rule decides, RFT keeps what is better than its group.
-            right=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
+            # Where no rule decides, RFT keeps completions that are better than the group's mean.
+            correct=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
             lengths=[len(t) for t in tokens],
             steps=_flat([g.steps for g in groups]),
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
         )
-        credit = self.credit(evidence, self.settings)
+        credit = self.credit(inputs, self.settings)
         return Rollout(
             prompts=prompts,
             completions=tokens,
@@ -255,10 +256,10 @@ class Collector:
 
     @torch.no_grad()
     def _measure(self, of: PerToken, prompts: list[list[int]], tokens: list[list[int]]) -> list[Tensor]:
-        """A number for each completion token, [T] a sequence, computed in micro-batches."""
+        """One value a completion token, [T] for each sequence, computed in micro-batches."""
         results: dict[int, Tensor] = {}
         units = [[i] for i in range(len(tokens))]
-        # Without gradients nothing is kept for a backward pass: more fits, and larger products are faster.
+        # No activations are kept for a backward pass, so more fits; larger matrix products are faster.
         for batch in micro_batches(prompts, tokens, units, 4 * self.settings.micro_batch_tokens):
             table = of([prompts[i] for i in batch], [tokens[i] for i in batch]).float().cpu()
             results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}
@@ -270,6 +271,6 @@ def _grouped(values: list[Tensor] | None, groups: int, size: int) -> list[list[T
 
 
 def _flat(of_groups: list[list[T] | None]) -> list[T] | None:
-    """One list of all groups' values; None if they have none."""
+    """One list of all groups' values, or None without values."""
     known = [values for values in of_groups if values is not None]
     return [value for values in known for value in values] if known else None

@@ -13,19 +13,17 @@ from grpo.algorithms.dpo import pair_up
 from grpo.algorithms.gae import gae, token_rewards, whiten
 from grpo.algorithms.tokens import pad
 from grpo.config.rl import RL
-
-Step = tuple[int, float]
-"""(index of the token that ends a step, the step's reward)"""
+from grpo.rl.batch import TokenStep
 
 
 @dataclass
-class Evidence:
-    """What credit is made of: P groups of G completions, N = P * G; lists run over completions."""
+class CreditInputs:
+    """Rewards and what else credit is assigned from: P groups of G completions; lists run over all completions."""
 
     rewards: Tensor  # [P, G]
-    right: list[bool]
+    correct: list[bool]
     lengths: list[int]
-    steps: list[list[Step]] | None = None  # under process supervision
+    steps: list[list[TokenStep]] | None = None  # under process supervision
     logprobs: list[Tensor] | None = None  # PPO: of the policy that sampled
     ref_logprobs: list[Tensor] | None = None
     values: list[Tensor] | None = None
@@ -38,42 +36,42 @@ class Credit:
     units: list[list[int]] | None = None  # None: each sequence by itself
 
 
-def all_completions(evidence: Evidence, settings: RL) -> Credit:
+def all_completions(inputs: CreditInputs, settings: RL) -> Credit:
     """Every completion is to be imitated (SFT)."""
-    return Credit([torch.ones(length) for length in evidence.lengths])
+    return Credit([torch.ones(length) for length in inputs.lengths])
 
 
-def correct(evidence: Evidence, settings: RL) -> Credit:
+def correct(inputs: CreditInputs, settings: RL) -> Credit:
     """Right completions are to be imitated, the others ignored (RFT, online RFT)."""
-    return Credit([torch.full((n,), float(ok)) for n, ok in zip(evidence.lengths, evidence.right, strict=True)])
+    return Credit([torch.full((n,), float(ok)) for n, ok in zip(inputs.lengths, inputs.correct, strict=True)])
 
 
-def preference_pairs(evidence: Evidence, settings: RL) -> Credit:
+def preference_pairs(inputs: CreditInputs, settings: RL) -> Credit:
     """The better and the worse completions of each problem, in pairs (DPO)."""
-    return Credit([torch.zeros(n) for n in evidence.lengths], units=[list(pair) for pair in pair_up(evidence.rewards)])
+    return Credit([torch.zeros(n) for n in inputs.lengths], units=[list(pair) for pair in pair_up(inputs.rewards)])
 
 
-def group_relative(evidence: Evidence, settings: RL) -> Credit:
+def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
     """Relative to the group: one advantage a completion, or one a step and the tokens before its end (GRPO)."""
-    if evidence.steps is not None:
-        return Credit(_by_steps(evidence, evidence.steps, settings))
-    advantages = ADVANTAGES[settings.advantage](evidence.rewards, settings.std).flatten().tolist()
-    return Credit([torch.full((n,), a) for n, a in zip(evidence.lengths, advantages, strict=True)])
+    if inputs.steps is not None:
+        return Credit(_by_steps(inputs, inputs.steps, settings))
+    advantages = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
+    return Credit([torch.full((n,), a) for n, a in zip(inputs.lengths, advantages, strict=True)])
 
 
-def gae_over_values(evidence: Evidence, settings: RL) -> Credit:
+def gae_over_values(inputs: CreditInputs, settings: RL) -> Credit:
     """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
-    assert evidence.logprobs is not None and evidence.values is not None
-    mask = _padded([torch.ones(n) for n in evidence.lengths])
-    reference = None if evidence.ref_logprobs is None else _padded(evidence.ref_logprobs)
-    rewards = token_rewards(evidence.rewards.flatten(), _padded(evidence.logprobs), reference, mask, settings.kl_coef)
-    advantages, returns = gae(rewards, _padded(evidence.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
+    assert inputs.logprobs is not None and inputs.values is not None
+    mask = _padded([torch.ones(n) for n in inputs.lengths])
+    reference = None if inputs.ref_logprobs is None else _padded(inputs.ref_logprobs)
+    rewards = token_rewards(inputs.rewards.flatten(), _padded(inputs.logprobs), reference, mask, settings.kl_coef)
+    advantages, returns = gae(rewards, _padded(inputs.values), mask, settings.ppo.gamma, settings.ppo.gae_lambda)
     if settings.ppo.whiten:
         advantages = whiten(advantages, mask)
-    return Credit(_unpad(advantages, evidence.lengths), returns=_unpad(returns, evidence.lengths))
+    return Credit(_unpad(advantages, inputs.lengths), returns=_unpad(returns, inputs.lengths))
 
 
-CREDITS: dict[str, Callable[[Evidence, RL], Credit]] = {
+CREDITS: dict[str, Callable[[CreditInputs, RL], Credit]] = {
     "all": all_completions,
     "correct": correct,
     "preference_pairs": preference_pairs,
@@ -82,11 +80,11 @@ CREDITS: dict[str, Callable[[Evidence, RL], Credit]] = {
 }
 
 
-def _by_steps(evidence: Evidence, steps: list[list[Step]], settings: RL) -> list[Tensor]:
-    size = evidence.rewards.shape[1]
+def _by_steps(inputs: CreditInputs, steps: list[list[TokenStep]], settings: RL) -> list[Tensor]:
+    size = inputs.rewards.shape[1]
     advantages: list[Tensor] = []
     for start in range(0, len(steps), size):
-        of_group, lengths = steps[start : start + size], evidence.lengths[start : start + size]
+        of_group, lengths = steps[start : start + size], inputs.lengths[start : start + size]
         table = process_advantages(
             [[reward for _, reward in s] for s in of_group],
             [[end for end, _ in s] for s in of_group],

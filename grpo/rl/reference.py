@@ -105,7 +105,7 @@ def sample(policy: PreTrainedModel, prompt: list[int], settings: GRPOSettings) -
     eos = policy.generation_config.eos_token_id
     ids = torch.tensor([prompt] * settings.group_size, device=policy.device)
     options: dict[str, Any] = dict(do_sample=True, temperature=settings.temperature, top_k=0, top_p=1.0)
-    output = policy.generate(
+    output = policy.generate(  # type: ignore[operator]
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=settings.max_new_tokens, pad_token_id=eos, **options
     )
     rows = output[:, len(prompt) :].tolist()

@@ -18,7 +18,7 @@ from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
 from grpo.sampling.ray import make_on_ray
-from grpo.sampling.shard import Group, Shard, writing_file
+from grpo.sampling.shard import SampledProblem, Shard, writing_file
 from grpo.scoring.scorer import Scorer
 
 _LOOK_AGAIN_S = 0.5
@@ -185,7 +185,7 @@ class Progress:
         self.began = self.since = time.perf_counter()
         self.tokens = self.problems = self.logged = 0
 
-    def add(self, group: Group) -> None:
+    def add(self, group: SampledProblem) -> None:
         scored = [b["accuracy"] for b in group.rewards or () if "accuracy" in b]
         self.merge(
             Window(

@@ -24,7 +24,7 @@ UNDER_WAY = 256
 
 
 @dataclass
-class Group:
+class SampledProblem:
     """What one round made of one problem: a line of the journal when it is written, another when it is scored."""
 
     problem: str
@@ -48,16 +48,18 @@ class Group:
 class Shard:
     """Problems of a task in a row. `done` is told of each group that is finished."""
 
-    def __init__(self, task: SampleTask, problems: Sequence[Problem], seed: int, done: Callable[[Group], None]):
+    def __init__(
+        self, task: SampleTask, problems: Sequence[Problem], seed: int, done: Callable[[SampledProblem], None]
+    ):
         self.task, self.problems, self.seed, self.done = task, problems, seed, done
-        self.groups: dict[tuple[str, int], Group] = {}
+        self.groups: dict[tuple[str, int], SampledProblem] = {}
         self._by_id = {problem.id: problem for problem in problems}
 
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
         """Write the file `path`; what the journal holds is not made again, and at the end the journal is gone."""
         for line in journal.lines():
             key = line["problem"], line["round"]
-            self.groups[key] = replace(self.groups.get(key, Group(*key)), **line)
+            self.groups[key] = replace(self.groups.get(key, SampledProblem(*key)), **line)
         number = 0
         while asked := self._open(number):
             for group, scores in self._under_way(self._written(asked, number, journal, engine), scorer):
@@ -92,7 +94,9 @@ class Shard:
             if chosen:
                 yield self.task.sampling if source is None else other[source], chosen
 
-    def _written(self, asked: list[Problem], number: int, journal: Journal, engine: TextEngine) -> Iterator[Group]:
+    def _written(
+        self, asked: list[Problem], number: int, journal: Journal, engine: TextEngine
+    ) -> Iterator[SampledProblem]:
         """All groups of the round, those that the journal holds first."""
         yield from [self.groups[p.id, number] for p in asked if (p.id, number) in self.groups]
         task, count = self.task, self.task.samples_per_problem
@@ -101,7 +105,7 @@ class Shard:
         for sampling, problems in self._by_sampling([p for p in asked if (p.id, number) not in self.groups]):
             seeds = [seed_of_name(self.seed, problem.id, number) for problem in problems]
             for index, written in engine.write(problems, count, sampling, seeds):
-                group = Group(
+                group = SampledProblem(
                     problem=problems[index].id,
                     round=number,
                     source=problems[index].source,
@@ -115,21 +119,23 @@ class Shard:
                 self.groups[group.problem, number] = group
                 yield group
 
-    def _under_way(self, written: Iterator[Group], scorer: Scorer) -> Iterator[tuple[Group, Scores | None]]:
+    def _under_way(
+        self, written: Iterator[SampledProblem], scorer: Scorer
+    ) -> Iterator[tuple[SampledProblem, Scores | None]]:
         """Groups with their scores, which are made while others are written; None where they are known."""
-        waiting: deque[tuple[Group, Scores | None]] = deque()
+        waiting: deque[tuple[SampledProblem, Scores | None]] = deque()
         for group in written:
             waiting.append((group, self._scores(group, scorer) if group.rewards is None else None))
             while waiting and (len(waiting) > UNDER_WAY or waiting[0][1] is None or waiting[0][1].ready):
                 yield waiting.popleft()
         yield from waiting
 
-    def _scores(self, group: Group, scorer: Scorer) -> Scores:
+    def _scores(self, group: SampledProblem, scorer: Scorer) -> Scores:
         problem = self._by_id[group.problem]
         longest = self.task.sampling_by_source.get(problem.source, self.task.sampling).max_new_tokens
         return scorer.start(problem, [Response(x, parse(x), n, ended, longest) for x, n, ended in group.completions])
 
-    def _finish(self, group: Group, scores: Scores | None, journal: Journal) -> None:
+    def _finish(self, group: SampledProblem, scores: Scores | None, journal: Journal) -> None:
         if scores is not None:
             scored = scores.finish()
             failed = scored.failures
@@ -166,7 +172,7 @@ class Shard:
         tokens: int,
         finished: bool,
         rewards: dict[str, float],
-        group: Group,
+        group: SampledProblem,
     ) -> Sample:
         parts = parse(text)
         return Sample(

@@ -17,7 +17,7 @@ from grpo.data.records import Problem, Sample
 from tasks.judges.base import Judge, Pair
 
 
-class Comparison(NamedTuple):
+class Matchup(NamedTuple):
     """One of our summaries against one of theirs. `win`: 1 ours is better, 0 theirs, a half a tie, or one vote each;
     `longer`: characters that ours has more."""
 
@@ -27,7 +27,7 @@ class Comparison(NamedTuple):
 
 def compare(
     ours: Sequence[Sample], theirs: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge
-) -> list[Comparison]:
+) -> list[Matchup]:
     """The summaries of each problem, paired in their order and judged in both orders; a pair of which the judge
     decides neither order is left out."""
     mine, yours = _summaries(ours), _summaries(theirs)
@@ -39,16 +39,16 @@ def compare(
         votes = ([one] if one is not None else []) + ([-other] if other is not None else [])
         if votes:
             win = sum(1.0 if v > 0 else 0.5 if v == 0 else 0.0 for v in votes) / len(votes)
-            found.append(Comparison(win, len(pair.a) - len(pair.b)))
+            found.append(Matchup(win, len(pair.a) - len(pair.b)))
     return found
 
 
-def win_rate(comparisons: Sequence[Comparison]) -> float:
+def win_rate(comparisons: Sequence[Matchup]) -> float:
     """Share of comparisons won, in [0, 1], ties counted half; there must be one."""
     return sum(c.win for c in comparisons) / len(comparisons)
 
 
-def length_controlled(comparisons: Sequence[Comparison]) -> float:
+def length_controlled(comparisons: Sequence[Matchup]) -> float:
     """Share that would be won at equal length: sigma(b) of P(win) = sigma(a tanh(d / std(d)) + b), d the difference in
     length, fitted with a penalty of a^2 / 2, which keeps `a` finite where length decides everything.
 

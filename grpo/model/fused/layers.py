@@ -100,14 +100,15 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         if kernels.supports(gradient, x, weight):
-            grad_x, grad_weight = kernels.rms_norm_backward(
+            of_x, of_weight = kernels.rms_norm_backward(
                 gradient.flatten(0, -2), x.flatten(0, -2), detached_copy(weight), inverse
             )
-            return grad_x.view(x.shape), grad_weight if ctx.needs_input_grad[1] else None, None
+            return of_x.view(x.shape), of_weight if ctx.needs_input_grad[1] else None, None
         x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
         wide = gradient.reshape(x.shape).float()
         products = wide * x
-        grad_x = grad_weight = None
+        grad_x: Tensor | None = None
+        grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = (inverse.t() @ products).squeeze(0).to(weight.dtype)
         if ctx.needs_input_grad[0]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from grpo.config import rl
 from grpo.errors import TrainingStopped
-from grpo.generation.engines import Copied, Own
+from grpo.generation.engines import CopiedWeights, SharedWeights
 from grpo.rl.trainer import Trainer
 from grpo.train import read_job
 from tests.grpo.rl.test_resume import untimed
@@ -54,13 +54,13 @@ def test_killed_with_a_rollout_in_hand_it_ends_where_an_undisturbed_run_does(ahe
 
 
 def test_a_missed_update_stops_the_run(rl_fields, tmp_path, monkeypatch):
-    update = Copied.update
+    update = CopiedWeights.update
 
     def skips_the_third(self, new, version):
         if version != 2:
             update(self, new, version)
 
-    monkeypatch.setattr(Copied, "update", skips_the_third)
+    monkeypatch.setattr(CopiedWeights, "update", skips_the_third)
     job = write_job(tmp_path, "rl", **{**rl_fields, "settings": AHEAD})
     with pytest.raises(
         TrainingStopped, match="^the sampler holds version 1 of the weights and the policy is at version 2"
@@ -72,7 +72,7 @@ def test_a_missed_update_stops_the_run(rl_fields, tmp_path, monkeypatch):
 def test_part_of_the_weights_is_no_update(rl_fields, tmp_path):
     trainer = Trainer(read_job(write_job(tmp_path, "rl", **{**rl_fields, "settings": AHEAD})))
     try:
-        engine = trainer.collect.generation.engine
+        engine = trainer.collect.prefetcher.engine
         tensors = [(name, torch.zeros_like(tensor)) for name, tensor in trainer.models.sampler_weights()]
         with pytest.raises(TrainingStopped, match="version 5 of the weights lacks model.norm.weight"):
             engine.update([pair for pair in tensors if pair[0] != "model.norm.weight"], 5)
@@ -91,11 +91,11 @@ def test_a_copy_samples_what_the_policy_itself_does(lora, rl_fields, tmp_path):
         for name, parameter in trainer.models.policy.named_parameters():
             if lora is None or ".lora_" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
-        copied = trainer.collect.generation.engine
-        assert isinstance(copied, Copied)
+        copied = trainer.collect.prefetcher.engine
+        assert isinstance(copied, CopiedWeights)
         copied.update(trainer.models.sampler_weights(), 1)
         asked = [[5, 6, 7], [8, 9]], 3, trainer.settings.sampling, [1, 2]
-        own = dict(Own(trainer.models, trainer.tokenizer.eos_token_id).sample(*asked))
+        own = dict(SharedWeights(trainer.models, trainer.tokenizer.eos_token_id).sample(*asked))
         for number, completions in copied.sample(*asked):
             assert [c.tokens for c in completions] == [c.tokens for c in own[number]]
             for a, b in zip(completions, own[number], strict=True):

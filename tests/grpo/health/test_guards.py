@@ -11,8 +11,9 @@ from grpo.config.rl import RL as Settings
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.health.checks import Health, HealthSettings
-from grpo.rl.groups import Group, kl_of
+from grpo.rl.batch import CompletionGroup
 from grpo.rl.methods import METHODS
+from grpo.rl.metrics import kl_of
 from tests.support.job_runner import RL, metrics, result, run, write_job
 
 
@@ -25,7 +26,7 @@ def said(name, values, **settings):
 
 def group(ratios):
     """Completions of two tokens, whose log pi - log pi_ref are given."""
-    return Group(
+    return CompletionGroup(
         problem=Problem("a", [], "", "none", "general", "en", "test"),
         prompt=[1],
         completions=[Completion([5, 6], [-1.0, -2.0], True) for _ in ratios],

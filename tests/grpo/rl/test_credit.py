@@ -6,19 +6,21 @@ import pytest
 import torch
 
 from grpo.config.rl import RL
-from grpo.rl.credit import CREDITS, Credit, Evidence
+from grpo.rl.credit import CREDITS, Credit, CreditInputs
 
 
-def credit(name: str, evidence: Evidence, **fields) -> Credit:
+def credit(name: str, inputs: CreditInputs, **fields) -> Credit:
     base = {"steps": 1, "sampling": {"max_new_tokens": 8}, "optimizer": {"learning_rate": 1e-6}}
-    return CREDITS[name](evidence, RL.model_validate({**base, **fields}))
+    return CREDITS[name](inputs, RL.model_validate({**base, **fields}))
 
 
 def plain(vectors: list[torch.Tensor]) -> list[list[float]]:
     return [[round(value, 4) for value in vector.tolist()] for vector in vectors]
 
 
-HENS = Evidence(rewards=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), right=[True, False, True, False], lengths=[1, 2, 3, 1])
+HENS = CreditInputs(
+    rewards=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), correct=[True, False, True, False], lengths=[1, 2, 3, 1]
+)
 
 
 def test_sft_imitates_all_rft_what_is_right():
@@ -47,27 +49,27 @@ def test_dpo_pairs_the_better_with_the_worse():
 
 def test_a_step_earns_what_it_and_later_steps_are_worth():
     # Rewards of all steps: 1, 0 and 0, 1: mean 0.5, std 0.5, so +1, -1 and -1, +1.
-    evidence = Evidence(
+    inputs = CreditInputs(
         rewards=torch.tensor([[0.0, 1.0]]),
-        right=[False, True],
+        correct=[False, True],
         lengths=[3, 4],
         steps=[[(0, 1.0), (2, 0.0)], [(1, 0.0), (3, 1.0)]],
     )
     # First: token 0 has both steps before it ends, tokens 1 and 2 only the second. Second: likewise.
-    assert plain(credit("group_relative", evidence).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
+    assert plain(credit("group_relative", inputs).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
 
 
 def test_ppo_pays_the_penalty_in_the_reward():
     # kl_coef 0.5; log pi - log ref is 0.2 on the first token, 0 on the second, which earns the outcome 1 too.
-    evidence = Evidence(
+    inputs = CreditInputs(
         rewards=torch.tensor([[1.0]]),
-        right=[True],
+        correct=[True],
         lengths=[2],
         logprobs=[torch.tensor([-1.0, -2.0])],
         ref_logprobs=[torch.tensor([-1.2, -2.0])],
         values=[torch.tensor([0.3, 0.4])],
     )
-    made = credit("gae", evidence, kl_coef=0.5, ppo={"whiten": False})
+    made = credit("gae", inputs, kl_coef=0.5, ppo={"whiten": False})
     assert made.returns is not None
     # gamma = lambda = 1: the return is the sum of what is still to come, -0.1 + 1 and 1; less the values.
     assert plain(made.returns) == [[0.9, 1.0]]
@@ -75,23 +77,23 @@ def test_ppo_pays_the_penalty_in_the_reward():
 
 
 def test_ppo_without_a_reference_pays_none():
-    evidence = Evidence(
+    inputs = CreditInputs(
         rewards=torch.tensor([[1.0]]),
-        right=[True],
+        correct=[True],
         lengths=[2],
         logprobs=[torch.tensor([-1.0, -2.0])],
         values=[torch.zeros(2)],
     )
-    assert plain(credit("gae", evidence, kl_coef=0, ppo={"whiten": False}).advantages) == [[1, 1]]
+    assert plain(credit("gae", inputs, kl_coef=0, ppo={"whiten": False}).advantages) == [[1, 1]]
 
 
 @pytest.mark.parametrize("name", CREDITS)
 def test_vectors_are_as_long_as_their_completions(name):
-    evidence = Evidence(
+    inputs = CreditInputs(
         rewards=HENS.rewards,
-        right=HENS.right,
+        correct=HENS.correct,
         lengths=HENS.lengths,
         logprobs=[torch.zeros(n) for n in HENS.lengths],
         values=[torch.zeros(n) for n in HENS.lengths],
     )
-    assert [len(v) for v in credit(name, evidence).advantages] == HENS.lengths
+    assert [len(v) for v in credit(name, inputs).advantages] == HENS.lengths

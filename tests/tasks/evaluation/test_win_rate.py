@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation.win_rate import Comparison, compare, length_controlled, win_rate
+from tasks.evaluation.win_rate import Matchup, compare, length_controlled, win_rate
 from tasks.judges.create import make_judge
 from tasks.judges.settings import JudgeSettings
 
@@ -16,7 +16,7 @@ def test_wins_ties_and_lengths(sample: Any, problem: Any) -> None:
     ours = [sample("a", "the river", None), sample("b", "no", None)]
     theirs = [sample("a", "no", None), sample("b", "nothing", None)]
     judge = make_judge(JudgeSettings())
-    assert compare(ours, theirs, known, judge) == [Comparison(1.0, 9 - 2), Comparison(0.5, 2 - 7)]
+    assert compare(ours, theirs, known, judge) == [Matchup(1.0, 9 - 2), Matchup(0.5, 2 - 7)]
     assert win_rate(compare(ours, theirs, known, judge)) == 0.75
     assert win_rate(compare(theirs, ours, known, judge)) == 0.25
     assert compare([], theirs, known, judge) == []
@@ -24,8 +24,8 @@ def test_wins_ties_and_lengths(sample: Any, problem: Any) -> None:
 
 def test_a_judge_that_likes_length_alone_finds_nobody_better_at_equal_length() -> None:
     # Longer: 8 of 10 won, shorter: 2 of 10, and ours are longer in 40 of 50: raw (32 + 2) / 50.
-    comparisons = [Comparison(1.0, 20)] * 32 + [Comparison(0.0, 20)] * 8
-    comparisons += [Comparison(1.0, -20)] * 2 + [Comparison(0.0, -20)] * 8
+    comparisons = [Matchup(1.0, 20)] * 32 + [Matchup(0.0, 20)] * 8
+    comparisons += [Matchup(1.0, -20)] * 2 + [Matchup(0.0, -20)] * 8
     assert win_rate(comparisons) == 0.68
     assert length_controlled(comparisons) == pytest.approx(0.5, abs=0.06)
     assert length_controlled(comparisons * 100) == pytest.approx(0.5, abs=0.001)  # the penalty weighs less
@@ -33,22 +33,22 @@ def test_a_judge_that_likes_length_alone_finds_nobody_better_at_equal_length() -
 
 def test_length_that_decides_nothing_changes_nothing() -> None:
     # 3 of 4 won whether longer or shorter.
-    comparisons = [Comparison(win, longer) for longer in (-5, 5) for win in (1.0, 1.0, 1.0, 0.0)]
+    comparisons = [Matchup(win, longer) for longer in (-5, 5) for win in (1.0, 1.0, 1.0, 0.0)]
     assert length_controlled(comparisons) == pytest.approx(win_rate(comparisons), abs=1e-3) == pytest.approx(0.75)
 
 
 def test_a_tie_is_half_a_win_and_half_a_loss() -> None:
-    ties = [Comparison(0.5, 3), Comparison(0.5, -3), Comparison(1.0, 3), Comparison(0.0, -3)]
-    halves = [*ties[2:], *ties[2:], *(Comparison(win, longer) for win in (0.0, 1.0) for longer in (3, -3))]
+    ties = [Matchup(0.5, 3), Matchup(0.5, -3), Matchup(1.0, 3), Matchup(0.0, -3)]
+    halves = [*ties[2:], *ties[2:], *(Matchup(win, longer) for win in (0.0, 1.0) for longer in (3, -3))]
     assert length_controlled(ties * 2) == pytest.approx(length_controlled(halves), abs=1e-6)
 
 
 def test_where_length_decides_everything_the_rate_is_finite_and_even() -> None:
-    comparisons = [Comparison(float(longer > 0), longer) for longer in (-9, -4, 4, 9)]
+    comparisons = [Matchup(float(longer > 0), longer) for longer in (-9, -4, 4, 9)]
     assert length_controlled(comparisons) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_one_outcome_or_one_difference_leaves_the_raw_rate() -> None:
-    assert length_controlled([Comparison(1.0, 3), Comparison(1.0, -8)]) == 1.0
-    assert length_controlled([Comparison(0.0, 3)]) == 0.0
-    assert length_controlled([Comparison(1.0, 5), Comparison(0.0, 5), Comparison(0.5, 5)]) == 0.5
+    assert length_controlled([Matchup(1.0, 3), Matchup(1.0, -8)]) == 1.0
+    assert length_controlled([Matchup(0.0, 3)]) == 0.0
+    assert length_controlled([Matchup(1.0, 5), Matchup(0.0, 5), Matchup(0.5, 5)]) == 0.5

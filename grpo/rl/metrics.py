@@ -1,40 +1,20 @@
-"""Scored groups of completions, and what is said of them in metrics and samples."""
+"""Metrics and printed samples of a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.algorithms.advantages import zero_variance_groups
-from grpo.data.completions import Completion
-from grpo.data.records import Problem
-from grpo.rewards.functions import Response
-from grpo.rl.credit import Step
+from grpo.rl.batch import CompletionGroup
 from grpo.scoring.scorer import Failures
 from grpo.scoring.weights import branch_parts
 
 
-@dataclass
-class Group:
-    """One problem and its scored completions; a list runs over the completions."""
-
-    problem: Problem
-    prompt: list[int]
-    completions: list[Completion]
-    responses: list[Response]
-    breakdowns: list[dict[str, float]]
-    rewards: Tensor  # [G]
-    steps: list[list[Step]] | None
-    ref_logprobs: list[Tensor] | None
-    old_logprobs: list[Tensor] | None  # of the policy, where they were measured
-    values: list[Tensor] | None
-
-
-def metrics_of(groups: list[Group], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
+def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
     """Means over the completions of a rollout, by component and, where there are several, by domain; `weights` of the
     rewards are what their branches' parts are made with."""
     rewards = torch.stack([g.rewards for g in groups])
@@ -54,7 +34,7 @@ def metrics_of(groups: list[Group], failures: Failures, weights: Mapping[str, fl
     }
 
 
-def samples_of(groups: list[Group], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:
+def samples_of(groups: list[CompletionGroup], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:
     """Completions of a rollout's first groups, for people; `advantages` begin with these groups'."""
     kept: list[dict[str, Any]] = []
     for group in groups:
@@ -73,14 +53,14 @@ def samples_of(groups: list[Group], advantages: list[Tensor], step: int) -> list
     return kept
 
 
-def _component_means(prefix: str, groups: list[Group], weights: Mapping[str, float]) -> dict[str, float]:
+def _component_means(prefix: str, groups: list[CompletionGroup], weights: Mapping[str, float]) -> dict[str, float]:
     breakdowns = [b for g in groups for b in g.breakdowns]
     names = sorted({name for b in breakdowns for name in b})
     means = {name: _mean([b[name] for b in breakdowns if name in b]) for name in names}
     return {prefix + name: value for name, value in (means | branch_parts(breakdowns, weights)).items()}
 
 
-def kl_of(groups: list[Group]) -> dict[str, float]:
+def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
     """KL to the reference in nats a completion: the mean of log pi - log pi_ref over what pi itself sampled, summed
     over tokens (k1, unbiased); nothing without a reference."""
     ratios = [
