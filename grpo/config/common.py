@@ -39,8 +39,8 @@ class Optimizer(Settings):
 class Hardware(Settings):
     """Where and how a job computes.
 
-    `device`, `processes` and `nodes` are no part of a stage's key: what they change is the order of sums, so results
-    differ by rounding, and what one choice made is reused under another.
+    `device`, `fused`, `processes` and `nodes` are not part of a stage's key: they only change the order of sums, so
+    results differ by rounding, and an artifact made with one choice is reused under another.
     """
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' takes a GPU where there is one.")
@@ -53,6 +53,12 @@ class Hardware(Settings):
         "does the saved model; arithmetic, samples and references stay in `dtype`, which must be bfloat16 (TRL's "
         "bf16=True). Without it bfloat16 weights ignore an update below about 1/500 of their size: use it for learning "
         "rates as small as R1's. Costs 2 bytes more for a weight, a gradient and each moment.",
+    )
+    fused: bool = Field(
+        True,
+        description="false: train and sample through transformers' own modules and PyTorch's own operations, on any "
+        "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; to tell whether a fault lies "
+        "in a kernel.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
     processes: int = Field(

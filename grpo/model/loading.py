@@ -15,7 +15,7 @@ from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
-from grpo.model.packed.attention import NAME
+from grpo.model.packed.attention import NAME, PLAIN
 from grpo.processes.metrics_log import write_result
 
 
@@ -37,13 +37,12 @@ def load_tokenizer(model: str) -> Any:
 def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any:
     """A causal language model on its device, with dropout off (a policy's ratio must not be noise).
 
-    With `lora` only adapters are trained; `reference_mode` then shows the model without them.
+    With `lora` only adapters are trained.
     """
-    policy = _load(
-        AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype), attn_implementation=NAME
-    )
-    fuse(policy)
-    fuse_blocks(policy)
+    policy = _load(AutoModelForCausalLM, model, "language model", **_options(hardware))
+    if hardware.fused:
+        fuse(policy)
+        fuse_blocks(policy)
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
         policy.enable_input_require_grads()
@@ -73,10 +72,13 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         "reward model",
         new=("score.weight",),
         num_labels=1,
-        dtype=getattr(torch, hardware.dtype),
-        attn_implementation=NAME,
+        **_options(hardware),
     )
     return loaded.to(choose_device(hardware)).eval()
+
+
+def _options(hardware: Hardware) -> dict[str, Any]:
+    return {"dtype": getattr(torch, hardware.dtype), "attn_implementation": NAME if hardware.fused else PLAIN}
 
 
 def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import parser
-from flows.cli.promote import move_aliases, run
+from flows.cli.promote import run
+from flows.run.model_aliases import move_aliases
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest, artifact_key
 from tasks.store.store import Store

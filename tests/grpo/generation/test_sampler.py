@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config.common import Sampling
-from grpo.generation.sampler import choose, generator_for, sample, sample_groups, seed_of
+from grpo.generation.sampler import draw_tokens, generator_for, sample, sample_groups, seed_of
 from grpo.model.packed.logprobs import completion_logprobs
 
 
@@ -69,7 +69,7 @@ def frequent_token(policy, tokenizer, prompts, **settings):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 12])
 def test_who_shares_the_batch_does_not_matter(policy, tokenizer, prompts, batch_size):
-    # The first three prompts alone, in any batches, with the others waiting: the same random numbers choose.
+    # The first three prompts alone, in any batches, with the others waiting: the same random numbers draw_tokens.
     ends = frequent_token(policy, tokenizer, prompts)
     expected = tokens_of(draw(policy, tokenizer, prompts, eos_id=ends))
     assert tokens_of(draw(policy, tokenizer, prompts, eos_id=ends, batch_size=batch_size)) == expected
@@ -125,7 +125,7 @@ def evenly(count):
 def test_a_token_without_probability_is_never_chosen():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(3, 5)
     chances = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    token, logprob = choose(logits, Sampling(max_new_tokens=1), chances)
+    token, logprob = draw_tokens(logits, Sampling(max_new_tokens=1), chances)
     assert token.tolist() == [1, 3, 3]
     torch.testing.assert_close(logprob, torch.full((3,), 0.5).log())
 
@@ -134,9 +134,9 @@ def test_a_token_without_probability_is_never_chosen():
 def test_the_nucleus_is_the_same_whether_all_tokens_are_sorted_or_few(tokens, monkeypatch):
     torch.manual_seed(0)
     logits, settings = torch.randn(8, tokens) * 3, Sampling(top_p=0.95, max_new_tokens=1)
-    few = choose(logits, settings, evenly(8))
+    few = draw_tokens(logits, settings, evenly(8))
     monkeypatch.setattr("grpo.generation.sampler.CANDIDATES", 1)  # never enough
-    all_of_them = choose(logits, settings, evenly(8))
+    all_of_them = draw_tokens(logits, settings, evenly(8))
     assert few[0].tolist() == all_of_them[0].tolist()
 
 
@@ -147,14 +147,14 @@ def test_top_p_keeps_exactly_the_nucleus(top_p, kept):
     # By falling probability: tokens 2, 0, 3 and 1, with 0, 0.5, 0.75 and 0.88 of the mass before them.
     probabilities = torch.tensor([0.25, 0.12, 0.5, 0.13])
     logits = probabilities.log().expand(2000, 4)
-    token, logprob = choose(logits, Sampling(top_p=top_p, max_new_tokens=1), evenly(2000))
+    token, logprob = draw_tokens(logits, Sampling(top_p=top_p, max_new_tokens=1), evenly(2000))
     assert set(token.tolist()) == kept
     torch.testing.assert_close(logprob, probabilities[token].log())  # of the whole distribution, not of the nucleus
 
 
 def test_frequencies_follow_the_temperature():
-    # At temperature 1/2 the odds 3 : 1 become 9 : 1, so of 10,000 chances spread evenly 9,000 choose the first.
+    # At temperature 1/2 the odds 3 : 1 become 9 : 1, so of 10,000 chances spread evenly 9,000 draw_tokens the first.
     logits = torch.tensor([3.0, 1.0]).log().expand(10_000, 2)
-    token, logprob = choose(logits, Sampling(temperature=0.5, max_new_tokens=1), evenly(10_000))
+    token, logprob = draw_tokens(logits, Sampling(temperature=0.5, max_new_tokens=1), evenly(10_000))
     assert (token == 0).sum().item() == 9_000
     assert logprob[token == 0][0].item() == pytest.approx(torch.tensor(0.9).log().item())

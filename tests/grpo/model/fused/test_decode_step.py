@@ -25,7 +25,7 @@ from grpo.generation.decoder import Decoder
 from grpo.model.cpu.prepacked_linear import MAX_ROWS, MIN_STEPS, PrepackedLinear, is_worth_prepacking
 from grpo.model.fused import decode_step
 from grpo.model.fused.blocks import fuse_blocks
-from grpo.model.fused.decode_step import JOINED, can_decode
+from grpo.model.fused.decode_step import MAX_CONCATENATED, can_decode
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
 from grpo.model.packed.logprobs import backbone_of
@@ -69,17 +69,17 @@ def plain_logits(model, sequences):
     return torch.stack([other.eval()(torch.tensor([sequence])).logits[0, -1] for sequence in sequences])
 
 
-@pytest.mark.parametrize(("packed_rows", "joined"), [(0, JOINED), (0, 0), (8, JOINED), (8, 0)])
+@pytest.mark.parametrize(("packed_rows", "joined"), [(0, MAX_CONCATENATED), (0, 0), (8, MAX_CONCATENATED), (8, 0)])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joined, monkeypatch):
-    monkeypatch.setattr(decode_step, "JOINED", joined)
+    monkeypatch.setattr(decode_step, "MAX_CONCATENATED", joined)
     if packed_rows and not torch.backends.mkl.is_available():
         pytest.skip("torch has no MKL here")
     model = made(name)
     assert can_decode(backbone_of(model), model.get_output_embeddings()) == (name in KNOWN)
     decoder = Decoder(model, packed_rows)
-    after_prompts = decoder.join(PROMPTS, GROUP)
+    after_prompts = decoder.add_groups(PROMPTS, GROUP)
     torch.testing.assert_close(after_prompts, plain_logits(model, PROMPTS), atol=1e-4, rtol=1e-4)
     rows = [[*PROMPTS[number // GROUP], *said] for number, said in enumerate(TOKENS)]
     for count in (1, 2):
@@ -88,7 +88,7 @@ def test_the_next_logits_are_those_of_the_whole_sequences(name, packed_rows, joi
         torch.testing.assert_close(logits, plain_logits(model, begun), atol=1e-4, rtol=1e-4)
     # Packed weights take five of eight rows, and one as they are.
     for leaving in ([1, 4, 7], [0, 2, 3, 4]):
-        left = decoder.leave(leaving)
+        left = decoder.remove(leaving)
         rows = [rows[place] for place in left]
         logits = decoder.step(torch.tensor([row[-1] for row in rows]))
         torch.testing.assert_close(logits, plain_logits(model, rows), atol=1e-4, rtol=1e-4)
@@ -103,7 +103,7 @@ def test_packed_weights_serve_down_to_more_than_half_as_many_rows(packed_rows, s
     product = PrepackedLinear.product
     monkeypatch.setattr(PrepackedLinear, "product", lambda self, x: asked.append(len(x)) or product(self, x))
     decoder = Decoder(made("llama"), packed_rows)
-    decoder.join(PROMPTS, GROUP)
+    decoder.add_groups(PROMPTS, GROUP)
     decoder.step(torch.tensor([said[0] for said in TOKENS]))  # 8 rows
     assert asked == [packed_rows] * (4 * 2 + 1 if served else 0)  # four products in each of two blocks, and the head
 
