@@ -34,7 +34,7 @@ RUNNERS = {
     "process_reward_model": "grpo.training.process_reward_model:train_process_reward_model",
     "rl": "grpo.rl.trainer:train_rl",
     "sample": "grpo.sampling.job:run_sampling",
-    "copy_model": "grpo.model.loading:copy_model",
+    "copy_model": "grpo.training.copy_model:copy_model",
 }
 """Named, not imported: a sampling job need not load what only training needs."""
 FULL_BYTES = 2**20

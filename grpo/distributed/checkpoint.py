@@ -84,10 +84,6 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def clear(state: Path) -> None:
-    shutil.rmtree(state, ignore_errors=True)
-
-
 def _saved(state: Path) -> list[Path]:
     return sorted(state.glob(f"{_PREFIX}*"))
 

@@ -11,12 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from grpo.config.common import Hardware, Lora
-from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME, PLAIN
-from grpo.processes.metrics_log import write_result
 
 
 def choose_device(hardware: Hardware) -> torch.device:
@@ -91,15 +89,6 @@ def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
         original = Path(model).expanduser() / written.name
         if original.is_file():
             shutil.copyfile(original, written)
-
-
-def copy_model(job: CopyModelJob) -> None:
-    """Write a pretrained model and its tokenizer to `job.out`, so that a recipe's artifacts are complete."""
-    tokenizer = load_tokenizer(job.model)
-    model = load_policy(job.model, job.hardware)
-    model.save_pretrained(job.out)
-    save_tokenizer(tokenizer, job.model, job.out)
-    write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def check_model_folder(model: str) -> None:

@@ -87,10 +87,3 @@ def test_a_kill_before_the_older_one_is_removed(tmp_path):
     assert load(tmp_path) == (2, 2, {})
     save(tmp_path, 3)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
-
-
-def test_clear(tmp_path):
-    save(tmp_path / "state", 1)
-    checkpoint.clear(tmp_path / "state")
-    checkpoint.clear(tmp_path / "state")
-    assert load(tmp_path / "state") is None

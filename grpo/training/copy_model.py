@@ -1,0 +1,16 @@
+"""The job of a recipe's base model: a copy of a pretrained model, so that the recipe's artifacts are complete."""
+
+from __future__ import annotations
+
+from grpo.config.jobs import CopyModelJob
+from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.processes.metrics_log import write_result
+
+
+def copy_model(job: CopyModelJob) -> None:
+    """Writes a pretrained model and its tokenizer to `job.out`."""
+    tokenizer = load_tokenizer(job.model)
+    model = load_policy(job.model, job.hardware)
+    model.save_pretrained(job.out)
+    save_tokenizer(tokenizer, job.model, job.out)
+    write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})
