@@ -151,8 +151,7 @@ def learn(parallel: Parallel, model: Sharded, optimizer: torch.optim.Optimizer, 
     batches = [(everything[i], 1.0) for i in mine]
     rounds = max(parallel.gather(len(batches)))
     fillers = rounds - len(batches)
-    for number, (tokens, weight) in enumerate(batches + [FILLER] * fillers):
-        model.sync(last=number == rounds - 1)
+    for tokens, weight in batches + [FILLER] * fillers:
         (model(likelihood, tokens, weight) / 52).backward()  # tokens in all
     norm = clip_grad_norm(model.parameters(), 1.0)
     optimizer.step()
@@ -178,13 +177,13 @@ def states(model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def two_steps(parallel: Parallel, name: str, hold: bool = False, checkpointing: bool = False) -> dict[str, Any]:
+def two_steps(parallel: Parallel, name: str, checkpointing: bool = False) -> dict[str, Any]:
     plain = MODELS[name]()
     if checkpointing:
         plain.gradient_checkpointing_enable()
         plain.enable_input_require_grads()
         plain.train()
-    model = shard(plain, parallel, hold=hold)
+    model = shard(plain, parallel)
     optimizer = adamw(model)
     (norm, fillers), _ = learn(parallel, model, optimizer, 0), learn(parallel, model, optimizer, 1)
     shares = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
