@@ -11,7 +11,7 @@ from flows.stages.base import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage
-from grpo.data.records import read_problems, read_samples
+from grpo.data.records import Sample, read_problems, read_samples
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
 from tasks.sft_data.examples import write_examples
@@ -36,7 +36,7 @@ def build(context: Context) -> Outcome:
     return Outcome(counts=counts, tables={"demonstrations": shown})
 
 
-def _sample(context: Context, count: int) -> list:
+def _sample(context: Context, count: int) -> list[Sample]:
     """Completions of the base model, by the plain-text template, for the first `count` training problems."""
     config: ColdStartData = context.config
     raw = context.attempt.state / "raw"

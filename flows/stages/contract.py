@@ -154,7 +154,8 @@ class Context:
         work.mkdir(parents=True, exist_ok=True)
         done = work / "done.json"
         if done.is_file():
-            return json.loads(done.read_text())
+            finished: dict[str, Any] = json.loads(done.read_text())
+            return finished
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
         if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run too

@@ -124,7 +124,10 @@ def read_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = (
     if missing := set(columns) - set(table.column_names):
         needed = ", ".join(columns)
         raise InputError(f"{path}: column {sorted(missing)[0]!r} is missing; this kind of training needs {needed}")
-    return table.select([*columns, *(name for name in optional if name in table.column_names)]).to_pylist()
+    rows: list[dict[str, Any]] = table.select(
+        [*columns, *(name for name in optional if name in table.column_names)]
+    ).to_pylist()
+    return rows
 
 
 def _shards(paths: Path | Iterable[Path]) -> Iterator[Path]:

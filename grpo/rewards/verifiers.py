@@ -256,4 +256,5 @@ def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], flo
         close = difflib.get_close_matches(family, DATASETS)
         raise InputError(f"unknown reasoning-gym family {family!r}" + (f"; close: {', '.join(close)}" if close else ""))
     dataset, config = DATASETS[family]
-    return dataset(config=config(**json.loads(parameters))).score_answer
+    score: Callable[[str, dict[str, Any]], float] = dataset(config=config(**json.loads(parameters))).score_answer
+    return score
