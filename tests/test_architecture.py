@@ -60,7 +60,6 @@ LAYERS = {
 """Packages and modules of each room, lowest first. Each imports from itself and from lower layers."""
 NO_TORCH = ("rewards", "sandbox", "processes", "health", "http", "config")
 FLOWS_REACH = {"grpo.errors", "grpo.data", "grpo.config"}
-IMPORTS = (ast.Import, ast.ImportFrom)
 LONGEST_FILE, LARGEST_FOLDER = 300, 15
 
 
@@ -70,11 +69,7 @@ def modules(room: str) -> list[Path]:
 
 def imported(path: Path) -> Iterator[str]:
     """Modules that a file imports, wherever in it; of `from a import b`, both a and a.b."""
-    return imports_in(ast.parse(path.read_text()))
-
-
-def imports_in(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -141,18 +136,6 @@ def test_algorithms_import_torch_and_nothing_of_ours_but_errors() -> None:
         ours = {name for name in names if name.startswith("grpo.")}
         assert all(name.startswith(("grpo.errors", "grpo.algorithms")) for name in ours), path
         assert {name.split(".")[0] for name in names} - sys.stdlib_module_names <= {"grpo", "torch"}, path
-
-
-def test_the_training_library_needs_only_its_requirements() -> None:
-    optional = {"bitsandbytes", "vllm"}
-    came_with = {"tokenizers"}  # with transformers
-    needed: set[str] = set()
-    for path in modules("grpo"):
-        top_level = ast.Module([node for node in ast.parse(path.read_text()).body if isinstance(node, IMPORTS)], [])
-        needed |= {name.split(".")[0] for name in imports_in(top_level)}
-    lines = (ROOT / "grpo" / "requirements.txt").read_text().splitlines()
-    listed = {line.partition("[")[0].replace("-", "_") for line in lines if not line.startswith("#")}
-    assert needed - sys.stdlib_module_names - optional - came_with - {"grpo"} <= listed
 
 
 def test_kernels_and_fused_blocks_stay_inside_the_model() -> None:

@@ -1,11 +1,10 @@
-"""grpo/ alone: an environment with what its README names, and neither Prefect nor MLflow."""
+"""grpo/ alone: an environment with its requirements.txt, and neither Prefect nor MLflow."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,7 @@ import pytest
 
 from tests.support.job_runner import RL, ROOT, result, write_job
 
-README = (ROOT / "grpo" / "README.md").read_text()
-PACKAGES = shlex.split(re.search(r"^pip install (.*)$", README, re.MULTILINE)[1])
+REQUIREMENTS = ROOT / "grpo" / "requirements.txt"
 
 
 def in_bare(folder: Path, *command: str | Path, expected: int = 0) -> str:
@@ -33,7 +31,7 @@ def test_grpo_trains_where_neither_prefect_nor_mlflow_is_installed(base, problem
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv/bin/pip", "install", "--quiet", "--no-cache-dir"]
     subprocess.run([*pip, torch], check=True)
-    subprocess.run([*pip, "--constraint", constraints, *PACKAGES], check=True)
+    subprocess.run([*pip, "--constraint", constraints, "--requirement", REQUIREMENTS], check=True)
     shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     for package in ("prefect", "mlflow", "pandas", "datasets"):
         in_bare(tmp_path, "-c", f"import {package}", expected=1)
@@ -44,14 +42,15 @@ def test_grpo_trains_where_neither_prefect_nor_mlflow_is_installed(base, problem
     assert result(tmp_path / "job")["steps_completed"] == 2
 
 
-def test_the_readme_names_what_grpo_imports():
-    """Every package that a module of grpo/ imports is in the README's list; the packages they need come along."""
-    known = {name.partition("[")[0].replace("-", "_") for name in PACKAGES} | {"tokenizers", "grpo"}
-    for path in (ROOT / "grpo").glob("*.py"):
-        # Extras, and only the files that are about them may ask for them.
-        allowed = known | ({"vllm"} if path.name.startswith("vllm_") else set())
+def test_the_requirements_name_what_grpo_imports():
+    """Every package that a module of grpo/ imports is required; the packages they need come along."""
+    lines = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
+    known = {line.partition("[")[0].replace("-", "_") for line in lines} | {"tokenizers", "grpo"}
+    for path in (ROOT / "grpo").rglob("*.py"):
+        # Extras, which only the files that are about them may import.
+        allowed = known | ({"vllm"} if path.parent.name == "vllm" else set())
         allowed |= {"bitsandbytes"} if path.name == "adamw_8bit.py" else set()
-        allowed |= {"ray"} if path.name == "ray_workers.py" else set()
+        allowed |= {"ray"} if path.name == "ray.py" else set()
         for name in imported(ast.parse(path.read_text())):
             assert name in allowed or name in sys.stdlib_module_names, f"{path.name}: {name}"
 
