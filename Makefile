@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := build/vllm
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint ui vllm clean
+.PHONY: install demo check test test-system test-all test-slow lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -20,8 +20,21 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/r1 run tiny
 
+# The inner loop: under a minute once mypy has a cache.
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/grpo/algorithms tests/grpo/rewards tests/flows/recipe
+
 test: $(INSTALLED)
 	$(BIN)/pytest --durations=25
+
+# Real trainings, real servers and kills.
+test-system: $(INSTALLED)
+	$(BIN)/pytest -m 'system and not slow' --durations=25
+
+test-all: test test-system
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

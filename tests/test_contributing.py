@@ -203,13 +203,13 @@ def test_the_new_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     fuse(model)
     blocks.fuse_blocks(model)
     assert not blocks.has_fused_blocks(model.model)
-    unfused = Decoder(model).join([[5, 6, 7]], 1)
+    unfused = Decoder(model).add_groups([[5, 6, 7]], 1)
     monkeypatch.setattr(blocks, "BACKBONES", dict(blocks.BACKBONES))
     exec(example("A new model architecture"), vars(blocks) | {"BACKBONES": blocks.BACKBONES})
     blocks.fuse_blocks(model)
     assert blocks.has_fused_blocks(model.model)
     assert can_decode(model.model, model.lm_head)
-    for logits in (unfused, Decoder(model).join([[5, 6, 7]], 1)):
+    for logits in (unfused, Decoder(model).add_groups([[5, 6, 7]], 1)):
         torch.testing.assert_close(logits, of_transformers, atol=1e-4, rtol=1e-4)
 
 

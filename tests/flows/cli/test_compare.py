@@ -16,6 +16,8 @@ from flows.cli.compare import aligned, show
 from grpo.errors import InputError
 from tasks.tracking.connection import default_uri
 
+pytestmark = pytest.mark.system
+
 Command = Callable[..., int]
 
 

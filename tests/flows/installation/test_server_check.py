@@ -14,6 +14,8 @@ from flows.home import home
 from flows.prefect_server import _OwnServer, check_server, free_port, prefect_server
 from grpo.errors import InputError
 
+pytestmark = pytest.mark.system
+
 
 def test_a_server_that_is_not_named_or_does_not_answer_is_one_line() -> None:
     with pytest.raises(InputError, match="no Prefect server is named; start one with `r1 up`, or set PREFECT_API_URL"):

@@ -18,6 +18,8 @@ from flows.run.gates import check_gates
 from grpo.errors import InputError
 from tests.support.r1 import SMALLER
 
+pytestmark = pytest.mark.system
+
 MANY = 'metric = "reasoning_train", above = 1000000'
 FEW = 'metric = "reasoning_train", above = 10'
 

@@ -15,6 +15,8 @@ from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems
 from tasks.problems.load import normalise
 
+pytestmark = pytest.mark.system
+
 NAMES = [step.name for step in GRAPH]
 
 

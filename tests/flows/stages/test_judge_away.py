@@ -16,6 +16,8 @@ from tasks.store.store import Store
 from tests.support.faulty_endpoint import FaultyEndpoint
 from tests.support.r1 import SMALLER
 
+pytestmark = pytest.mark.system
+
 BEFORE = 25
 """Requests that are answered before the endpoint goes away; the stage has some 120."""
 

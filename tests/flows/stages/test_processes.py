@@ -15,6 +15,8 @@ from flows.stages.contract import key_of
 from grpo.errors import InputError
 from tests.support.r1 import SMALLER
 
+pytestmark = pytest.mark.system
+
 STAGE = ("--only", "cold_start_sft", "--set", "cold_start_sft.max_steps=3")
 
 

@@ -25,6 +25,8 @@ from grpo.errors import InputError
 from tests.support import parallel_jobs as jobs
 from tests.support.job_runner import ENVIRONMENT, ROOT
 
+pytestmark = pytest.mark.system
+
 CPU = Hardware(device="cpu")
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from grpo.data.held_out import read_held_out
 from tests.support.job_runner import COMMAND, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
 
+pytestmark = pytest.mark.system
+
 STEPS = {**RL, "steps": 3, "save_every": 1, "minibatches": 1}
 
 

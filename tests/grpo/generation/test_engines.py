@@ -16,6 +16,8 @@ from grpo.train import read_job
 from tests.grpo.rl.test_resume import untimed
 from tests.support.job_runner import RL, kill_at, metrics, result, run, run_here, same, steps, weights, write_job
 
+pytestmark = pytest.mark.system
+
 AHEAD = {**RL, "minibatches": 1, "steps": 12, "rollouts_ahead": 1}
 
 

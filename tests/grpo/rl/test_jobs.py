@@ -30,6 +30,8 @@ from tests.support.job_runner import (
     write_job,
 )
 
+pytestmark = pytest.mark.system
+
 
 def test_grpo(rl, sft):
     written = result(rl)

@@ -14,6 +14,8 @@ from grpo.data.records import Problem, Sample, read_samples, write_rows
 from grpo.sampling.journal import Journal
 from tests.support.job_runner import COMMAND, CPU, ENVIRONMENT, ROOT, metrics, result, run, user, wait_until, write_job
 
+pytestmark = pytest.mark.system
+
 ADDER = {"kind": "function", "function": "tests.support.user_engines:adder"}
 
 

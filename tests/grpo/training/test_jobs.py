@@ -40,6 +40,8 @@ from tests.support.job_runner import (
     write_job,
 )
 
+pytestmark = pytest.mark.system
+
 
 def test_pretrain(base):
     written = result(base)

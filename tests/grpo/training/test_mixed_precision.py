@@ -29,6 +29,8 @@ from tests.support.job_runner import (
     write_job,
 )
 
+pytestmark = pytest.mark.system
+
 PURE = {"device": "cpu", "dtype": "bfloat16"}
 MIXED = {**PURE, "mixed_precision": True}
 SMALL = {"learning_rate": 1e-6}

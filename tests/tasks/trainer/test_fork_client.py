@@ -21,7 +21,7 @@ from tasks.trainer import fork_client
 from tasks.trainer.launch import launch, preload
 from tasks.trainer.outcome import StageFailed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+pytestmark = [pytest.mark.system, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ from tasks.trainer import process_group
 from tasks.trainer.launch import launch
 from tasks.trainer.outcome import StageFailed, failure
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[3]
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys, time
