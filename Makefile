@@ -25,10 +25,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/grpo/algorithms tests/grpo/rewards tests/flows/recipe
+	$(BIN)/pytest -q --numprocesses auto --maxprocesses 4 tests/test_architecture.py tests/test_docs.py tests/grpo/algorithms tests/grpo/rewards tests/flows/recipe
 
 test: $(INSTALLED)
-	$(BIN)/pytest --durations=25
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations=25
 
 # Real trainings, real servers and kills.
 test-system: $(INSTALLED)

@@ -9,6 +9,10 @@ import tempfile
 # Matplotlib, which MLflow loads, caches fonts in the home folder; the tests leave nothing there.
 os.environ.setdefault("MPLCONFIGDIR", tempfile.mkdtemp(prefix="r1flow-matplotlib-"))
 
+# A worker of pytest-xdist has one core to itself.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell starts background jobs with SIGINT ignored, which children inherit: Ctrl-C tests would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -119,6 +119,7 @@ def test_a_guard_that_could_see_nothing_is_refused(fields, words):
         settings(**fields)
 
 
+@pytest.mark.system
 def test_a_spent_budget_ends_a_run_that_has_no_kl_penalty(rl_fields, tmp_path):
     guard = {"kl_budget": {"limit": 1e-6, "steps": 1, "action": "stop"}}
     fast = {"steps": 20, "kl_coef": 0, "optimizer": {"learning_rate": 0.01}, "health": guard}
@@ -130,6 +131,7 @@ def test_a_spent_budget_ends_a_run_that_has_no_kl_penalty(rl_fields, tmp_path):
     assert records[-1]["kl_completion"] > 1e-6 and len(records) < 20
 
 
+@pytest.mark.system
 def test_what_a_guard_says_stands_in_the_result(rl_fields, tmp_path):
     # An accuracy that can hardly rise for ever, watched for the least fall.
     guard = {"rule_accuracy": {"points": 0.001, "window": 1}}

@@ -112,6 +112,7 @@ def test_a_completion_ends_with_its_end_token(model_folder):
     assert all(len(completion) == 40 or completion[-1] == eos for completion in completions)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("process", [False, True], ids=["outcome", "process"])
 def test_training_raises_the_reward(model_folder, process):
     """The task: completions of tokens with even ids. About half of a random policy's tokens are."""

@@ -38,6 +38,7 @@ def trained(folder: Path, fields: dict, fused: bool) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_a_few_steps_of_grpo_are_the_same_both_ways(
     rl_fields: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_branch_that_no_completion_has_is_not_shown():
     assert branch_parts([{"accuracy": 1.0}], {"accuracy": 1.0}) == {"rule_mean": 1.0, "rule_std": 0.0}
 
 
+@pytest.mark.system
 def test_the_branches_add_up_to_the_reward(sft, problems, reward_models, tmp_path):
     settings = {
         **RL,

@@ -200,6 +200,7 @@ for part in made:
 CPUS = {"this machine's": {}, "avx2": {"NUMBA_CPU_NAME": "haswell"}, "sse2": {"NUMBA_CPU_NAME": "x86-64"}}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=[pytest.mark.slow] if CPUS[cpu] else []) for cpu in CPUS])
 def test_a_first_and_a_second_process_compute_the_same_bits(tmp_path, cpu):
     # Numba optimizes what it keeps on disk once more than what it has just compiled: on AVX2 that changes the order in
