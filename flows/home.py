@@ -16,10 +16,12 @@ STATE = "up.json"
 
 
 def home() -> Path:
+    """The home folder, absolute: R1FLOW_HOME, or ~/.r1flow."""
     return Path(os.environ.get("R1FLOW_HOME") or Path.home() / ".r1flow").expanduser().absolute()
 
 
 def store() -> Store:
+    """The artifact store of the home folder."""
     return Store(home())
 
 

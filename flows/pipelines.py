@@ -117,6 +117,7 @@ def r1_graph(recipe: Recipe) -> Graph:
 
 
 def r1_zero_graph(recipe: Recipe) -> Graph:
+    """The stages of R1-Zero."""
     return R1_ZERO
 
 
@@ -144,6 +145,7 @@ def distill_graph(recipe: Recipe) -> Graph:
 
 
 def rlhf_ppo_graph(recipe: Recipe) -> Graph:
+    """The stages of InstructGPT's recipe."""
     return RLHF_PPO
 
 

@@ -135,6 +135,7 @@ def check_server(url: str | None) -> str:
 
 
 def free_port() -> int:
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]

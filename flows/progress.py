@@ -88,6 +88,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
+    """Seconds as text: 45s, 3m20s or 2h05m."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -17,6 +17,7 @@ from grpo.model.loading import load_policy, load_tokenizer
 
 
 def main(arguments: list[str]) -> int:
+    """Chats on stdin and stdout until it ends. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m grpo.chat", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--template", choices=["chat", "r1_zero"], default="chat")

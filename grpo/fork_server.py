@@ -31,6 +31,7 @@ _HELD = 8
 
 
 def main(arguments: list[str]) -> int:
+    """Forks a trainer for each job that comes over the socket. Returns the exit code."""
     connection, own = socket.socket(fileno=int(arguments[0])), os.getpid()
     die_with_parent(int(arguments[1]))
     for runner in train.RUNNERS.values():
@@ -64,6 +65,7 @@ def _become(asked: dict[str, Any], parent: int, connection: socket.socket, descr
 
 
 def say(connection: socket.socket, **message: Any) -> None:
+    """Sends one message as JSON."""
     connection.send(json.dumps(message).encode())
 
 

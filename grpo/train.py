@@ -66,6 +66,7 @@ def read_job(path: Path) -> JobBase:
 
 
 def main(arguments: list[str]) -> int:
+    """Runs the job of a job file. Returns the exit code."""
     given = parser().parse_args(arguments)
     _die_with_parent()
     try:
@@ -80,6 +81,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         prog="python -m grpo.train", description="Run one job; grpo/config/jobs.py lists the fields."
     )

@@ -11,12 +11,14 @@ from flows.home import home, store
 
 
 def add(commands: Any) -> None:
+    """Adds `stages` and `show` to the parser."""
     commands.add_parser("stages", help="what exists")
     command = commands.add_parser("show", help="one artifact: what it is and where it came from")
     command.add_argument("key", help="the beginning of a key or digest, latest:STAGE, or RUN:STAGE")
 
 
 def stages(args: argparse.Namespace) -> int:
+    """`r1 stages`: lists the store's artifacts. Returns the exit code."""
     from tasks.store.stale import stale_reasons
 
     known, reasons = store().list(), stale_reasons(store())
@@ -32,6 +34,7 @@ def stages(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
+    """`r1 show`: an artifact and its inputs. Returns the exit code."""
     from flows.stages.references import artifact
     from tasks.store.stale import stale_reasons
 

@@ -15,6 +15,7 @@ from grpo.errors import InputError
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("chat", help="talk to a checkpoint")
     command.add_argument("model", help="a stage, a key, champion, NAME@RECIPE, or a Hugging Face folder")
     command.add_argument("--temperature", type=float, default=0.6)
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Starts a chat in a process of its own. Returns its exit code."""
     path, template = _checkpoint(args.model)
     command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(args.temperature)]
     command += ["--max-new-tokens", str(args.max_new_tokens)]

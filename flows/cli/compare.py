@@ -18,6 +18,7 @@ _WORDS = {"field", "stage", "checkpoint", "metric", ""}
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("compare", help="what differs between runs: fields, stages, checkpoints, curves")
     command.add_argument(
         "runs",
@@ -30,6 +31,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what differs between two or more runs. Returns the exit code."""
     from tasks.report.compare_plot import plot
     from tasks.tracking.recipe_run import load_run
 

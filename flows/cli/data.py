@@ -10,6 +10,7 @@ from grpo.errors import InputError
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("data", help="a data set: what was kept, what was dropped and why, samples")
     command.add_argument("reference", metavar="DIGEST", help="the beginning of a key or digest; sft_data: the newest")
     command.add_argument("--reason", metavar="NAME", help="only samples of this outcome, in full: kept, or a filter")
@@ -18,6 +19,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints a data set's filters and samples. Returns the exit code."""
     from rich.console import Console
 
     from tasks.sft_data import view as data_view

@@ -14,6 +14,7 @@ from grpo.errors import InputError
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("export", help="a checkpoint as a plain Hugging Face folder with a model card")
     command.add_argument(
         "reference", metavar="REF", help="a key, a digest, latest:STAGE, RUN:STAGE, champion, NAME@RECIPE"
@@ -25,6 +26,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Writes a checkpoint as a Hugging Face folder. Returns the exit code."""
     from flows.stages.evaluate import CHECKPOINTS, checkpoints
     from tasks.export.folder import check_folder, export
     from tasks.export.model_card import About, lineage

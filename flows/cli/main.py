@@ -41,6 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     top = _Parser(prog="r1", description="The DeepSeek-R1 recipe: run, plan, look, talk.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit code: 0 done, 1 failed, 2 bad input."""
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     try:

@@ -54,6 +54,7 @@ def add_estimate(command: argparse.ArgumentParser) -> None:
 
 
 def selection_of(args: argparse.Namespace) -> StageSelection:
+    """The stages that parsed arguments select."""
     from flows.run.plan import StageSelection
 
     inputs = {}

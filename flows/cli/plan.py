@@ -10,6 +10,7 @@ from flows.cli.options import add_estimate, add_selection, selection_of
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("plan", help="what a run would do, and why")
     add_selection(command)
     command.add_argument("--force", action="append", default=[], metavar="STAGE")
@@ -18,6 +19,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what a run would do. Returns the exit code."""
     from flows.pipelines import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe

@@ -15,6 +15,7 @@ from tasks.tracking.registry import CHAMPION
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("promote", help="give a checkpoint an alias in MLflow's model registry")
     command.add_argument("reference", metavar="REF", help="a key, a digest, latest:STAGE, RUN:STAGE, or NAME@RECIPE")
     command.add_argument("--alias", default=CHAMPION, help=f"default: {CHAMPION}")
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Sets an alias in MLflow's model registry. Returns the exit code."""
     if not re.fullmatch(r"[\w-]+", args.alias) or re.fullmatch(r"latest|v\d+", args.alias):
         raise InputError(f"--alias {args.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
     manifest = artifact(args.reference)

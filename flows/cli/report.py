@@ -12,12 +12,14 @@ from grpo.errors import InputError
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("report", help="one run as one HTML page that opens offline")
     command.add_argument("run", metavar="RUN", help="the beginning of an MLflow run id, latest, or latest~N")
     command.add_argument("--out", type=Path, metavar="FILE", help="default: reports/RUN.html in the home folder")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Writes a run's report page. Returns the exit code."""
     from flows.run.report import default_path, write
     from tasks.tracking.recipe_run import load_run
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("run", help="run a recipe; what exists is reused")
     add_selection(command)
     command.add_argument("--force", action="append", default=[], metavar="STAGE", help="make it again (repeatable)")
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs a recipe. Returns the exit code."""
     from flows.prefect_server import prefect_server
     from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Rendezvous

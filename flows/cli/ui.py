@@ -23,12 +23,14 @@ from tasks.trainer.processes import process_name
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("ui", help="Prefect and MLflow on this machine, until Ctrl-C")
     command.add_argument("--prefect-port", type=int, default=4200)
     command.add_argument("--mlflow-port", type=int, default=5000)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves Prefect and MLflow until Ctrl-C. Returns the exit code."""
     return serve(args.prefect_port, args.mlflow_port)
 
 

@@ -49,6 +49,7 @@ def _why(
 
 
 def add(commands: Any) -> None:
+    """Adds the command to the parser."""
     command = commands.add_parser("why", help="why two artifacts of a stage differ: fields, inputs, versions")
     command.add_argument("old", metavar="OLD", help="the beginning of a key or digest, latest:STAGE, RUN:STAGE")
     command.add_argument("new", metavar="NEW", help="the same, of the same stage")
@@ -56,6 +57,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints why two artifacts differ. Returns the exit code."""
     old, new = artifact(args.old), artifact(args.new)
     found = why(old, new, {manifest.digest: manifest for manifest in store().list()})
     if args.json:

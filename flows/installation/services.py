@@ -44,14 +44,17 @@ def sqlite(home: Path) -> Databases:
 
 
 def prefect_url(port: int) -> str:
+    """Prefect's API on this machine."""
     return f"http://{HOST}:{port}/api"
 
 
 def mlflow_url(port: int) -> str:
+    """MLflow's server on this machine."""
     return f"http://{HOST}:{port}"
 
 
 def prefect_server(port: int, databases: Databases) -> Service:
+    """The Prefect server as a service."""
     command = (*PYTHON, "prefect", "server", "start", "--host", HOST, "--port", str(port))
     settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages ask port 4200 unless they are told otherwise
     if databases.prefect:
@@ -104,6 +107,7 @@ def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool
 
 
 def write_state(home: Path, state: Mapping[str, object]) -> None:
+    """Replaces the state file of a running installation in one rename."""
     partial = home / f"{STATE}.{os.getpid()}"
     partial.write_text(json.dumps(state, indent=2))
     partial.replace(home / STATE)

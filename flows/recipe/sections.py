@@ -25,6 +25,8 @@ from tasks.sft_data.mix_settings import MixSettings
 
 
 class Section(BaseModel):
+    """A table of the recipe file. Unknown fields are errors."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -248,4 +250,6 @@ class Evaluate(Section):
 
 
 class Report(Section):
+    """Settings of the report."""
+
     samples: int = Field(3, ge=0, description="Completions shown for each checkpoint.")

@@ -75,4 +75,5 @@ def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
 
 
 def default_path(run_id: str) -> Path:
+    """Where a run's report page goes unless --out names another file."""
     return home() / "reports" / f"{run_id[:12]}.html"

@@ -17,6 +17,7 @@ from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
+    """R1: trains Dev3 on rules and reward models."""
     return align(context, policy="sft", reward_models="reward_models", model="r1")
 
 

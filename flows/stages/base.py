@@ -25,6 +25,7 @@ def zero_template(model: Path) -> str | None:
 
 
 def build(context: Context) -> Outcome:
+    """The base model: pretrained from scratch, or a copy of the recipe's model."""
     config: Base = context.config
     (context.out / ZERO_TEMPLATE_FILE).write_text(config.zero_template)
     if config.pretrain is None:
@@ -40,6 +41,7 @@ def build(context: Context) -> Outcome:
 
 
 def files(config: Base) -> dict[str, str | Path]:
+    """The paths whose contents are inputs of the stage, by name."""
     return {"model": config.model} if config.model else {}
 
 

@@ -20,6 +20,7 @@ EXAMPLES = "examples"
 
 
 def build(context: Context) -> Outcome:
+    """Writes the cold-start demonstrations: written by the miniature's writer, or sampled and filtered."""
     config: ColdStartData = context.config
     known = read_problems(context.path("problems") / TRAIN)
     asked = [p for p in known if p.domain == "reasoning"][: config.problems]

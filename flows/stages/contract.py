@@ -244,6 +244,7 @@ def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Map
 
 
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:
+    """The artifact key of a stage: a hash of name, version, configuration, seed and digests of the inputs."""
     digests = {name: ref.digest for name, ref in inputs.items()}
     return artifact_key(stage.name, stage.version, hashed_config(stage, config, seed), digests)
 

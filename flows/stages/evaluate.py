@@ -45,6 +45,7 @@ TABLE = "table.json"
 
 
 def build(context: Context) -> Outcome:
+    """Samples each checkpoint on the held-out problems and writes the table."""
     config: Evaluate = context.config
     held_out = context.path("problems") / HELD_OUT
     stages = checkpoints(context.inputs)

@@ -29,6 +29,7 @@ BAD_RECORDS = "bad_records.jsonl"
 
 
 def build(context: Context) -> Outcome:
+    """Writes the training and held-out problems as parquet files."""
     config: Problems = context.config
     problems: list[Problem] = []
     counts: dict[str, int] = {}

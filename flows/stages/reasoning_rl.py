@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(context: Context) -> Outcome:
+    """Dev2: trains Dev1 by reinforcement learning with rule rewards."""
     demonstrations = context.path("cold_start_data") / EXAMPLES
     return train(context, policy="cold_start_sft", model="dev2", demonstrations=demonstrations)
 

@@ -26,6 +26,7 @@ CONTENT = "report.json"
 
 
 def build(context: Context) -> Outcome:
+    """Writes the content of the report page."""
     config: Report = context.config
     made = content(context.path("evaluate"), context.path("problems"), config.samples)
     (context.out / CONTENT).write_text(json.dumps(made, indent=2, ensure_ascii=False))
@@ -54,6 +55,7 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
 
 
 def shown(made: Manifest) -> str:
+    """The closing table as Markdown."""
     return markdown(closing_frame(json.loads((made.path / CONTENT).read_text())["table"]))
 
 

@@ -72,6 +72,7 @@ FIRST = Round()
 
 
 def build(context: Context, turn: Round = FIRST) -> Outcome:
+    """Gathers preference pairs and safety labels, and trains the reward models on them."""
     config: RewardModels = context.config
     gathered = Gathered()
     _read_files(config, gathered)  # first: a fault in them shows before anything is sampled

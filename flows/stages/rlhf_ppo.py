@@ -18,6 +18,7 @@ from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
+    """Trains Dev1 by PPO against the reward models."""
     models = context.path("reward_models")
     return train(
         context,

@@ -13,6 +13,7 @@ from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:
+    """Dev3: fine-tunes the base model on the SFT data."""
     return train(context, base="base", model="dev3")
 
 

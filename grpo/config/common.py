@@ -14,6 +14,8 @@ from grpo.settings import Settings
 
 
 class Sampling(Settings):
+    """How completions are drawn from a policy."""
+
     temperature: float = Field(1.0, gt=0, le=5, description="Softmax temperature. R1: 1.0 in RL, 0.6 in evaluation.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass kept. R1: 0.95 in evaluation, 1.0 in RL [I].")
     max_new_tokens: int = Field(ge=1, description="Longest completion, tokens. R1: 32,768 (65,536 late in R1-Zero).")
@@ -21,6 +23,8 @@ class Sampling(Settings):
 
 
 class Optimizer(Settings):
+    """AdamW and its learning-rate schedule."""
+
     kind: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
         description="adamw_8bit: both moments take a byte a weight, instead of the weights' type; needs bitsandbytes, "

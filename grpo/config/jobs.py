@@ -35,12 +35,16 @@ class JobBase(Settings):
 
 
 class PretrainJob(JobBase):
+    """Pretrain a model from scratch."""
+
     kind: Literal["pretrain"] = "pretrain"
     settings: Pretrain
     corpus: Path = Field(description="A text file, documents separated by blank lines.")
 
 
 class SFTJob(JobBase):
+    """Fine-tune a model on completions."""
+
     kind: Literal["sft"] = "sft"
     settings: SFT
     model: str
@@ -48,6 +52,8 @@ class SFTJob(JobBase):
 
 
 class RewardModelJob(JobBase):
+    """Train a reward model on preference pairs or labels."""
+
     kind: Literal["reward_model"] = "reward_model"
     settings: RewardModel
     model: str
@@ -81,6 +87,8 @@ class StepLabelsJob(JobBase):
 
 
 class ProcessRewardJob(JobBase):
+    """Train a process reward model on labelled steps."""
+
     kind: Literal["process_reward_model"] = "process_reward_model"
     settings: ProcessRewardModel
     model: str
@@ -88,6 +96,8 @@ class ProcessRewardJob(JobBase):
 
 
 class RLJob(JobBase):
+    """Train a policy by reinforcement learning."""
+
     kind: Literal["rl"] = "rl"
     settings: RL
     model: str
@@ -127,6 +137,8 @@ class SampleTask(Settings):
 
 
 class SampleJob(JobBase):
+    """Sample and score completions of whole problem sets."""
+
     kind: Literal["sample"] = "sample"
     tasks: list[SampleTask]
     shard_size: int = Field(512, ge=1, description="Problems a shard; a killed job loses at most one shard.")

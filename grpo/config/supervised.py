@@ -47,6 +47,8 @@ class Pretrain(Supervised):
 
 
 class SFT(Supervised):
+    """Supervised fine-tuning."""
+
     epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
     max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; none: all epochs.")
     max_tokens: int = Field(32768, ge=16, description="Longer sequences are dropped and counted. R1: 32,768.")

@@ -16,6 +16,7 @@ ScoredRow = dict[str, Any]
 
 
 def write_held_out(folder: Path, rows: Sequence[ScoredRow]) -> None:
+    """Writes held-out rows with their scores beside a reward model."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), folder / HELD_OUT)
 

@@ -105,10 +105,12 @@ def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
 
 
 def read_problems(paths: Path | Iterable[Path]) -> list[Problem]:
+    """All problems of parquet files or folders, in their order."""
     return list(read_rows(paths, Problem))
 
 
 def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
+    """All samples of parquet files or folders, in their order."""
     return list(read_rows(paths, Sample))
 
 

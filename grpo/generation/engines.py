@@ -44,6 +44,8 @@ class PolicySource(Protocol):
 
 
 class Engine(Protocol):
+    """Samples rollouts. `exact`: whether its log-probabilities are the trainer's up to rounding."""
+
     exact: bool
 
     def sample(

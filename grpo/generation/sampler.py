@@ -84,6 +84,7 @@ def seed_of(seed: int, *parts: int) -> int:
 
 
 def generator_for(seed: int, *parts: int) -> torch.Generator:
+    """A generator seeded by `seed_of`."""
     return torch.Generator().manual_seed(seed_of(seed, *parts))
 
 

@@ -32,6 +32,8 @@ from grpo.rewards.registry import import_function
 
 
 class TextEngine(Protocol):
+    """Writes completions as text for sampling jobs."""
+
     identity: str
     """What wrote a completion, kept with it."""
 

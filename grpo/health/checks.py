@@ -124,6 +124,7 @@ class HealthSettings(Settings):
 
 
 def not_finite(limits: NotFinite, state: CheckState, record: Record) -> CheckResult | None:
+    """Loss, gradient norm, reward or KL is NaN or infinite."""
     watched = [name for name in ("loss", "grad_norm", "reward", "kl") if name in record]
     broken = [f"{name} is {record[name]}" for name in watched if not math.isfinite(record[name])]
     advice = "lower the learning rate, or compute in float32 rather than bfloat16"
@@ -131,6 +132,7 @@ def not_finite(limits: NotFinite, state: CheckState, record: Record) -> CheckRes
 
 
 def variance_collapse(limits: VarianceCollapse, state: CheckState, record: Record) -> CheckResult | None:
+    """Nearly all groups have equal rewards."""
     share, reward = finite(record, "zero_variance_share"), finite(record, "reward")
     if share is None:
         return None
@@ -150,6 +152,7 @@ def variance_collapse(limits: VarianceCollapse, state: CheckState, record: Recor
 
 
 def kl_blow_up(limits: KLBlowUp, state: CheckState, record: Record) -> CheckResult | None:
+    """The KL to the reference is above its limit."""
     if (kl := finite(record, "kl")) is None:
         return None
     evidence = f"KL to the reference is {kl:.3g} nats a token (limit {limits.limit:g})"
@@ -157,6 +160,7 @@ def kl_blow_up(limits: KLBlowUp, state: CheckState, record: Record) -> CheckResu
 
 
 def mismatch_growth(limits: MismatchGrowth, state: CheckState, record: Record) -> CheckResult | None:
+    """The sampler's log-probabilities drift from the trainer's."""
     if (mismatch := finite(record, "logprob_mismatch")) is None:
         return None
     baseline = min(state.first("mismatch", mismatch, limits.baseline_steps))
@@ -169,6 +173,7 @@ def mismatch_growth(limits: MismatchGrowth, state: CheckState, record: Record) -
 
 
 def length_explosion(limits: LengthExplosion, state: CheckState, record: Record) -> CheckResult | None:
+    """Completions grow and are cut at the maximum length."""
     truncated, tokens = finite(record, "truncated_share"), finite(record, "completion_tokens")
     if truncated is None:
         return None
@@ -187,6 +192,7 @@ def length_explosion(limits: LengthExplosion, state: CheckState, record: Record)
 
 
 def entropy_collapse(limits: EntropyCollapse, state: CheckState, record: Record) -> CheckResult | None:
+    """The policy's entropy has fallen to a small share of its start."""
     if (entropy := finite(record, "entropy", "sampled_entropy")) is None:
         return None
     early = state.first("entropy", entropy, limits.baseline_steps)
@@ -196,6 +202,7 @@ def entropy_collapse(limits: EntropyCollapse, state: CheckState, record: Record)
 
 
 def reward_collapse(limits: RewardCollapse, state: CheckState, record: Record) -> CheckResult | None:
+    """The reward has fallen from its best level."""
     if (reward := finite(record, "reward")) is None:
         return None
     values = [*state.last("reward", reward, limits.window), reward][-limits.window :]
@@ -210,6 +217,7 @@ def reward_collapse(limits: RewardCollapse, state: CheckState, record: Record) -
 
 
 def gradient_spike(limits: GradientSpike, state: CheckState, record: Record) -> CheckResult | None:
+    """The gradient norm is far above its recent median."""
     if (norm := finite(record, "grad_norm")) is None:
         return None
     before = state.last("norm", norm, limits.window)

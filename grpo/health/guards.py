@@ -40,6 +40,7 @@ class RuleAccuracy(CheckSettings):
 
 
 def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResult | None:
+    """The KL of a whole completion has spent its budget."""
     kl = finite(record, "kl_completion")
     if kl is None or limits.limit is None:
         return None
@@ -49,6 +50,7 @@ def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResul
 
 
 def rule_accuracy(limits: RuleAccuracy, state: CheckState, record: Record) -> CheckResult | None:
+    """The accuracy by rules has fallen below its start."""
     accuracy = finite(record, "reward_accuracy")
     if accuracy is None or limits.points is None:
         return None

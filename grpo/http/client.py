@@ -50,6 +50,8 @@ class Away(ConnectionError):
 
 
 class Http:
+    """A client with retries, a limit on concurrent requests and a limit on their rate."""
+
     def __init__(
         self,
         url: str,

@@ -18,12 +18,14 @@ from grpo.model.packed.attention import NAME, PLAIN
 
 
 def choose_device(hardware: Hardware) -> torch.device:
+    """The device of a job; 'auto' takes a GPU where there is one."""
     if hardware.device != "auto":
         return torch.device(hardware.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a model, with a padding token. Raises InputError without an end-of-sequence token."""
     tokenizer = _load(AutoTokenizer, model, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"{model}: the tokenizer has no end-of-sequence token, so completions could not end")

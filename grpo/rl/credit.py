@@ -31,6 +31,8 @@ class CreditInputs:
 
 @dataclass
 class Credit:
+    """What the update learns from each completion; lists run over completions."""
+
     advantages: list[Tensor]  # one a token
     returns: list[Tensor] | None = None
     units: list[list[int]] | None = None  # None: each sequence by itself

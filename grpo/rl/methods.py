@@ -27,6 +27,8 @@ ValueModel = Literal["model", "head"]
 
 @dataclass(frozen=True)
 class Method:
+    """All that depends on the method: its data, credit, loss and models."""
+
     source: Literal["demonstrations", "initial", "policy"]  # where completions come from
     credit: Literal["all", "correct", "preference_pairs", "gae", "group_relative"]  # a name in credit.CREDITS
     loss: Literal["policy", "actor_critic", "preference"]  # a name in Update's losses

@@ -25,6 +25,8 @@ from grpo.rl.methods import Method
 
 
 class Models:
+    """The policy of a run and the models beside it, each sharded over the processes."""
+
     def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
         self.settings, self.method = settings, method
         self.version = 0  # of the policy: counts whatever changes its weights, and never comes back to a number

@@ -49,6 +49,8 @@ class Pending:
 
 
 class Trainer:
+    """The RL loop of one job, from its last checkpoint to the saved policy."""
+
     def __init__(self, job: RLJob):
         self.job, self.settings = job, job.settings
         self.parallel = Parallel.start(job.settings.hardware)
@@ -252,4 +254,5 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def train_rl(job: RLJob) -> None:
+    """Runs an RL job."""
     Trainer(job).run()

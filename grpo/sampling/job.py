@@ -67,6 +67,7 @@ def run_sampling(job: SampleJob) -> None:
 
 
 def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
+    """The shards of a task, in order."""
     folder = job.out / task.name
     folder.mkdir(parents=True, exist_ok=True)
     count = len(chosen_problems(task)) if task.first is not None else _rows(task.problems)
@@ -75,6 +76,7 @@ def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
 
 
 def chosen_problems(task: SampleTask) -> list[Problem]:
+    """The problems of a task: all, or the first ones of each domain."""
     problems = read_problems(task.problems)
     if task.first is None:
         return problems

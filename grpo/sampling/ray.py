@@ -22,6 +22,8 @@ W_co = TypeVar("W_co", covariant=True)
 
 
 class Maker(Protocol[P_contra, W_co]):
+    """Makes shards, one at a time, in an actor of its own."""
+
     def make(self, place: P_contra) -> W_co:
         """Returns what is to be told of it."""
 

@@ -33,6 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def pretrain(job: PretrainJob) -> None:
+    """Trains a tokenizer and a small Llama from scratch on a text file."""
     settings = job.settings
     documents = read_documents(job.corpus)
     tokenizer = train_tokenizer(documents, settings)
@@ -68,6 +69,7 @@ def pretrain(job: PretrainJob) -> None:
 
 
 def read_documents(corpus: Path) -> list[str]:
+    """Documents of a text file, separated by blank lines. Raises InputError for an unreadable or empty one."""
     try:
         documents = [text for text in corpus.read_text().split("\n\n") if text.strip()]
     except (OSError, UnicodeDecodeError) as error:

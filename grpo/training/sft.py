@@ -20,6 +20,7 @@ from grpo.training.supervised import closing_loss, fit, planned_steps
 
 
 def train_sft(job: SFTJob) -> None:
+    """Fine-tunes a model on prompts and completions. Longer sequences are dropped and counted."""
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     examples, dropped = tokenize(tokenizer, read_pairs(job), settings.max_tokens)
@@ -39,6 +40,7 @@ def train_sft(job: SFTJob) -> None:
 
 
 def read_pairs(job: SFTJob) -> list[dict[str, Any]]:
+    """Rows with `messages` and `completion`."""
     return read_columns(job.data, ["messages", "completion"])
 
 

@@ -75,6 +75,7 @@ def step_memory(a: Architecture, settings: RL, device: DeviceMemory, lengths: Le
 
 
 def devices(settings: RL) -> int:
+    """Number of devices of a job."""
     return settings.hardware.processes * settings.hardware.nodes
 
 

@@ -80,6 +80,7 @@ def interval(values: Sequence[float], confidence: float) -> list[float]:
 
 
 def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """Samples by the id of their problem."""
     groups: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.problem_id].append(sample)
@@ -87,4 +88,5 @@ def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of nothing."""
     return sum(values) / len(values) if values else 0.0

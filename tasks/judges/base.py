@@ -14,18 +14,24 @@ PREFERENCE = {"A>>B": 2.0, "A>B": 1.0, "A=B": 0.0, "B>A": -1.0, "B>>A": -2.0}
 
 
 class Claim(NamedTuple):
+    """An answer to be checked against a reference."""
+
     question: str
     reference: str
     answer: str
 
 
 class Pair(NamedTuple):
+    """Two responses to be compared."""
+
     problem: Problem
     a: str
     b: str
 
 
 class Response(NamedTuple):
+    """One response to be judged by itself."""
+
     problem: Problem
     text: str
 

@@ -25,6 +25,8 @@ _NORMAL_975 = 1.959963984540054
 
 
 class Verified(NamedTuple):
+    """A claim, and whether rules call it correct."""
+
     claim: Claim
     right: bool
 

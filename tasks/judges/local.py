@@ -15,6 +15,8 @@ from tasks.judges.settings import JudgeSettings
 
 
 class LocalJudge(ModelJudge):
+    """A judge that asks a model in this process."""
+
     def __init__(self, settings: JudgeSettings) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer

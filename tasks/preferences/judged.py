@@ -18,6 +18,8 @@ JUDGE = "judge"
 
 
 class Judged(NamedTuple):
+    """Preference pairs by a judge, counts, and the judge's bias."""
+
     rows: list[dict[str, Any]]
     counts: dict[str, int]
     bias: dict[str, float]  # see tasks/judges/bias.py

@@ -31,6 +31,7 @@ def pair_row(
 
 
 def label_row(messages: list[Message], response: str, safe: bool, source: str, held_out_share: float) -> dict[str, Any]:
+    """A row of a response with its safety label."""
     return {
         "messages": messages,
         "response": response,
@@ -56,5 +57,6 @@ def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_preferences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows of pairs or labels as parquet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), path)

@@ -24,6 +24,7 @@ Row = tuple[str, dict[str, Any] | InputError]
 
 
 def rows(source: FileSource | HubSource) -> Iterator[Row]:
+    """The raw rows of a source, from a file or a hub data set."""
     return _hub_rows(source) if isinstance(source, HubSource) else file_rows(source.path)
 
 

@@ -17,6 +17,7 @@ _READ_BY_NO_SCORER = {"source_dataset", "source_index", "difficulty"}
 
 
 def generate(source: ReasoningGymSource, seed: int) -> Iterator[Problem]:
+    """Problems of reasoning-gym's families. Raises InputError for an unknown family or option."""
     import reasoning_gym
     from reasoning_gym.dataset import ProceduralDataset
     from reasoning_gym.factory import DATASETS

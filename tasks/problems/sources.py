@@ -127,6 +127,7 @@ def label(source: ReasoningGymSource | FileSource | HubSource) -> str:
 
 
 def make_problem(source: str, messages: list[Message], answer: str, **rest: Any) -> Problem:
+    """A problem whose id is a hash of its source, text and answer."""
     problem = Problem("", messages, answer, source=source, **rest)
     identity = json.dumps([source, problem.text, answer], ensure_ascii=False)
     return dataclasses.replace(problem, id=hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16])

@@ -69,6 +69,7 @@ def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: 
 
 
 def header(run: RecipeRun) -> dict[str, Any]:
+    """The head of the page: the run, its recipe, times and state."""
     tags = run.run.tags
     return {
         "id": run.run.id,

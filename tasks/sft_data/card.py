@@ -31,6 +31,7 @@ def write_card(folder: Path, statistics: Mapping[str, Any], about: Mapping[str, 
 
 
 def dumps(value: Any) -> str:
+    """JSON as it stands in the data card. Raises ValueError for NaN."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

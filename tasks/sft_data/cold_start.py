@@ -25,6 +25,7 @@ Writer = Callable[[Problem], tuple[str, str]]
 
 
 def miniature_writer(habits: Habits, seed: int) -> Writer:
+    """A writer of demonstrations for the miniature's problems."""
     rng = random.Random(f"cold start/{seed}")
     return lambda problem: demonstrate(problem, habits, rng)
 

@@ -24,6 +24,7 @@ _SCHEMA = pa.schema(
 
 
 def example(problem: Problem, completion: str) -> dict[str, Any]:
+    """A row of SFT data."""
     return {
         "problem_id": problem.id,
         "domain": problem.domain,

@@ -21,6 +21,7 @@ def plot(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def new_figure(height: float) -> Any:
+    """An empty figure, 8 inches wide."""
     # Not by pyplot: that keeps figures for the whole process, and looks for a screen.
     from matplotlib.figure import Figure
 

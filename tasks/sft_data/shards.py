@@ -33,6 +33,8 @@ _BATCH_ROWS, _BATCH_BYTES = 8192, 32 * 2**20
 
 @dataclass(frozen=True)
 class ProblemShard:
+    """Problems of one source, in a row."""
+
     key: str
     source: str
     rows: int

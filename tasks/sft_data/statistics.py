@@ -28,6 +28,8 @@ _BINS = 20
 
 
 class Cell(NamedTuple):
+    """Part, domain and source that samples are counted by."""
+
     part: str
     domain: str
     source: str
@@ -116,6 +118,7 @@ def shown_row(row: Mapping[str, Any], part: str, prompt: str) -> dict[str, Any]:
 
 
 def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The user's messages, a line each."""
     return "\n".join(message["content"] for message in messages if message["role"] == "user")
 
 

@@ -104,6 +104,7 @@ def _who(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(view: Mapping[str, Any]) -> str:
+    """The view as one JSON object."""
     return json.dumps(view, ensure_ascii=False)
 
 

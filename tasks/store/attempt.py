@@ -143,6 +143,7 @@ def explain_full_disk(root: Path) -> Iterator[None]:
 
 
 def utc_now() -> str:
+    """The time now, ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat()
 
 

@@ -58,6 +58,7 @@ def tokenizer_digest(files: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def file_sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

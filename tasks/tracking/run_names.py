@@ -24,6 +24,8 @@ _TAG_LENGTH = 5000
 
 @dataclass(frozen=True)
 class RunName:
+    """The name of a run in MLflow, and the tags that explain it."""
+
     name: str
     tags: dict[str, str]
 

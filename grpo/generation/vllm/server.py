@@ -261,6 +261,7 @@ def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[
 
 
 def main(arguments: list[str]) -> int:
+    """Replaces this process by a vLLM server that takes the trainer's weights."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo.generation.vllm.server", description="Start vLLM for a trainer."
     )

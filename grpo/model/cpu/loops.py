@@ -16,6 +16,7 @@ from grpo.model.cpu.compilation import compiled, exact, inlined, parallel_over_r
 
 @parallel_over_rows
 def rms_norm(x: Any, weight: Any, eps: Any, normed: Any, inverse: Any) -> None:
+    """See `kernels.rms_norm`."""
     for i in prange(len(x)):
         inverse[i] = _rms_norm_row(x[i], weight, eps, normed[i])
 
@@ -33,6 +34,7 @@ def _rms_norm_row(x: Any, weight: Any, eps: Any, normed: Any) -> Any:
 
 @parallel_over_rows
 def add_rms_norm(x: Any, y: Any, weight: Any, eps: Any, normed: Any) -> None:
+    """See `kernels.add_rms_norm`."""
     rows, width = x.shape
     for i in prange(rows):
         for j in range(width):
@@ -46,6 +48,7 @@ GRADIENT_BLOCK = 64
 
 @parallel_over_rows
 def rms_norm_backward(grad_output: Any, x: Any, weight: Any, inverse: Any, grad_x: Any, grad_weight: Any) -> None:
+    """See `kernels.rms_norm_backward`."""
     rows, width = x.shape
     for block in prange(grad_weight.shape[0]):
         total = grad_weight[block]
@@ -65,6 +68,7 @@ def rms_norm_backward(grad_output: Any, x: Any, weight: Any, inverse: Any, grad_
 
 @parallel_over_rows
 def rotary(x: Any, cos: Any, sin: Any, sign: Any, rotated: Any) -> None:
+    """See `kernels.rotary`."""
     rows, heads, width = rotated.shape
     half = width // 2
     for i in prange(rows):
@@ -77,6 +81,7 @@ def rotary(x: Any, cos: Any, sin: Any, sign: Any, rotated: Any) -> None:
 
 @parallel_over_rows
 def swiglu(gate: Any, up: Any, start: Any, output: Any) -> None:
+    """See `kernels.swiglu`."""
     rows, width = output.shape
     for i in prange(rows):
         a, b = gate[i], up[i, start:]
@@ -86,6 +91,7 @@ def swiglu(gate: Any, up: Any, start: Any, output: Any) -> None:
 
 @parallel_over_rows
 def swiglu_backward(grad_output: Any, gate: Any, up: Any, output: Any, grad_gate: Any, grad_up: Any) -> None:
+    """See `kernels.swiglu_backward`."""
     rows, width = grad_output.shape
     for i in prange(rows):
         for j in range(width):
@@ -98,6 +104,7 @@ def swiglu_backward(grad_output: Any, gate: Any, up: Any, output: Any, grad_gate
 
 @parallel_over_rows
 def sum_rows(x: Any, order: Any, ends: Any, total: Any) -> None:
+    """See `kernels.sum_rows`."""
     rows, width = total.shape
     for i in prange(rows):
         sums = total[i]
@@ -121,6 +128,7 @@ def decode_attention(
     scale: Any,
     outputs: Any,
 ) -> None:
+    """See `kernels.decode_attention`."""
     rows, heads, width = q.shape
     groups = k.shape[1]
     for i in prange(rows):
@@ -160,6 +168,7 @@ _CHUNK = 64
 
 @parallel_over_rows
 def sample_tokens(logits: Any, maxima: Any, uniforms: Any, tokens: Any, logprobs: Any) -> None:
+    """See `kernels.sample_tokens`."""
     rows, count = logits.shape
     chunks = -(-count // _CHUNK)
     for i in prange(rows):
