@@ -1,6 +1,6 @@
-"""Does every gold answer earn full reward from its own verifier? ``python -m grpo.validate PROBLEMS.parquet ...``
+"""Checks that every gold answer earns full reward from its own verifier.
 
-A verifier that refuses the gold answer teaches a policy to avoid it, and nothing in training shows that.
+``python -m grpo.validate PROBLEMS.parquet ...``. A verifier that refuses the gold answer teaches a policy to avoid it, and nothing in training shows that.
 """
 
 from __future__ import annotations

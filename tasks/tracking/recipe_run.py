@@ -24,7 +24,7 @@ class StageRun:
 
     @property
     def status(self) -> str:
-        """ran | reused | failed | killed | running"""
+        """One of ran, reused, failed, killed and running."""
         status = self.run.tags.get(STATUS_TAG, "running")
         return status if status != "running" or self.run.status == "RUNNING" else self.run.status.lower()
 
