@@ -1,6 +1,7 @@
 """Checks that every gold answer earns full reward from its own verifier.
 
-``python -m grpo.validate PROBLEMS.parquet ...``. A verifier that refuses the gold answer teaches a policy to avoid it, and nothing in training shows that.
+``python -m grpo.validate PROBLEMS.parquet ...``. A verifier that refuses the gold answer teaches a policy to avoid it,
+and nothing in training shows that.
 """
 
 from __future__ import annotations
