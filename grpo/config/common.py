@@ -85,12 +85,12 @@ class Hardware(Settings):
         return self
 
     def to_train(self) -> Hardware:
-        """The same, with the type that trained weights are kept in."""
+        """The same settings with the type of trained weights."""
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
 
 
 class RayCluster(Settings):
-    """Shards spread over a Ray cluster by Ray Data. No part of a stage's key: what is written is the same."""
+    """Shards on a Ray cluster by Ray Data. Not part of a stage's key: the samples are the same."""
 
     address: str | None = Field(
         "auto",
@@ -103,7 +103,8 @@ class RayCluster(Settings):
 
 
 class Lora(Settings):
-    """Low-rank adapters (arXiv 2106.09685) by peft: the base stays as it is, and is the reference when it is needed."""
+    """Low-rank adapters (arXiv 2106.09685) by peft. The base stays frozen and serves as the reference where one is
+    needed."""
 
     rank: int = Field(16, ge=1, description="Rank of the update of each weight matrix.")
     alpha: int = Field(32, gt=0, description="The update is scaled by alpha / rank.")

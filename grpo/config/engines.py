@@ -1,7 +1,7 @@
 """Settings of the engines that sample completions.
 
-Rollouts of a trainer are sampled by transformers in its own process or by vLLM; sampling jobs may also use an endpoint
-or an engine of the user's own.
+Transformers in the trainer's process, or vLLM, samples the rollouts of a trainer. Sampling jobs may also use an
+endpoint or an engine that the user wrote.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VLLM(Settings):
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> VLLM:
         foreign = _OF_LOCAL if self.kind == "server" else _OF_SERVER
-        changed = self.model_dump(exclude_defaults=True)  # a form sends defaults, too
+        changed = self.model_dump(exclude_defaults=True)  # a form sends default values, too
         for name in foreign:
             if name in changed:
                 where = (
@@ -105,7 +105,7 @@ class Endpoint(Settings):
 
 
 class OwnEngine(Settings):
-    """An engine of the user's own."""
+    """An engine that the user wrote."""
 
     kind: Literal["function"]
     function: str = Field(

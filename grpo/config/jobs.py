@@ -15,11 +15,11 @@ from grpo.data.template import Template
 from grpo.settings import Settings
 
 MEMBER = "member-"
-"""How the folders of an ensemble's models begin."""
+"""Prefix of the folders of an ensemble's models."""
 
 
 class JobBase(Settings):
-    """What every job has. Paths are local; `out` becomes the artifact, `state` is for resuming only."""
+    """Fields of every job. Paths are local; `out` becomes the artifact, `state` is only for resuming."""
 
     out: Path
     state: Path
@@ -29,7 +29,7 @@ class JobBase(Settings):
 
     @property
     def where(self) -> Hardware:
-        """The job's own hardware, or that of its settings."""
+        """The job's own hardware settings, or those in `settings`."""
         own: Hardware = self.hardware if hasattr(self, "hardware") else self.settings.hardware  # type: ignore[attr-defined]
         return own
 
@@ -72,7 +72,7 @@ class RewardModelJob(JobBase):
 
 
 class StepLabelsJob(JobBase):
-    """How often each step of given chains leads to a right answer: data for a process reward model."""
+    """Estimate how often each step of given chains leads to a correct answer: data for a process reward model."""
 
     kind: Literal["step_labels"] = "step_labels"
     model: str = Field(description="What continues the chains: a policy with a chat template.")
@@ -154,7 +154,7 @@ class SampleJob(JobBase):
 
 
 class CopyModelJob(JobBase):
-    """Take a pretrained model over, after checking that it loads."""
+    """Copy a pretrained model, after checking that it loads."""
 
     kind: Literal["copy_model"] = "copy_model"
     model: str

@@ -29,13 +29,13 @@ class RewardTerm(Settings):
 
 
 def _terms(value: Any) -> Any:
-    """A bare number is a weight; in a table, whatever is not the weight is an option of the reward."""
+    """A bare number is a weight. In a table, all fields but the weight are options of the reward."""
     if not isinstance(value, dict):
         return value
     terms: dict[str, Any] = {}
     for name, term in value.items():
         if isinstance(term, bool) or not isinstance(term, (int, float, dict)):
-            terms[name] = term  # refused by RewardTerm, with the name in the message
+            terms[name] = term  # RewardTerm refuses it, with the name in the message
         elif isinstance(term, dict) and "options" not in term:
             options = {key: option for key, option in term.items() if key != "weight"}
             terms[name] = {"weight": term.get("weight", 1.0), "options": options}
@@ -48,7 +48,7 @@ Rewards = Annotated[dict[str, RewardTerm], BeforeValidator(_terms)]
 
 
 class BranchWeights(Settings):
-    """Factors of what rules give and of what reward models give, beside each reward's own weight; unpublished."""
+    """Factors of the two branches, rules and reward models, on top of each reward's weight. Unpublished."""
 
     rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of accuracy, format, language and their like.")
     preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of the helpful and the safety model.")
@@ -74,7 +74,7 @@ class Scoring(Settings):
 
 
 class Curriculum(Settings):
-    """Problems whose last pass rate says that they teach little are passed over for a while."""
+    """Skips problems for a while whose last pass rate shows that they teach little."""
 
     min_pass_rate: float = Field(0.0, ge=0, le=1, description="Problems solved at most this often rest.")
     max_pass_rate: float = Field(1.0, ge=0, le=1, description="Problems solved at least this often rest.")
@@ -82,7 +82,7 @@ class Curriculum(Settings):
 
 
 class PPO(Settings):
-    """Proximal policy optimization with a learnt value (DSM eq. 1 and 2; InstructGPT), to compare with."""
+    """Proximal policy optimization with a learned value function (DSM eq. 1 and 2; InstructGPT), as a baseline."""
 
     value: Literal["model", "head"] = Field(
         "model", description="A model of its own, as large as the policy, or a head on the policy's last hidden states."

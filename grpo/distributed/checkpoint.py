@@ -1,7 +1,8 @@
-"""Checkpoints that a killed job continues from: written aside, then renamed, so that half a one is never seen.
+"""Checkpoints from which a killed job continues: written to one side, then renamed, so that a partial one is never
+read.
 
-One is a folder: tensors, of which each process writes its shares, and beside them plain data from the first process.
-Any number of processes reads what any other wrote.
+A checkpoint is a folder with tensors, of which each process writes its shards, and plain data of the first process. Any
+number of processes can read it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TENSORS, _PLAIN = "tensors", "plain.pt"
 def save(
     parallel: Parallel, state: Path, step: int, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]
 ) -> None:
-    """Keep the tensors of `modules` and `optimizers`, and the first process's `plain` data, for `step`; older
-    checkpoints go once it is safely there. All processes call it, and see it when they return."""
+    """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`; deletes older
+    checkpoints once it is on disk. All processes call it, and see the checkpoint when it returns."""
     writing, final = state / "writing", state / f"{_PREFIX}{step:08d}"
     if parallel.main:
         shutil.rmtree(writing, ignore_errors=True)
@@ -54,7 +55,7 @@ def save(
 def load_latest(
     parallel: Parallel, state: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]] | None:
-    """Put the newest checkpoint's tensors into `modules` and `optimizers`; its (step, plain data), or None."""
+    """Loads the newest checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or None."""
     newest = parallel.same(_saved(state)[-1:])
     if not newest:
         return None
@@ -64,13 +65,13 @@ def load_latest(
 
 
 def rng_state() -> dict[str, Any]:
-    """Where every random generator stands that a library draws from without being asked."""
+    """States of the global random generators of Python, NumPy and torch."""
     kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
         "numpy": (kind, [int(key) for key in keys], position, has_gauss, cached),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,  # of this process's own
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,  # of this process
     }
 
 
@@ -89,7 +90,7 @@ def _saved(state: Path) -> list[Path]:
 
 
 def _sync(*folders: Path) -> None:
-    """Names of files are safe only once their folder is."""
+    """A new file's name is durable only once its folder has been synced."""
     for folder in folders:
         handle = os.open(folder, os.O_RDONLY)
         try:

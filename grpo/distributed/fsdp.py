@@ -1,6 +1,6 @@
-"""Models whose weights, gradients and optimizer state are spread over the processes of a job (FSDP2).
+"""Models sharded over the processes of a job (FSDP2): weights, gradients and optimizer state.
 
-With one process the same code runs on the model as it is, and nothing is gathered or copied.
+With one process the same code runs on the unsharded model, and nothing is gathered or copied.
 """
 
 from __future__ import annotations

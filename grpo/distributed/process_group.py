@@ -1,7 +1,7 @@
-"""The processes of a job: which of them this is, and what they tell each other.
+"""The processes of a job: their ranks and their collectives.
 
 `torchrun` starts several, on one machine or many. A job started without it is one process: then there is no process
-group, and everything here returns at once.
+group, and every call here returns at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from grpo.processes import malloc
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=1)
-"""How long processes wait for one another. More than rollouts of uneven length or a large model's saving take; a
-process that dies ends the wait at once, so this is only for one that hangs."""
+"""Timeout of collectives. Longer than rollouts of uneven length or saving a large model take. A process that dies ends
+the wait at once, so the timeout only matters for one that hangs."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Process `rank` of `world`, and `local_rank` of those on this machine."""
+    """Process `rank` of `world` processes; `local_rank` counts those on this machine."""
 
     rank: int
     world: int
@@ -40,10 +40,8 @@ class Parallel:
 
     @classmethod
     def start(cls, hardware: Hardware) -> Parallel:
-        """Join the processes that torchrun started with this one; each has a GPU of its own, if they have any.
-
-        Raises InputError where the machine lacks the devices.
-        """
+        """Joins the process group that torchrun started. Each process has its own GPU where there are any. Raises
+        InputError where the machine lacks the devices."""
         rank, local_rank = _number("RANK", 0), _number("LOCAL_RANK", 0)
         world = _number("WORLD_SIZE", 1)
         device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
@@ -60,7 +58,7 @@ class Parallel:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, in the order of their ranks; any that can be pickled."""
+        """The values of all processes, by rank. Values must be picklable."""
         if self.world == 1:
             return [value]
         values: list[T] = [value] * self.world
@@ -68,7 +66,7 @@ class Parallel:
         return values
 
     def same(self, value: T) -> T:
-        """The first process's value, in all of them."""
+        """The first process's value, on all of them."""
         if self.world == 1:
             return value
         values = [value]
@@ -76,10 +74,10 @@ class Parallel:
         return values[0]
 
     def reduce(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """What was measured in all processes: sums, but extremes of names that end in _min and _max.
+        """Reduces metrics over all processes: sums, but minima and maxima of names that end in _min and _max.
 
-        The sums are made in the same order everywhere, so all processes decide the same by them. A process need not
-        have measured everything.
+        Sums are added in the same order everywhere, so all processes take the same decisions. A process may lack some
+        metrics.
         """
         total: dict[str, float] = {}
         for measured in self.gather(dict(stats)):
@@ -88,25 +86,26 @@ class Parallel:
         return total
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Waits until all processes have called it."""
         if self.world > 1:
             dist.barrier()
 
     def mesh(self) -> DeviceMesh:
-        """All processes in a row, as torch wants them; one process becomes a group of its own for it."""
+        """The one-dimensional device mesh of all processes. A single process becomes a group of one."""
         if not dist.is_initialized():
             dist.init_process_group(_backend(self.device), store=dist.HashStore(), rank=0, world_size=1)
         return init_device_mesh(self.device.type, (self.world,))
 
     def close(self) -> None:
-        """The end of a job that went well. One that failed just ends: others would wait for it here."""
+        """Closes the process group of a job that succeeded. A failed process just ends: the others would wait for it
+        here."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Which items each of `parts` takes, so that the sums of their costs are near equal: the next dearest item goes to
-    who has least (longest processing time first; at most 4/3 of the best possible). The same in every process."""
+    """Divides items among `parts` so that the sums of their costs are nearly equal. The most expensive item left goes
+    to the part with the least (longest processing time first; at most 4/3 of the optimum). Deterministic."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -117,17 +116,14 @@ def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception only says that another process of the job is gone.
-
-    What went wrong stands in that one's log, and torchrun blames whoever ends first: who lost a peer should wait to be
-    stopped by torchrun.
-    """
+    """Whether an exception only says that another process of the job is gone. The cause is in that process's log.
+    torchrun blames whichever process ends first, so a process that lost a peer should wait to be stopped."""
     gone = r"Connection (closed|reset) by peer|remote process exited|Broken pipe|Connection refused"
     return isinstance(error, RuntimeError) and re.search(gone, str(error)) is not None
 
 
 def _backend(device: torch.device) -> str:
-    # Objects travel between CPUs in any case, so that a rollout on its way takes no GPU memory.
+    # Objects are sent between CPUs in any case, so a rollout takes no GPU memory on its way.
     backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
     if device.type not in backends:
         raise InputError(f"hardware.device {device.type!r} works in one process and in one type of number; use 'cpu'")
@@ -159,7 +155,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _merge(name: str, a: float, b: float) -> float:
-    # Not min and max alone: which of a number and NaN these return depends on the order.
+    # Python's min and max are not enough: with NaN their result depends on the order.
     if name.endswith(("_min", "_max")) and a == a and b == b:
         return min(a, b) if name.endswith("_min") else max(a, b)
     return a + b

@@ -1,7 +1,7 @@
-"""Weights and optimizer state in a folder, written by any number of processes and read by any other.
+"""Weights and optimizer state in a folder, written and read by any number of processes.
 
-Each process writes its own shares (torch.distributed.checkpoint). Tensors have names: who reads
-takes its share of each, whoever wrote it.
+Each process writes its shards (torch.distributed.checkpoint). Tensors are stored by name, so a reader takes its shard
+of each.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 def write(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
-    """What training changes of `modules` (all of one that is frozen) and the state of `optimizers`, on the disk when
-    this returns. All processes call it with the same folder, which must not hold tensors yet.
-
-    Every parameter of an optimizer belongs to one of the modules; their names keep its state apart from others'.
-    """
+    """Writes the tensors of `modules` that training changes (all of a frozen module) and the state of `optimizers`;
+    they are on disk when it returns. All processes call it with the same folder, which must not hold tensors yet. Every
+    parameter of an optimizer belongs to one of the modules, whose names identify its state."""
     tensors = _weights(modules) | dict(_states(modules, optimizers))
     with _quiet():
         dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder))
@@ -76,14 +74,14 @@ def _states(modules: Modules, optimizers: Optimizers) -> Iterator[tuple[str, Ten
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 name = f"{prefix}.{names[parameter]}.{key}"
-                # Of tensors that are not sharded one process's is kept: right for a count of steps, and little else.
+                # Of unsharded tensors only one process's is kept, which is right for step counters and little else.
                 whole = isinstance(value, DTensor) or not isinstance(parameter, DTensor) or value.numel() == 1
                 assert whole, f"{name} is neither sharded nor the same in all processes"
                 yield name, value
 
 
 def _prepare(optimizer: torch.optim.Optimizer, prefixes: dict[Tensor, str], saved: Mapping[str, Any]) -> None:
-    """Give the optimizer state for the parameters that have some in `saved`, and for no others."""
+    """Creates optimizer state for the parameters that have some in `saved`, and for no others."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p for p in parameters if any(name.startswith(prefixes[p]) for name in saved)]
     if any(p not in optimizer.state for p in kept):
@@ -93,7 +91,7 @@ def _prepare(optimizer: torch.optim.Optimizer, prefixes: dict[Tensor, str], save
 
 
 def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
-    """State as a first step makes it. Its numbers, and the weights that the step moves, are about to be replaced."""
+    """Creates state by a first step. The state and the weights that it changes are overwritten afterwards."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -101,7 +99,7 @@ def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> N
 
 
 class _Reader(dcp.FileSystemReader):
-    """Takes the list of tensors only if it is nothing else: torch reads it with pickle, which can run any code."""
+    """Reads the list of tensors safely: torch would unpickle it, which can run any code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -137,5 +135,5 @@ _KNOWN = {
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is .* in a single process")  # as it is meant to be
+        warnings.filterwarnings("ignore", "torch.distributed is .* in a single process")  # the normal case
         yield

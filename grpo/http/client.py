@@ -1,8 +1,8 @@
-"""JSON over HTTP with nothing but Python's own library: for whoever asks a service beside it, or a hosted one.
+"""JSON over HTTP with the standard library alone, for judges, endpoints and vLLM servers.
 
-Requests may run in many threads at once; `abandon` ends them all. A request has a deadline as a whole, so that a
-service that sends a byte now and then cannot hold it. Repeats wait longer each time, and never draw from the process's
-random numbers, which a resumed run must find as they were.
+Requests may run in many threads at once; `abandon` ends them all. A deadline covers the whole request, so a service
+that sends a byte now and then cannot hold it. Retries wait longer each time, and do not draw from the global random
+generators, whose state a resumed run must find unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _jitter = random.SystemRandom()
 
 
 class Refused(RuntimeError):
-    """The service answered, and will answer so again. `status` is HTTP's, the message the service's own."""
+    """The service refused the request and would refuse it again. `status` is HTTP's, the message the service's."""
 
     def __init__(self, status: int, message: str):
         super().__init__(f"status {status}: {message}")
@@ -38,10 +38,10 @@ class Refused(RuntimeError):
 
 
 class Away(ConnectionError):
-    """The service is not there, or was overloaded or failing at each attempt.
+    """The service was unreachable, overloaded or failing at each attempt.
 
-    `kind` says how the last one failed: "unreachable", "timeout", "closed", "truncated", "not_http", or the status,
-    such as "503". `wait_s`: how long the service then asked to be left alone, seconds; None: it did not.
+    `kind` says how the last attempt failed: "unreachable", "timeout", "closed", "truncated", "not_http", or the status,
+    such as "503". `wait_s`: seconds that the service asked to wait; None if it did not.
     """
 
     def __init__(self, message: str, kind: str = "closed", wait_s: float | None = None):
@@ -70,7 +70,7 @@ class Http:
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.hostname or ""
         self._where = parts.netloc
-        # One context for all connections: to read the system's certificates takes longer than a request.
+        # One TLS context for all connections: reading the system's certificates takes longer than a request.
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         if self._tls is not None:
             self._tls.set_alpn_protocols(["http/1.1"])
@@ -85,17 +85,17 @@ class Http:
         return self._ask("GET", path, None, retries)
 
     def post(self, path: str, body: Any = None, retries: int | None = None) -> Any:
-        """The answer, read as JSON; None if it is empty. `retries` replaces the usual number: 0 for a request that
-        must not happen twice. Raises Refused or Away."""
+        """The JSON answer; None if it is empty. `retries` replaces the default: 0 for a request that must not be
+        repeated. Raises Refused or Away."""
         return self._ask("POST", path, body, retries)
 
     def abandon(self) -> None:
-        """Breaks off what runs in other threads, which then raise Away; the service sees its connections closed.
-        Nothing more can be asked."""
+        """Aborts the requests of other threads, which then raise Away; the service sees its connections closed. No
+        further requests are possible."""
         with self._lock:
             self._abandoned.set()
             for sock in self._open:
-                with contextlib.suppress(OSError):  # it ended by itself
+                with contextlib.suppress(OSError):  # it has ended already
                     sock.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, method: str, path: str, body: Any, retries: int | None) -> Any:
@@ -130,7 +130,7 @@ class Http:
         try:
             sock = _connect(connection)
             sock.settimeout(_left(deadline))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone is noticed
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a host that is gone
             with self._lock:
                 self._open.add(sock)
                 if self._abandoned.is_set():
@@ -168,8 +168,7 @@ def _response(sock: socket.socket, *arguments: Any, deadline: float, **named: An
 
 
 class _Within:
-    """A connection's socket as an HTTPResponse reads it, until a deadline: a socket's own time limit begins anew with
-    every byte that comes."""
+    """A socket's reader with a deadline for the whole response; a socket's own timeout restarts with every byte."""
 
     def __init__(self, sock: socket.socket, deadline: float):
         self._sock, self._deadline = sock, deadline
@@ -180,7 +179,7 @@ class _Within:
 
 class _Reader(io.RawIOBase):
     def __init__(self, sock: socket.socket, deadline: float):
-        # Python's own file keeps the socket open when the connection is closed before the answer has been read.
+        # Python's socket file keeps the socket open when the connection is closed before the response has been read.
         self._sock, self._deadline, self._file = sock, deadline, sock.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
@@ -196,7 +195,7 @@ class _Reader(io.RawIOBase):
 
 
 class _Unreachable(OSError):
-    """No connection came about."""
+    """No connection was made."""
 
 
 def _connect(connection: http.client.HTTPConnection) -> socket.socket:
@@ -221,21 +220,22 @@ def _kind(error: Exception) -> str:
 _KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "unreachable": _Unreachable,
     "timeout": TimeoutError,
-    "closed": OSError,  # with http.client's RemoteDisconnected
+    "closed": OSError,  # includes http.client's RemoteDisconnected
     "truncated": http.client.IncompleteRead,
     "not_http": http.client.HTTPException,
 }
-"""In the order asked: the first that fits."""
+"""Checked in this order; the first match counts."""
 
 
 def backoff(attempt: int, first_s: float, longest_s: float) -> float:
-    """Seconds: twice as long each time, and half of it by chance, so that clients do not come back together."""
+    """Seconds to wait before a retry: doubles each time, with random jitter of half, so that clients do not retry
+    together."""
     longest = min(longest_s, first_s * 2 ** min(attempt, 60))
     return _jitter.uniform(longest / 2, longest)
 
 
 def _retry_after(headers: http.client.HTTPMessage) -> float | None:
-    """What the service asks for, in seconds or as a date; nonsense is no wish."""
+    """The Retry-After header in seconds, from a number or a date; None if it is malformed."""
     wish = headers["Retry-After"]
     with contextlib.suppress(TypeError, ValueError):
         seconds = (
@@ -246,7 +246,7 @@ def _retry_after(headers: http.client.HTTPMessage) -> float | None:
 
 
 def _proxy_for(host: str) -> tuple[str, dict[str, str]] | None:
-    """(host:port, headers) of the environment's proxy for https."""
+    """(host:port, headers) of the proxy for https that the environment names."""
     proxy = urllib.request.getproxies().get("https")
     if not proxy or urllib.request.proxy_bypass(host):
         return None
@@ -260,7 +260,7 @@ def _proxy_for(host: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _message(text: str) -> str:
-    """What a service says of its failure, on one line: vLLM's and most others' answer is {"error": {"message"}}."""
+    """The service's error message on one line: from {"error": {"message"}}, as most services answer, or the body."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         error = json.loads(text)["error"]
         text = error["message"] if isinstance(error, dict) else str(error)

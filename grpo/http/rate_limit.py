@@ -8,16 +8,16 @@ import time
 
 
 class Pace:
-    """So many requests a minute, evenly spread; none while the service asks to be left alone. Any thread may ask."""
+    """Spreads `per_minute` requests evenly, and pauses while the service asks to. Thread-safe."""
 
     def __init__(self, per_minute: float | None = None):
-        """`per_minute`: None is no limit."""
+        """`per_minute`: None for no limit."""
         self._gap_s = 60 / per_minute if per_minute else 0.0
         self._next = -math.inf
         self._lock = threading.Lock()
 
     def wait(self, stop: threading.Event) -> None:
-        """Until it is the caller's turn, or `stop` is set."""
+        """Blocks until the next request may start, or `stop` is set."""
         with self._lock:
             now = time.monotonic()
             start = max(now, self._next)
@@ -26,6 +26,6 @@ class Pace:
             stop.wait(start - now)
 
     def hold(self, seconds: float) -> None:
-        """Nobody's turn before so many seconds from now."""
+        """Starts no request for so many seconds from now."""
         with self._lock:
             self._next = max(self._next, time.monotonic() + seconds)

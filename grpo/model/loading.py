@@ -65,7 +65,7 @@ def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
 
 
 def load_reward_model(model: str, hardware: Hardware) -> Any:
-    """A scalar head on a language model's architecture; made anew on a policy's weights where it has none yet."""
+    """A language model with a scalar head; the head is new where the folder has only a policy's weights."""
     loaded = _load(
         AutoModelForSequenceClassification,
         model,
@@ -82,10 +82,10 @@ def _options(hardware: Hardware) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
-    """Write the tokenizer of `model` beside a checkpoint made from it, byte for byte where `model` is a folder.
+    """Writes the tokenizer of `model` beside a checkpoint made from it, byte for byte where `model` is a folder.
 
-    A tokenizer that is loaded and saved again says the same in other bytes; checkpoints of one recipe must be seen to
-    share theirs.
+    A tokenizer that is loaded and saved again has the same content in other bytes, and checkpoints of one recipe must
+    have equal tokenizer files.
     """
     for written in map(Path, tokenizer.save_pretrained(out)):
         original = Path(model).expanduser() / written.name
@@ -94,7 +94,7 @@ def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
 
 
 def check_model_folder(model: str) -> None:
-    """Name what is wrong with a model's path before anything is loaded."""
+    """Raises InputError if a local path is not a model folder, before anything is loaded."""
     path = Path(model).expanduser()
     looks_local = model.startswith((".", "/", "~")) or path.exists()
     if not looks_local:
@@ -108,14 +108,15 @@ def check_model_folder(model: str) -> None:
 
 
 def _load(loader: Any, model: str, what: str, new: tuple[str, ...] = (), **options: Any) -> Any:
-    """`new`: weights that a folder may lack. Any other that is missing would be drawn at random, in silence."""
+    """`new`: weights that a folder may lack. transformers would silently initialize any other missing weight at
+    random."""
     check_model_folder(model)
     path = Path(model).expanduser()
     if loader is not AutoTokenizer:
         options["output_loading_info"] = True
     try:
         loaded = loader.from_pretrained(str(path) if path.exists() else model, **options)
-    except Exception as error:  # a model's files are untrusted: what their loaders raise has no narrower common class
+    except Exception as error:  # a model's files are untrusted, and their loaders raise all kinds of exceptions
         message = textwrap.shorten(str(error), 300) or type(error).__name__
         raise InputError(f"{model}: cannot load a {what} from here: {message}") from error
     if loader is AutoTokenizer:

@@ -1,4 +1,4 @@
-"""What a job writes for whoever watches it: metrics line by line, and a result at the end."""
+"""The files in which a job reports: metrics line by line, and a result at the end."""
 
 from __future__ import annotations
 

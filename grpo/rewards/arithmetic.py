@@ -1,6 +1,6 @@
-"""The arithmetic in a line of text and its exact values, by a small evaluator: model output is never given to `eval`.
+"""Exact values of the arithmetic in a line of text. Model output is never given to `eval`.
 
-What cannot be read for certain is left out, not guessed at: sides with variables, units or functions have no value.
+Expressions with variables, units or functions have no value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 MAX_TOKENS = 100
 MAX_DIGITS = 50
 MAX_BITS = 10_000
-"""Limits on one expression, on a number in it and on any value that comes up; beyond them it has no value."""
+"""Limits on the length of an expression, on its numbers and on intermediate values; beyond them it has no value."""
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?%?|\.\d+%?"
 _TOKEN = re.compile(rf"\*\*|[-+*/^()]|{_NUMBER}")
@@ -41,10 +41,8 @@ class Side:
 
 
 def chains(line: str) -> list[list[Side]]:
-    """The expressions of a line, in their order, each as its sides: "8 - 1 = 7" has two, "8 - 1" one.
-
-    Plain and LaTeX spellings are read. A list mark at the start of the line is none of it.
-    """
+    """The expressions of a line, in order, each as its sides: "8 - 1 = 7" has two, "8 - 1" one. Plain and LaTeX
+    spellings are read. A list mark at the start of the line is skipped."""
     text = _LIST_MARK.sub("", " ".join(_plain(line).split()))
     return [_sides(text, run.start(), run.end()) for run in _RUN.finditer(text)]
 
@@ -57,7 +55,7 @@ def agree(one: Side, other: Side) -> bool:
 
 
 def value(expression: str) -> Fraction | None:
-    """The value of an expression of numbers, + - * / ^ and brackets; None if it is none, or beyond the limits."""
+    """The value of an expression of numbers, + - * / ^ and brackets; None if it is not one, or beyond the limits."""
     tokens = _TOKEN.findall(expression)
     if len(tokens) > MAX_TOKENS or "".join(tokens) != expression.replace(" ", ""):
         return None

@@ -19,8 +19,8 @@ from grpo.sandbox.run import Limits, Result, run
 
 LIMITS = Limits(wall_s=4.0, cpu_s=4)
 TOTAL_S = 8.0
-"""Seconds for all runs of a program: less than `grpo.processes.pool` gives an item, so that a slow program is told as
-one."""
+"""Seconds for all runs of a program: less than the item's limit in `grpo.processes.pool`, so that a slow program is
+reported as such."""
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)")
 _PYTHON = ("python", "python3", "py")
 _BROKEN = {
@@ -32,8 +32,8 @@ _BROKEN = {
     "crash": "was ended by a signal",
 }
 
-# What the harness needs afterwards it takes before the program runs. The token comes with the input, which is then
-# closed: neither the program's file, nor a redefined name, nor an early exit gives it away.
+# The harness saves what it needs before the program runs. The token comes with the input, which is then closed: neither
+# the program's file, nor a redefined name, nor an early exit reveals it.
 _HARNESS = """\
 def _harness(os, compile, exec, space):
     write, token = os.write, os.read(0, {length})
@@ -95,7 +95,7 @@ def extract(answer: str) -> str:
 
 
 def _fenced(answer: str) -> list[tuple[str, str]]:
-    """Language and text of each closed Markdown fence; a fence is closed by its own marks alone on a line."""
+    """Language and text of each closed Markdown fence. Only the fence's own marks, alone on a line, close it."""
     blocks: list[tuple[str, str]] = []
     mark, language, lines = "", "", list[str]()
     for line in answer.splitlines(keepends=True):
@@ -135,5 +135,5 @@ def _judged(result: Result) -> Result:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without the white space and the blank lines at their ends."""
+    """Lines without trailing white space and without blank lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

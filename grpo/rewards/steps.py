@@ -39,8 +39,8 @@ def equations(problem: Problem, step: str) -> float | None:
 def reduction(problem: Problem, step: str) -> float | None:
     """1 if the step's last expression or number still has the gold answer's value, else 0.
 
-    For calculations that are rewritten until their result is left: "5 + 3 - 1", "8 - 1" and "7" are all worth 7. A step
-    without arithmetic has no reward. Raises InputError if the gold answer is no number.
+    For calculations that are rewritten until only their result is left: "5 + 3 - 1", "8 - 1" and "7" all have the value
+    7. A step without arithmetic has no reward. Raises InputError if the gold answer is not a number.
     """
     gold = value(problem.answer.strip())
     if gold is None:
@@ -56,7 +56,7 @@ STEP_REWARDS: dict[str, StepReward] = {"equations": equations, "reduction": redu
 
 
 def is_folder(name: str) -> bool:
-    """Whether a step reward is a model: the path of its folder, which begins with . / or ~."""
+    """Whether a step reward is the path of a model folder, which begins with ".", "/" or "~"."""
     return name.startswith((".", "/", "~"))
 
 

@@ -72,7 +72,7 @@ def choice(problem: Problem, answer: str) -> float:
 
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError, tokenize.TokenError)
-"""What code that takes a text apart raises on a text of another form."""
+"""Exceptions that parsing code raises on malformed text."""
 
 
 def reasoning_gym(problem: Problem, answer: str) -> float:
@@ -132,7 +132,7 @@ VERIFIERS: dict[str, Callable[[Problem, str], float]] = {
 
 
 QUICK = {"exact", "number", "choice", "none"}
-"""Those that take microseconds whatever the answer is."""
+"""Verifiers that take microseconds whatever the answer is."""
 
 
 def agree(problem: Problem, answer: str, other: str) -> bool:
@@ -153,7 +153,7 @@ COMPARING: dict[str, Callable[[Problem, str], float]] = {
     "math": mathematical,
     "choice": choice,
 }
-"""The verifiers that compare with the problem's own answer and read nothing else of it."""
+"""Verifiers that compare with the problem's own answer and read nothing else."""
 
 
 def pack_entry(value: Any) -> Any:

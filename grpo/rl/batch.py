@@ -29,7 +29,7 @@ class CompletionGroup:
     rewards: Tensor  # [G]
     steps: list[list[TokenStep]] | None
     ref_logprobs: list[Tensor] | None
-    old_logprobs: list[Tensor] | None  # of the policy, where they were measured
+    old_logprobs: list[Tensor] | None  # of the policy, where they were computed
     values: list[Tensor] | None
 
 
@@ -43,15 +43,15 @@ class Rollout:
     prompts: list[list[int]]
     completions: list[list[int]]
     advantages: list[Tensor]
-    old_logprobs: list[Tensor] | None  # of the policy that the updates begin with; None: the one update finds them
+    old_logprobs: list[Tensor] | None  # of the policy before the updates; None: the only update computes them
     ref_logprobs: list[Tensor] | None
     old_values: list[Tensor] | None
     returns: list[Tensor] | None
     learnt: list[bool]  # whether the loss reads the sequence at all
     units: list[list[int]]  # sequences that an update must see together: single ones, or DPO's (better, worse)
     metrics: dict[str, float]
-    sampler_logprobs: list[Tensor] | None = None  # where the sampler was not exactly that policy
-    samples: list[dict[str, Any]] = field(default_factory=list)  # a few of them, for people
+    sampler_logprobs: list[Tensor] | None = None  # where the sampler is not exactly that policy
+    samples: list[dict[str, Any]] = field(default_factory=list)  # a few completions to read
 
     def mask(self, rows: Sequence[int]) -> list[Tensor]:
         return [torch.full((len(self.completions[i]),), float(self.learnt[i])) for i in rows]

@@ -1,4 +1,4 @@
-"""From scored completions to what the update reads of each token: one function for each credit of `grpo.rl.methods`."""
+"""Credit assignment: one function for each credit of `grpo.rl.methods`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CreditInputs:
     correct: list[bool]
     lengths: list[int]
     steps: list[list[TokenStep]] | None = None  # under process supervision
-    logprobs: list[Tensor] | None = None  # PPO: of the policy that sampled
+    logprobs: list[Tensor] | None = None  # of the policy that sampled (PPO)
     ref_logprobs: list[Tensor] | None = None
     values: list[Tensor] | None = None
 
@@ -39,12 +39,12 @@ class Credit:
 
 
 def all_completions(inputs: CreditInputs, settings: RL) -> Credit:
-    """Every completion is to be imitated (SFT)."""
+    """Imitates every completion (SFT)."""
     return Credit([torch.ones(length) for length in inputs.lengths])
 
 
 def correct(inputs: CreditInputs, settings: RL) -> Credit:
-    """Right completions are to be imitated, the others ignored (RFT, online RFT)."""
+    """Imitates correct completions and ignores the others (RFT, online RFT)."""
     return Credit([torch.full((n,), float(ok)) for n, ok in zip(inputs.lengths, inputs.correct, strict=True)])
 
 
@@ -54,7 +54,7 @@ def preference_pairs(inputs: CreditInputs, settings: RL) -> Credit:
 
 
 def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
-    """Relative to the group: one advantage a completion, or one a step and the tokens before its end (GRPO)."""
+    """Advantages relative to the group: one a completion, or one a step and the tokens before its end (GRPO)."""
     if inputs.steps is not None:
         return Credit(_by_steps(inputs, inputs.steps, settings))
     advantages = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
@@ -62,7 +62,7 @@ def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
 
 
 def gae_over_values(inputs: CreditInputs, settings: RL) -> Credit:
-    """Generalised advantage estimation over a learnt value, the KL penalty in the reward (PPO)."""
+    """Generalized advantage estimation with a learned value function and the KL penalty in the reward (PPO)."""
     assert inputs.logprobs is not None and inputs.values is not None
     mask = _padded([torch.ones(n) for n in inputs.lengths])
     reference = None if inputs.ref_logprobs is None else _padded(inputs.ref_logprobs)

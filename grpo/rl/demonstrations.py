@@ -1,4 +1,4 @@
-"""Given completions in the place of sampled ones: the data of SFT in the unified view."""
+"""Demonstrations instead of sampled completions: the data of SFT in the unified view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.rl.batch import Rollout
 
 
 class Demonstrations:
-    """As many demonstrations a step as another method samples completions; each pass has an order of its own."""
+    """Yields as many demonstrations a step as other methods sample completions, shuffled anew in each epoch."""
 
     def __init__(self, job: RLJob, tokenizer: Any):
         if job.demonstrations is None:
@@ -47,7 +47,7 @@ class Demonstrations:
         )
 
     def state(self) -> dict[str, Any]:
-        return {}  # what comes next follows from the step
+        return {}  # the step determines the next demonstrations
 
     def restore(self, state: dict[str, Any]) -> None:
         pass

@@ -57,7 +57,7 @@ class Method:
         return settings.lora is None and (self.source == "initial" or self.reads_reference(settings))
 
     def value_model(self, settings: RL) -> ValueModel | None:
-        """What estimates values: a model of its own, a head on the policy, or nothing."""
+        """Model that estimates values: one of its own, a head on the policy, or none."""
         return settings.ppo.value if self.loss == "actor_critic" else None
 
     def objective_name(self, settings: RL) -> str:
@@ -73,8 +73,8 @@ class Method:
         return self.loss == "policy" and not self.loss_kl_coef(settings)
 
     def temperature(self, settings: RL) -> float:
-        """Of the policy's log-probabilities. Online methods compare policies at the sampling temperature; completions
-        of another author are fitted at 1."""
+        """Temperature of the policy's log-probabilities. Online methods compare policies at the sampling temperature;
+        completions of another author are fitted at 1."""
         return settings.sampling.temperature if self.online else 1.0
 
 
@@ -89,7 +89,7 @@ METHODS: dict[MethodName, Method] = {
 
 
 def reads_reference(settings: RL) -> bool:
-    """Whether each completion goes through a reference model too: one more forward pass."""
+    """Whether a reference model computes log-probabilities of each completion: one more forward pass."""
     return METHODS[settings.method].reads_reference(settings)
 
 
@@ -99,5 +99,5 @@ def keeps_reference(settings: RL) -> bool:
 
 
 def value_model(settings: RL) -> ValueModel | None:
-    """What estimates values under these settings: "model" (as large as the policy), "head", or None."""
+    """The value model under these settings: "model" (as large as the policy), "head", or None."""
     return METHODS[settings.method].value_model(settings)

@@ -15,8 +15,8 @@ from grpo.scoring.weights import branch_parts
 
 
 def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
-    """Means over the completions of a rollout, by component and, where there are several, by domain; `weights` of the
-    rewards are what their branches' parts are made with."""
+    """Means over the completions of a rollout, by reward and, where there are several, by domain. `weights`: factor of
+    each reward, for the shares of the branches."""
     rewards = torch.stack([g.rewards for g in groups])
     completions = [c for g in groups for c in g.completions]
     metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups, weights)
@@ -35,7 +35,7 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
 
 
 def samples_of(groups: list[CompletionGroup], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:
-    """Completions of a rollout's first groups, for people; `advantages` begin with these groups'."""
+    """Samples of a rollout's first groups, to read. `advantages` begin with those of these groups."""
     kept: list[dict[str, Any]] = []
     for group in groups:
         for response, breakdown, reward in zip(group.responses, group.breakdowns, group.rewards.tolist(), strict=True):
@@ -61,8 +61,8 @@ def _component_means(prefix: str, groups: list[CompletionGroup], weights: Mappin
 
 
 def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
-    """KL to the reference in nats a completion: the mean of log pi - log pi_ref over what pi itself sampled, summed
-    over tokens (k1, unbiased); nothing without a reference."""
+    """KL to the reference in nats a completion: mean of log pi - log pi_ref over the policy's own samples, summed over
+    tokens (k1, unbiased). Empty without a reference."""
     ratios = [
         sum(completion.logprobs) - reference.sum().item()
         for group in groups

@@ -1,8 +1,8 @@
-"""The models of a run: the policy, and beside it only what its method reads.
+"""The models of a run: the policy, and those that its method reads.
 
 GRPO without a penalty holds one model, with it two (policy, reference); PPO three (policy, reference, value). Reward
-models come on top. With LoRA the reference is the policy with its adapters off, and takes no memory. Each is spread
-over the processes of the job.
+models come on top. With LoRA the reference is the policy without its adapters, and takes no memory. Each model is
+sharded over the processes of the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Models:
 
     def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
         self.settings, self.method = settings, method
-        self.version = 0  # of the policy: counts whatever changes its weights, and never comes back to a number
+        self.version = 0  # of the policy: increases with every change of its weights
         hardware = settings.hardware
         kept, computed = hardware.to_train(), arithmetic(hardware)
         policy = load_policy(model, kept, settings.lora)
@@ -47,7 +47,8 @@ class Models:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """The policy as it was at the start, or at the last refresh; whole in each process, without gradients."""
+        """The reference: the policy at the start, or at the last refresh; unsharded in each process, without
+        gradients."""
         if self.initial is not None:
             with self.initial.whole() as model:
                 yield model
@@ -57,7 +58,7 @@ class Models:
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:
-        """Whose completions the method learns from; whole in each process, without gradients."""
+        """The model that samples the completions; unsharded in each process, without gradients."""
         with self.policy.whole() if self.method.online else self.reference() as model:
             yield model
 
@@ -66,14 +67,14 @@ class Models:
         return self.version if self.method.online else 0
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """What `sampler` is made of, by names in transformers' files, for an engine that keeps a copy. All processes
-        go through it together, to the end."""
+        """Weights of `sampler` by names in transformers' files, for an engine that keeps a copy. All processes iterate
+        together, to the end."""
         if self.method.online:
             return self.policy.full_tensors()
         return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """For the optimizer: the policy and, in PPO, the value, each with its own peak learning rate."""
+        """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its peak learning rate."""
         peak = self.settings.optimizer.learning_rate
         groups = [{"params": [p for p in self.policy.parameters() if p.requires_grad], "lr": peak}]
         if self.value is not None:
@@ -83,19 +84,19 @@ class Models:
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
-        """The reference becomes the policy (R1), or moves towards it by `reference_mixing`.
+        """Replaces the reference by the policy (R1), or moves it towards the policy by `reference_mixing`.
 
-        Not where the frozen policy writes the data (rft, dpo): these methods are offline by definition.
+        Does nothing where the frozen policy writes the data (rft, dpo): these methods are offline by definition.
         """
         if self.initial is None or self.method.source == "initial":
             return
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
-            # The reference only computes; the policy may keep its weights in more digits.
+            # The reference may have a narrower type than the policy.
             mine, theirs = local(old), local(new)
             mine.lerp_(theirs.to(mine.dtype), self.settings.reference_mixing)
 
     def modules(self) -> dict[str, nn.Module]:
-        """What a checkpoint keeps."""
+        """Modules that a checkpoint saves, by name."""
         kept: dict[str, nn.Module] = {"policy": self.policy}
         if self.initial is not None and self.settings.reference_refresh_steps is not None:
             kept["initial"] = self.initial

@@ -1,4 +1,4 @@
-"""Which problems are asked next: mixed by source, some passed over by their pass rate, all of it resumable."""
+"""The order of problems: mixed by source, with a curriculum by pass rate; resumable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ALL = ""
 
 
 class ProblemOrder:
-    """Each pass over a source is a permutation of its own, fixed by the seed.
+    """Orders the problems of one domain.
 
-    With `weights` (source -> relative frequency) every prefix of the order holds the sources in these proportions, as
-    far as whole problems allow; without, all problems are one source.
+    Each pass over a source is a permutation of its own, fixed by the seed. With `weights` (source -> relative
+    frequency) every prefix of the order has the sources in these proportions, up to whole problems. Without weights,
+    all problems are one source.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class ProblemOrder:
                 raise InputError(f"source_weights: no problems of source {name!r}; sources here: {known}")
         self.positions = dict.fromkeys(self.sources, 0)
         self.taken = dict.fromkeys(self.sources, 0)
-        self.resting: dict[str, int] = {}  # problem id -> the pass in which it may be asked again
+        self.resting: dict[str, int] = {}  # problem id -> the pass from which on it is used again
 
     def take(self, count: int) -> list[Problem]:
         return [self._next(self._due_source()) for _ in range(count)]
 
     def observe(self, problem: Problem, pass_rate: float) -> None:
-        """Tell how often the policy just solved a problem, 0..1."""
+        """Records the share of completions that solved a problem, 0 to 1."""
         if self.curriculum is None:
             return
         if self.curriculum.min_pass_rate < pass_rate < self.curriculum.max_pass_rate:
@@ -70,4 +71,4 @@ class ProblemOrder:
             self.positions[source] += 1
             if self.resting.get(problem.id, 0) <= epoch:
                 return problem
-        return problem  # all of them rest: better an easy problem than none
+        return problem  # all problems are skipped: take an easy one rather than none

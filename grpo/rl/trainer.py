@@ -1,6 +1,7 @@
-"""The loop: roll out, update on parts of the rollout, log, look after health, save (DSM algorithm 1, R1 schedule).
+"""The training loop: collect a rollout, update on its minibatches, log, check health, save (DSM algorithm 1, R1's
+schedule).
 
-What is learnt from, and how, is the method's: see `grpo.rl.methods`.
+`grpo.rl.methods` holds what depends on the method.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Pending:
-    """A rollout and what is left to do with it."""
+    """A rollout and its remaining updates."""
 
     rollout: Rollout
-    updates: list[list[int]]  # units of each update; with inner epochs the rollout comes by several times
+    updates: list[list[int]]  # units of each update; inner epochs repeat them
     position: int
     sampling_s: float
 
@@ -110,7 +111,7 @@ class Trainer:
         self.parallel.close()
 
     def _advance(self) -> None:
-        """One optimizer step, with a new rollout before it where the last is used up."""
+        """One optimizer step; collects a new rollout if the last is used up."""
         settings = self.settings
         if self.pending is None:
             self.pending = self._roll_out()
@@ -169,13 +170,14 @@ class Trainer:
             "sampling_s": sampling_s,
             "update_s": update_s,
         }
-        record = self.parallel.same(record)  # times differ; all processes must decide by the same numbers
+        record = self.parallel.same(record)  # times differ between processes, which must all decide alike
         if self.metrics is not None:
             self.metrics.log(self.step, self.settings.steps, **record)
         return record
 
     def _act_on(self, findings: list[HealthEvent]) -> bool:
-        """Whether the run was rolled back. Raises TrainingStopped where a finding says so."""
+        """Acts on health events. Returns whether the run was rolled back. Raises TrainingStopped where a check
+        says so."""
         for finding in findings:
             logger.warning("%s: %s", finding.name, finding.message)
             self.findings.append({"step": finding.step, "name": finding.name, "message": finding.message})
@@ -187,7 +189,7 @@ class Trainer:
         return "roll_back" in actions
 
     def _roll_back(self, finding: HealthEvent) -> None:
-        """To the last good checkpoint; from there other completions are drawn, at half the learning rate."""
+        """Rolls back to the last good checkpoint. From there other completions are drawn, at half the learning rate."""
         attempt, findings = self.attempt + 1, self.findings
         found = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())
         if found is None or attempt > self.settings.health.max_roll_backs:
@@ -223,7 +225,7 @@ class Trainer:
 
 
 def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
-    """The problems of each domain in their order; InputError where a domain that the job trains on has none."""
+    """The order of each domain's problems. Raises InputError where a domain that the job trains on has none."""
     settings = job.settings
     problems = read_problems(job.problems)
     by_domain: dict[str, list[Problem]] = {"reasoning": [], "general": []}

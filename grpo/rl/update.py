@@ -1,4 +1,4 @@
-"""One optimizer step on a part of a rollout: micro-batches forward and backward, then the step."""
+"""One optimizer step on a minibatch of a rollout: micro-batches forward and backward, then the step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Loss = Callable[[Rollout, list[int], Normalizers], tuple[Tensor, Stats]]
 
 
 class Update:
-    """The loss of the method, chosen once, and the optimizer that lowers it."""
+    """The loss of the method and the optimizer."""
 
     def __init__(self, settings: RL, method: Method, models: Models, parallel: Parallel):
         self.settings, self.models, self.parallel = settings, models, parallel
@@ -53,9 +53,9 @@ class Update:
         self.optimizer = make_optimizer(self.groups, settings.optimizer)
 
     def __call__(self, rollout: Rollout, units: Sequence[int], step: int, rate: float = 1.0) -> dict[str, float]:
-        """Step number `step`, counted from 0, on these units of the rollout. `rate` scales the learning rate.
+        """Runs optimizer step `step`, counted from 0, on these units of the rollout. `rate` scales the learning rate.
 
-        Returns what was measured: means over the tokens of the step, extremes (_min, _max), norms of gradients.
+        Returns metrics: means over the tokens of the step, extremes (_min, _max), gradient norms.
         """
         rate *= learning_rate_share(step, self.settings.steps, self.settings.optimizer)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -89,8 +89,8 @@ class Update:
         return stats
 
     def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
-        """This process's micro-batches (numbers of `parts`), and whether each counts: all processes go through as many,
-        so whoever has fewer repeats a short one for nothing."""
+        """This process's micro-batches (indices into `parts`), and whether each counts. All processes run the same
+        number, so a process with fewer repeats a short one with zero weight."""
         batches = micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens)
         lengths = [sum(len(rollout.prompts[row]) + len(rollout.completions[row]) for row in part) for part in parts]
         shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.world)
@@ -139,7 +139,7 @@ class Update:
         return loss + self.settings.ppo.value_coef * of_value, {**stats, "value_loss": of_value.detach()}
 
     def _preference_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
-        """Rows alternate: better, worse."""
+        """DPO's loss; rows alternate between chosen and rejected."""
         tokens = self._tokens(rollout, rows)
         assert tokens.ref_logprobs is not None
         loss, stats = dpo_loss(
@@ -160,7 +160,7 @@ class Update:
 
 
 def _combine(stats: dict[str, float], measured: Stats) -> None:
-    """Parts of a step: sums add up, extremes are extremes of the parts."""
+    """Combines the statistics of micro-batches: sums add up, extremes combine."""
     for name, tensor in measured.items():
         value = tensor.item()
         if name.endswith("_min"):

@@ -1,5 +1,8 @@
-"""Sampling whole problem sets, shard by shard. Workers may share a folder of shards: who finds one free takes it, and
-goes on where a worker that was killed had stopped."""
+"""Sampling whole problem sets, shard by shard.
+
+Workers may share a folder of shards: a worker that finds one free takes it, and continues where a killed worker
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0
 _OF_ENGINE = {"model", "engine", "template", "zero_template"}
 _OF_SCORER = {"rewards", "helpful_model", "safe_model"}
-"""Fields of a task that engine and scorer are made of."""
+"""Fields of a task from which engine and scorer are made."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A shard of a task: which problems, and the file that their samples become."""
+    """A shard of a task: a range of problems, and the file of their samples."""
 
     task: SampleTask
     start: int
@@ -43,7 +46,7 @@ class Place:
 
 
 def run_sampling(job: SampleJob) -> None:
-    """Write out/<task>/shard-NNNNN.parquet for every task of the job."""
+    """Writes out/<task>/shard-NNNNN.parquet for every task of the job."""
     parallel = Parallel.start(job.hardware)
     places = [place for task in job.tasks for place in places_of(task, job)]
     progress = Progress(job, places, Metrics(job.metrics) if parallel.main else None)
@@ -52,14 +55,14 @@ def run_sampling(job: SampleJob) -> None:
         make_on_ray(job.ray, left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
     else:
         worker = Worker(job, progress)
-        # Processes of one job start at different places, so that they do not meet at the first.
+        # The processes of a job start at different shards to avoid contention.
         shift = parallel.rank * len(places) // parallel.world
         worker.make_all(places[shift:] + places[:shift])
         worker.close()
     parallel.barrier()
     if parallel.main:
         for place in places:
-            writing_file(place.path).unlink(missing_ok=True)  # of a worker that was killed
+            writing_file(place.path).unlink(missing_ok=True)  # left by a killed worker
         progress.log()
         total = sum(place.problems for place in places)
         write_result(job.result, total, total, engine_s=progress.engine_s)
@@ -89,7 +92,7 @@ def _rows(paths: list[Path]) -> int:
 
 
 class Worker:
-    """Makes shards, one at a time, with an engine and a scorer that stay loaded while tasks need the same."""
+    """Samples shards, one at a time; engine and scorer stay loaded while consecutive tasks need the same."""
 
     def __init__(self, job: SampleJob, progress: Progress):
         self.job, self.progress = job, progress
@@ -98,21 +101,21 @@ class Worker:
         self._scorer: tuple[object, Scorer] | None = None
 
     def make_all(self, places: Sequence[Place]) -> None:
-        """Until all of them are made, by this worker or another."""
+        """Samples shards until all exist, made by this worker or another."""
         while waiting := [place for place in places if not place.path.exists()]:
             for place in waiting:
                 self._try_to_make(place)
             if all(not place.path.exists() for place in waiting):
-                time.sleep(_LOOK_AGAIN_S)  # others hold them, and may be killed yet
+                time.sleep(_LOOK_AGAIN_S)  # other workers hold them, and may still be killed
 
     def make(self, place: Place) -> Window:
-        """What happened on the way."""
+        """Samples one shard. Returns the counts of its metrics."""
         self.make_all([place])
         window, self.progress.window = self.progress.window, Window()
         return window
 
     def _try_to_make(self, place: Place) -> None:
-        """Nothing happens where another worker is at it, or has just finished."""
+        """Does nothing where another worker holds the shard, or has just finished it."""
         path = place.path
         try:
             journal = Journal(path.with_suffix(".journal"))
@@ -162,21 +165,21 @@ class Worker:
 
 @dataclass
 class Window:
-    """What happened since the last line of the metrics."""
+    """Counts since the last line of the metrics."""
 
     samples: int = 0
     tokens: int = 0  # of completions
-    prompt_tokens: int = 0  # again for each completion
+    prompt_tokens: int = 0  # repeated for each completion
     problems: int = 0
     failures: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)  # by source: how many were scored
+    verdicts: Counter[str] = field(default_factory=Counter)  # number of scored completions by source
     right: Counter[str] = field(default_factory=Counter)
 
 
 class Progress:
-    """A line of metrics every second: problems done, speed, what is right by source, the cost so far.
+    """Logs a line of metrics every second: problems done, speed, accuracy by source, cost so far.
 
-    Shards that other workers finish are seen; what others have begun is not.
+    It counts the shards that other workers finished, but not those that they have begun.
     """
 
     def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):

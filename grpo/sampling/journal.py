@@ -1,5 +1,5 @@
-"""What a shard of samples has so far: one line a group, kept as it is made, so that a killed worker loses nothing that
-it had finished."""
+"""The journal of a shard: one line a group, written as it is sampled, so that a killed worker loses no finished
+group."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SYNC_S = 1.0
 
 
 class Journal:
-    """Lines appended to a file that one process at a time may hold."""
+    """An append-only file that one process at a time may hold."""
 
     def __init__(self, path: Path):
-        """Raises BlockingIOError while another process holds it; the system lets go of it when that process ends."""
+        """Raises BlockingIOError while another process holds the file; the system releases it when that process ends."""
         self.path = path
         self._file = path.open("ab+")
         try:
@@ -28,7 +28,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def lines(self) -> list[Any]:
-        """What it holds; half a line at its end, from a process that was killed while it wrote, is cut off."""
+        """The lines so far. A partial last line, from a process killed while it wrote, is cut off."""
         self._file.seek(0)
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -37,7 +37,7 @@ class Journal:
         return [json.loads(line) for line in whole.splitlines()]
 
     def append(self, line: Any) -> None:
-        """At once in the file, and on the disk within a second."""
+        """Appends a line. It is in the file at once, and synced to disk within a second."""
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         if time.monotonic() - self._synced > _SYNC_S:

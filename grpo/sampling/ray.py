@@ -1,7 +1,7 @@
-"""Shards spread over a Ray cluster by Ray Data: the same files as the workers of one job write, placed by Ray.
+"""Sampling shards on a Ray cluster by Ray Data: the same files as the workers of one job write.
 
-Each of Ray's actors is a worker as any other: it takes a shard whose journal it gets hold of, and goes on where one
-that was killed had stopped. Ray replaces actors whose machine is lost. The shards' folder must be the same everywhere.
+Each Ray actor is a worker like any other: it takes a shard whose journal it can lock, and continues where a killed one
+stopped. Ray replaces actors whose machine is lost. All machines must see the same folder of shards.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ W_co = TypeVar("W_co", covariant=True)
 
 
 class Maker(Protocol[P_contra, W_co]):
-    """Makes shards, one at a time, in an actor of its own."""
+    """Samples shards, one at a time, in an actor."""
 
     def make(self, place: P_contra) -> W_co:
-        """Returns what is to be told of it."""
+        """Samples one shard. Returns its counts."""
 
 
 def make_on_ray(
     cluster: RayCluster, places: Sequence[P], worker: Callable[[], Maker[P, W]], tell: Callable[[W], object]
 ) -> None:
-    """Each of `places` by one of the workers; `tell` is called in this process, place after place."""
+    """Samples each of `places` on one of the workers. Calls `tell` in this process after each."""
     try:
         import ray
         import ray.data
@@ -42,7 +42,7 @@ def make_on_ray(
     try:
         _answers(cluster.address)
         ray.init(address=cluster.address, log_to_driver=False)
-    except OSError as error:  # ConnectionError is one
+    except OSError as error:  # ConnectionError is an OSError
         raise InputError(f"ray.address: no Ray cluster at {cluster.address!r}: {_first_line(error)}") from None
 
     class Actor:
@@ -62,7 +62,7 @@ def make_on_ray(
 
 
 def _answers(address: str | None) -> None:
-    """Ray itself asks for minutes where nothing answers."""
+    """Whether anything answers; Ray itself would retry for minutes."""
     if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""):
         socket.create_connection((found[1], int(found[2])), timeout=10).close()
 

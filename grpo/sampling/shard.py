@@ -1,4 +1,4 @@
-"""One shard of samples: problems in, a parquet file of scored samples out, in rounds while problems lack right ones."""
+"""One shard: problems in, a parquet file of scored samples out; in rounds while problems lack correct samples."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from grpo.sampling.journal import Journal
 from grpo.scoring.scorer import Failures, Scorer, Scores
 
 UNDER_WAY = 256
-"""Groups that may be scored while others are sampled, before the first of them is waited for."""
+"""Maximum number of groups whose scores are pending."""
 
 
 @dataclass
 class SampledProblem:
-    """What one round made of one problem: a line of the journal when it is written, another when it is scored."""
+    """The completions of one problem in one round: a journal line when sampled, another when scored."""
 
     problem: str
     round: int
     source: str = ""
     engine: str = ""
     prompt_tokens: int = 0
-    completions: list[tuple[str, int, bool]] = field(default_factory=list)  # text, tokens, whether it ended by itself
+    # (text, number of tokens, whether it ended with the end token)
+    completions: list[tuple[str, int, bool]] = field(default_factory=list)
     rewards: list[dict[str, float]] | None = None
     failures: dict[str, Any] = field(default_factory=dict)
 
@@ -46,7 +47,7 @@ class SampledProblem:
 
 
 class Shard:
-    """Problems of a task in a row. `done` is told of each group that is finished."""
+    """Consecutive problems of a task. Calls `done` for each finished group."""
 
     def __init__(
         self, task: SampleTask, problems: Sequence[Problem], seed: int, done: Callable[[SampledProblem], None]
@@ -56,7 +57,7 @@ class Shard:
         self._by_id = {problem.id: problem for problem in problems}
 
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
-        """Write the file `path`; what the journal holds is not made again, and at the end the journal is gone."""
+        """Writes the file `path`. Groups in the journal are not sampled again; the journal is removed at the end."""
         for line in journal.lines():
             key = line["problem"], line["round"]
             self.groups[key] = replace(self.groups.get(key, SampledProblem(*key)), **line)
@@ -74,7 +75,7 @@ class Shard:
         journal.remove()
 
     def _open(self, number: int) -> list[Problem]:
-        """The problems to be asked in round `number`."""
+        """The problems to sample in round `number`."""
         task = self.task
         if number == 0:
             return [*self.problems]
@@ -84,7 +85,7 @@ class Shard:
 
     def _right(self, problem: Problem, rounds: int) -> int:
         found = [self.groups.get((problem.id, number)) for number in range(rounds)]
-        # Who was not asked in a round had enough before it.
+        # A problem that was not sampled in a round had enough before it.
         return self.task.samples_max if None in found else sum(group.right for group in found if group)
 
     def _by_sampling(self, problems: list[Problem]) -> Iterator[tuple[Sampling, list[Problem]]]:
@@ -97,7 +98,7 @@ class Shard:
     def _written(
         self, asked: list[Problem], number: int, journal: Journal, engine: TextEngine
     ) -> Iterator[SampledProblem]:
-        """All groups of the round, those that the journal holds first."""
+        """Groups of the round, those in the journal first."""
         yield from [self.groups[p.id, number] for p in asked if (p.id, number) in self.groups]
         task, count = self.task, self.task.samples_per_problem
         if number:
@@ -122,7 +123,7 @@ class Shard:
     def _under_way(
         self, written: Iterator[SampledProblem], scorer: Scorer
     ) -> Iterator[tuple[SampledProblem, Scores | None]]:
-        """Groups with their scores, which are made while others are written; None where they are known."""
+        """Groups with their pending scores, while others are sampled; None where they are scored already."""
         waiting: deque[tuple[SampledProblem, Scores | None]] = deque()
         for group in written:
             waiting.append((group, self._scores(group, scorer) if group.rewards is None else None))
@@ -153,7 +154,7 @@ class Shard:
         failures.stop_above(share)
 
     def _samples(self) -> list[Sample]:
-        """In the order of the problems, whatever the order in which they were made."""
+        """Samples in the order of the problems, whatever the order in which they were sampled."""
         order = {name: place for place, name in enumerate(self._by_id)}
         samples: list[Sample] = []
         taken = dict.fromkeys(order, 0)
@@ -195,11 +196,11 @@ class Shard:
 
 
 def writing_file(path: Path) -> Path:
-    """Where a shard stands until it is whole."""
+    """Path of a shard until it is complete."""
     return path.with_name(f"writing-{path.stem}")
 
 
 def seed_of_name(seed: int, name: str, number: int) -> int:
-    """A seed of its own for each problem and round, wherever the problem stands."""
+    """A seed for each problem and round, independent of the problem's position."""
     digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2

@@ -1,4 +1,4 @@
-"""The way into a sandbox: from the supervisor's fork through namespaces and limits to the program."""
+"""Starting a sandboxed program: from the supervisor's fork through namespaces and limits to exec."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpo.processes.lifetime import LINUX, Alarm, die_with_parent, prctl
 from grpo.sandbox import namespaces
 
 TICK_S = 0.05
-"""Seconds between two looks at what no rlimit covers."""
+"""Seconds between two checks of limits that no rlimit covers."""
 _PR_SET_NO_NEW_PRIVS = 38
 _OPEN_FILES = 128
 _SPARE_TASKS = 8
-"""Room between the number of tasks at which the supervisor ends a run and the one that the kernel enforces."""
+"""Margin between the number of tasks at which the supervisor ends a run and the number that the kernel enforces."""
 
 
 class Launch:
@@ -45,20 +45,20 @@ class Launch:
             namespaces.become(self.user)
             self.user = None
         namespaces.unshare(self.means["own_user"], self.means["own_files"])
-        die_with_parent(self.supervisor)  # other rights undo it
+        die_with_parent(self.supervisor)  # a change of rights undoes it
         if os.fork() == 0:
             self._init()
         os.wait()
         os._exit(0)
 
     def _init(self) -> NoReturn:
-        """The first process of the namespace: with it everything in it ends."""
-        die_with_parent(0)  # a parent outside has no number in here
+        """The init process of the namespace: when it ends, so does everything in it."""
+        die_with_parent(0)  # a parent outside the namespace has no process id in it
         alarm = Alarm()
         poller = alarm.poller()
         poller.register(self.ends["alive"], 0)
         if poller.poll(0):
-            os._exit(1)  # the supervisor was gone before the kernel was told to tell us
+            os._exit(1)  # the supervisor was gone before prctl took effect
         if self.means["own_files"]:
             namespaces.private_root(self.order["needed"], self.order["limits"]["disk_bytes"], self.user)
         program = os.fork()
@@ -85,7 +85,7 @@ class Launch:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # short of memory, the kernel ends this first
+            file.write("1000")  # under memory pressure the kernel kills this first
         folder = self.order["folder"] or namespaces.WORK
         os.chdir(folder)
         self._limit()
@@ -124,7 +124,7 @@ class Launch:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """All of `data`."""
+    """Writes all of `data`."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,6 +1,6 @@
-"""Linux namespaces by hand: a process tree, a network and a file system of a program's own (see unshare(2)).
+"""Linux namespaces (unshare(2)): a process tree, a network and a file system for one program.
 
-Everything here changes the calling process and is for one that has no threads and will soon run something else.
+These functions change the calling process, which must have no threads and will soon exec something else.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _INSIDE_ID = 1000
 
 
 def unshare(own_user: bool, own_files: bool) -> None:
-    """Own processes (for children), network and IPC; without rights of root only inside a user namespace."""
+    """Unshares processes (for children), network and IPC; without root's rights only inside a user namespace."""
     user, group = os.geteuid(), os.getegid()
     flags = _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (_NEWUSER if own_user else 0) | (_NEWNS if own_files else 0)
     _call("unshare", flags)
     if own_user:
-        # Any id but 0: what is run under it has no rights even inside, since exec drops them all.
+        # Any id but 0: a program run under it has no rights even inside, since exec drops them all.
         for name, line in (
             ("setgroups", "deny"),
             ("uid_map", f"{_INSIDE_ID} {user} 1"),
@@ -54,7 +54,7 @@ def unshare(own_user: bool, own_files: bool) -> None:
 
 
 def become(user: int) -> None:
-    """Root becomes `user`, for good; children may still use /proc/self."""
+    """Changes root to `user` for good; children may still use /proc/self."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -62,12 +62,12 @@ def become(user: int) -> None:
 
 
 def hide_memory() -> None:
-    """Other processes of the same user can read neither our memory nor our environment."""
+    """Prevents other processes of the same user from reading our memory and environment."""
     prctl(_PR_SET_DUMPABLE, 0)
 
 
 def unused_user() -> int:
-    """A user id that owns nothing, and differs between sandboxes at work at the same time wherever ids are many."""
+    """A user id that owns nothing, and differs between concurrent sandboxes where there are enough ids."""
     user = 0x70000000 + os.getpid()  # process ids end below 2^22
     with contextlib.suppress(FileNotFoundError), open("/proc/self/uid_map") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
@@ -95,8 +95,8 @@ def private_root(needed: list[str], disk_bytes: int, owner: int | None) -> None:
     _mount("tmpfs", root + WORK, "tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     if owner is not None:
         os.chown(root + WORK, owner, owner)
-    _mount(root + WORK, root + "/dev/shm", None, _MS_BIND)  # so that what is shared counts against the same limit
-    with contextlib.suppress(OSError):  # a container may forbid it; programs hardly miss it
+    _mount(root + WORK, root + "/dev/shm", None, _MS_BIND)  # so that shared memory counts against the same limit
+    with contextlib.suppress(OSError):  # a container may forbid it; programs rarely need it
         _mount("proc", root + "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     os.chdir(root)
     _call("pivot_root", b".", b".")

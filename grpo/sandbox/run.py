@@ -1,6 +1,7 @@
-"""Runs an untrusted Python program, such as a model's answer, under limits and away from everything else.
+"""Runs an untrusted Python program, such as a model's answer, under limits and isolated from the rest of the system.
 
-How far away depends on the machine: `protections` says it, docs/sandbox.md explains it. This is not a virtual machine.
+The isolation depends on the machine: `protections` reports it, docs/sandbox.md explains it. This is not a virtual
+machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk"
 
 _BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox.supervisor import main; main()"
 _ANSWER_S = 30.0
-"""How much longer than the program the supervisor may take: to start, to kill and to clean."""
+"""Seconds that the supervisor may take beyond the program: to start, to kill and to clean up."""
 _MARK = "SANDBOX_RUN"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -62,10 +63,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended, and the text it printed, cut at the limit.
+    """How a run ended, and its output, truncated at the limit.
 
-    "ok" is exit code 0 and "error" any other. "crash": a signal ended it, or its sandbox was brought down from
-    within. The rest names the limit it broke.
+    "ok" is exit code 0 and "error" any other. "crash": a signal ended it, or its sandbox was brought down from within.
+    Other kinds name the limit that it broke.
     """
 
     kind: Kind
@@ -75,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Means:
-    """What of the kernel a sandbox is made of, and the interpreter it runs."""
+    """Kernel features that a sandbox uses, and the interpreter that it runs."""
 
     namespaces: bool
     own_user: bool
@@ -84,9 +85,9 @@ class Means:
 
 
 def run(program: str, stdin: str, limits: Limits, means: Means | None = None) -> Result:
-    """Runs `program` with `stdin`; whatever happens, nothing of it is left. From any thread.
+    """Runs `program` with `stdin`; nothing of it remains afterwards. Thread-safe.
 
-    `means` is for tests: without it the strongest that this machine allows are used. RuntimeError if the sandbox
+    `means` is for tests: by default the strongest that this machine allows are used. Raises RuntimeError if the sandbox
     itself cannot be set up, which says nothing about the program.
     """
     if len(program.encode(errors="replace")) > limits.disk_bytes:
@@ -98,7 +99,7 @@ def run(program: str, stdin: str, limits: Limits, means: Means | None = None) ->
 
 
 def protections(means: Means | None = None) -> dict[str, bool]:
-    """Which walls stand on this machine beyond limits, time and removal, which always do."""
+    """Protections of this machine beyond limits, timeouts and cleanup, which always hold."""
     means = means or _means()
     return {
         "no_network": means.namespaces,
@@ -111,7 +112,7 @@ def protections(means: Means | None = None) -> dict[str, bool]:
 
 @functools.cache
 def _means() -> Means:
-    """The first of the candidates, strongest first, with which a program runs."""
+    """The first of the candidates, strongest first, that can run a program."""
     reasons = []
     for means in _candidates():
         result = _run("print(6 * 7)", "", Limits(), means)
@@ -128,13 +129,13 @@ def _candidates() -> list[Means]:
     walls = [(False, False, False)]
     if LINUX:
         walls = [(True, True, True), (True, True, False), *walls]
-        if os.geteuid() == 0:  # needs no user namespace, and can show the program files that only root reads
+        if os.geteuid() == 0:  # needs no user namespace, and can bind files that only root reads
             walls = [(True, False, True), walls[0], (True, False, False), *walls[1:]]
     return [Means(*wall, python) for wall in walls for python in _interpreters()]
 
 
 def _interpreters() -> list[str]:
-    """Ours without its virtual environment; the system's where ours lies in a folder closed to other users."""
+    """Our interpreter without its virtual environment; the system's where ours is in a folder closed to other users."""
     ours = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [ours, *(path for path in ["/usr/bin/python3"] if os.path.exists(path) and os.path.realpath(path) != ours)]
 
@@ -166,7 +167,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
         _end(supervisor)
     if answer:
         return json.loads(answer)
-    # Without namespaces a program of our own user can kill or stop its supervisor; then it is for us to clean.
+    # Without namespaces a program of our own user can kill or stop its supervisor; then we clean up.
     _sweep(mark)
     if folder and os.path.isdir(folder):
         scratch_dir.remove(folder)
@@ -182,7 +183,7 @@ def _needed(python: str) -> list[str]:
 
 
 def _answer(supervisor: subprocess.Popen[bytes], order: bytes, limit_s: float) -> bytes:
-    """What the supervisor says; nothing if it was killed or says nothing in time."""
+    """The supervisor's answer; empty if it was killed or does not answer in time."""
     assert supervisor.stdin is not None and supervisor.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         supervisor.stdin.write(len(order).to_bytes(8, "big") + order)
@@ -196,7 +197,7 @@ def _answer(supervisor: subprocess.Popen[bytes], order: bytes, limit_s: float) -
         if not piece:
             return bytes(answer)
         answer += piece
-    supervisor.kill()  # stopped or wedged
+    supervisor.kill()  # stopped or hung
     return b""
 
 
@@ -213,7 +214,7 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def _sweep(mark: str) -> None:
-    """Kills what still carries the run's mark in its environment."""
+    """Kills processes that still have the run's mark in their environment."""
     stopped: set[int] = set()
     while fresh := _marked(mark) - stopped:
         for pid in fresh:
@@ -228,7 +229,7 @@ def _sweep(mark: str) -> None:
 def _marked(mark: str) -> set[int]:
     found = set()
     for name in os.listdir("/proc") if LINUX else ():
-        with contextlib.suppress(OSError):  # it ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if name.isdigit() and f"{_MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
                 found.add(int(name))
     return found

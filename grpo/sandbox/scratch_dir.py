@@ -1,4 +1,4 @@
-"""The folder of an untrusted program: how much is in it, and how to remove it whatever the program made of it."""
+"""The folder of an untrusted program: its size, and its removal whatever the program did to it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import secrets
 import stat
 
 BLOCK = 4096
-"""Bytes that a file or folder counts for at least."""
+"""Minimum size that a file or folder counts for, bytes."""
 
 
 def size(folder: str) -> int | float:
-    """Bytes in `folder`; infinite if folders lie deeper in one another than a path can be long."""
+    """Bytes in `folder`; infinite if folders are nested deeper than a path can be long."""
     total = 0
     front = [folder]
     while front:
         try:
             entries = list(os.scandir(front.pop()))
-        except OSError as error:  # removed meanwhile, or made unreadable
+        except OSError as error:  # removed meanwhile, or unreadable
             if error.errno == errno.ENAMETOOLONG:
                 return float("inf")
             continue
@@ -32,9 +32,9 @@ def size(folder: str) -> int | float:
 
 
 def remove(folder: str) -> None:
-    """Removes `folder`, in which no process is at work any more.
+    """Removes `folder`, which no process uses any more.
 
-    What lies deep is moved to the top first: neither recursion nor the length of a path sets a limit then.
+    Deep entries are moved to the top first, so that neither recursion nor the length of a path sets a limit.
     """
     _open(folder)
     word, count = secrets.token_hex(8), 0

@@ -1,7 +1,7 @@
-"""The processes of one sandboxed run: a supervisor, in namespaces an init as well, and the program.
+"""The supervisor of a sandboxed run.
 
-The supervisor stays outside with our rights. It watches what no rlimit covers, collects the output, and at the end
-kills every descendant and removes the folder. It does so too when the process that asked for the run is killed.
+It stays outside the namespaces with our rights. It checks limits that no rlimit covers, collects the output, and at the
+end kills every descendant and removes the folder, also when the process that asked for the run is killed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _LAST_WORDS = {
     "BlockingIOError: [Errno 11]": "processes",
     "RuntimeError: can't start new thread": "processes",
 }
-"""How a Python program that ran into a limit ends, if it does not catch the exception."""
+"""Last words of a Python program that hit a limit and did not catch the exception."""
 
 
 def main() -> NoReturn:
-    """``argv``: the process id of who asked. Standard input: a length and the order as JSON; its end means stop."""
+    """Runs one program. ``argv``: the process id of the caller. Standard input: a length and the order as JSON; its end
+    means stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     alarm = Alarm()
     die_with_parent(int(sys.argv[1]), signal.SIGTERM)
@@ -46,10 +47,10 @@ def main() -> NoReturn:
             end_descendants(0)
             if order["folder"] and os.path.isdir(order["folder"]):
                 scratch_dir.remove(order["folder"])
-    except Exception as error:  # nothing that a program can bring about; it must not be taken for its doing
+    except Exception as error:  # a program cannot cause this, and must not be blamed for it
         result = {"kind": "failed", "stdout": "", "stderr": f"{type(error).__name__}: {error}"}
     if result is not None:
-        with contextlib.suppress(OSError):  # nobody is left to be told
+        with contextlib.suppress(OSError):  # the caller is gone
             write(1, json.dumps(result).encode())
     os._exit(0)
 
@@ -89,7 +90,7 @@ class _Run:
         self.ended: dict[str, Any] = {}
 
     def result(self) -> dict[str, str] | None:
-        """Kind and output; None if nobody waits for them any more."""
+        """Kind and output; None if the caller is gone."""
         kind = self._watch()
         end_descendants(0)
         for descriptor in list(self.sources):
@@ -99,7 +100,7 @@ class _Run:
         most = self.limits["output_bytes"]
         text = {name: bytes(self.taken[name][:most]).decode(errors="replace") for name in ("stdout", "stderr")}
         if self.taken["report"]:
-            self.ended = json.loads(self.taken["report"].splitlines()[0])  # what failed comes first
+            self.ended = json.loads(self.taken["report"].splitlines()[0])  # the failing run comes first
         if "failed" in self.ended:
             return {"kind": "failed", "stdout": "", "stderr": self.ended["failed"]}
         if not kind and self._output() > most:
@@ -107,7 +108,7 @@ class _Run:
         return {"kind": kind or self._told_by_its_end(text["stderr"]), **text}
 
     def _watch(self) -> str:
-        """Waits for the end; the limit that was broken before it, "stopped", or nothing."""
+        """Waits for the end. Returns the limit that was broken before it, "stopped", or ""."""
         deadline = time.monotonic() + self.limits["wall_s"]
         look = time.monotonic() + TICK_S
         while True:
@@ -118,7 +119,7 @@ class _Run:
                 if kind := self._overstepped():
                     return kind
                 spent = time.monotonic() - now
-                look = now + max(TICK_S, 10 * spent)  # a machine with many processes is not watched to death
+                look = now + max(TICK_S, 10 * spent)  # scanning many processes takes time: wait longer then
             ready = {fd for fd, _ in self.poller.poll(max(1.0, 1000 * (min(deadline, look) - now)))}
             self.alarm.reset()
             if self.alarm.terminated or sys.stdin.fileno() in ready:
@@ -134,7 +135,7 @@ class _Run:
                 return ""
 
     def _take(self, descriptor: int) -> None:
-        """Reads what is there; beyond the limit one piece more is kept than is needed to see that it was broken."""
+        """Reads available output. Beyond the limit it keeps just enough to see that it was broken."""
         name = self.sources[descriptor]
         with contextlib.suppress(BlockingIOError):
             while name == "report" or self._output() <= self.limits["output_bytes"]:
@@ -151,7 +152,7 @@ class _Run:
     def _overstepped(self) -> str:
         tasks = memory = 0
         for pid in descendants(os.getpid()):
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 tasks += len(os.listdir(f"/proc/{pid}/task"))
                 with open(f"/proc/{pid}/statm") as file:
                     resident, shared = map(int, file.read().split()[1:3])
@@ -164,7 +165,7 @@ class _Run:
 
     def _told_by_its_end(self, stderr: str) -> str:
         if not self.ended:
-            return "crash"  # the namespace's init was ended from within
+            return "crash"  # the namespace's init was killed from within
         code = os.waitstatus_to_exitcode(self.ended["status"])
         if code == 0:
             return "ok"
@@ -175,12 +176,12 @@ class _Run:
             return "disk"
         if code < 0:
             return "crash"
-        # Several processes may die of the same limit, and their last words mix.
+        # Several processes may hit the same limit, and their last words mix.
         last = [line for line in stderr.splitlines() if line.startswith(tuple(_LAST_WORDS))][-1:]
         return next((kind for line in last for words, kind in _LAST_WORDS.items() if line.startswith(words)), "error")
 
     def _tasks_counted_already(self) -> int:
-        """How many tasks the kernel counts against the program's user before the program has any."""
+        """Number of tasks that the kernel counts for the program's user before the program starts."""
         ours = 3 if self.namespaces else 0
         release = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in os.uname().release.split(".")[:2])
         if os.geteuid() == 0 or (self.namespaces and release >= (5, 14)):  # since then counted within a namespace
@@ -198,13 +199,13 @@ def _read(size: int) -> bytes:
     while len(data) < size:
         piece = os.read(0, size - len(data))
         if not piece:
-            os._exit(1)  # who asked is gone
+            os._exit(1)  # the caller is gone
         data += piece
     return bytes(data)
 
 
 def _source(data: bytes) -> int:
-    """A descriptor from which `data` can be read, by a program that may never do so."""
+    """A file descriptor to read `data` from, for a program that may never read it."""
     if not LINUX:
         return _file_with(data)
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -21,21 +21,23 @@ from grpo.model.packed.packing import micro_batches, pack
 from grpo.rewards.steps import split_steps
 
 MARK = "r1flow_step_label"
-"""In the model's config: which label it learnt. A policy's folder would load too, with a head drawn at random."""
+"""Field of the model's config with the kind of label it was trained on. A policy's folder would load too, with a random
+head."""
 
 
 @dataclass(frozen=True)
 class Steps(Example):
-    """A chain up to the end of its last step: `places` of the tokens that end steps, in what follows the prompt."""
+    """A chain up to the end of its last step. `places`: indices of the tokens that end steps, in the tokens after the
+    prompt."""
 
     places: tuple[int, ...] = ()
-    labels: tuple[float, ...] = ()  # 0 to 1, one a step
+    labels: tuple[float, ...] = ()  # in [0, 1], one a step
 
 
 def steps_of(
     tokenizer: Any, messages: list[Message], response: str, ends: Sequence[int], labels: Sequence[float] = ()
 ) -> Steps:
-    """A chain as the model reads it; `ends`: characters of the response where its steps end, in rising order."""
+    """A chain in the model's tokens; `ends`: ascending character offsets in the response where its steps end."""
     read = tokenizer(response, add_special_tokens=False, return_offsets_mapping=True)
     starts = [start for start, _ in read["offset_mapping"]]
     places = [max(i for i, start in enumerate(starts) if start < end) for end in ends]
@@ -54,7 +56,7 @@ def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
 
 @torch.inference_mode()
 def score_steps(model: Any, examples: Sequence[Steps], max_tokens: int) -> list[list[float]]:
-    """A score from 0 to 1 for each step of each example: how likely it is that a right answer can follow."""
+    """A score in [0, 1] for each step of each example: how likely a correct answer can follow."""
     units = [[i] for i in range(len(examples))]
     prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
     scores: list[list[float]] = [[] for _ in examples]
@@ -76,7 +78,7 @@ class StepScorer:
             raise InputError(f"{folder}: no process reward model; jobs of kind process_reward_model train one")
 
     def __call__(self, messages: list[Message], responses: Sequence[str]) -> list[list[tuple[int, float]]]:
-        """Of each response to a prompt: where its steps end, in characters, and their scores from 0 to 1."""
+        """For each response to a prompt: the character offsets of its steps' ends, and their scores in [0, 1]."""
         ends = [[end for _, end in split_steps(response)] for response in responses]
         some = [(i, of) for i, of in enumerate(ends) if of]
         examples = [steps_of(self.tokenizer, messages, responses[i], of) for i, of in some]

@@ -1,8 +1,8 @@
 """AdamW whose two moments take a byte each, by bitsandbytes (Dettmers et al., arXiv 2110.02861).
 
-A moment is kept as codes of 8 bits, in blocks of 256 numbers with a scale each. Blocks begin anew with each row of a
-matrix: rows are what FSDP2 divides among processes, so any number of them keeps the same codes, and a checkpoint of
-one number of processes serves another. bitsandbytes's own classes cut blocks across rows and know no sharded weights.
+A moment is kept as 8-bit codes in blocks of 256 numbers with one scale each. Blocks start at each row of a matrix.
+FSDP2 shards rows, so any number of processes has the same codes and can read the others' checkpoints. bitsandbytes's
+own classes cut blocks across rows and do not support sharded weights.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch.optim.adamw import adamw
 from grpo.distributed.fsdp import local
 
 BLOCK = 256
-"""Numbers that share a scale: what bitsandbytes's kernels are made for."""
+"""Block size of bitsandbytes's kernels, in numbers."""
 SMALLEST = 4096
-"""Smaller tensors stay as they are, as in the paper: they cost little, and biases and norms matter."""
+"""Smaller tensors keep float32 moments, as in the paper: they cost little memory, and biases and norms are sensitive.
+"""
 AT_ONCE = 2**20
-"""Numbers of a tensor that are updated at a time; a CPU needs some copies of them in float32."""
+"""Numbers updated at a time; on a CPU each needs temporary copies in float32."""
 DEVICES = {"cpu", "cuda"}
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """Decoupled weight decay as torch.optim.AdamW.
+    """AdamW with decoupled weight decay, as torch.optim.AdamW.
 
     State of a matrix [..., R, C]: `exp_avg` and `exp_avg_sq`, codes [..., R, C]; `exp_avg_scale` and
-    `exp_avg_sq_scale`, float32 [..., R, ceil(C / 256)]; each divided among the processes as the matrix is. Small
-    tensors have torch's state.
+    `exp_avg_sq_scale`, float32 [..., R, ceil(C / 256)]; each sharded like the matrix. Small tensors have torch's state.
     """
 
     def __init__(self, parameters: Any, lr: float, betas: tuple[float, float], weight_decay: float, eps: float = 1e-8):
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
-        # By device: what the codes of both moments stand for, and the first one's code of zero.
+        # By device: the values of the codes of both moments, and the first moment's code of zero.
         self._codes: dict[torch.device, tuple[Tensor, Tensor, int]] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         for group in self.param_groups:
             learning = [p for p in group["params"] if p.grad is not None]
             for p in learning:
@@ -95,7 +95,7 @@ class AdamW8bit(torch.optim.Optimizer):
         m_scale: Tensor,
         v_scale: Tensor,
     ) -> None:
-        """Rows [R, C] in place; one whose length is no multiple of a block is filled up for the kernel."""
+        """Updates rows [R, C] in place; rows whose length is not a multiple of the block are padded for the kernel."""
         if p.device not in self._codes:
             signed, positive = bnb.create_dynamic_map(signed=True), bnb.create_dynamic_map(signed=False)
             self._codes[p.device] = signed.to(p.device), positive.to(p.device), int(signed.abs().argmin())
@@ -113,7 +113,7 @@ class AdamW8bit(torch.optim.Optimizer):
             whole[3],
             beta1,
             beta2,
-            0.0,  # of other optimizers, like the next
+            0.0,  # of other optimizers, as the next one is
             0.0,
             group["eps"],
             step,
@@ -130,7 +130,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def _has_codes(p: Tensor) -> bool:
-    """By the size of the whole, which is the same in all processes. Short rows would be mostly filling."""
+    """Decided by the size of the unsharded tensor, the same in all processes. Short rows would be mostly padding."""
     return p.ndim >= 2 and p.numel() >= SMALLEST and p.shape[-1] >= BLOCK // 2
 
 

@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, the same in every loop."""
+"""The optimizer and the learning-rate schedule of every training loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]
 
 
 def make_optimizer(parameters: Parameters, settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW of the kind that the settings name; groups of parameters may have peak learning rates of their own ("lr").
-
-    Raises InputError where that kind is not installed or does not work on the parameters' device.
-    """
+    """AdamW of the kind in the settings; parameter groups may have their own peak learning rate ("lr"). Raises
+    InputError where that kind is not installed or does not work on the parameters' device."""
     options: dict[str, Any] = {
         "lr": settings.learning_rate,
         "betas": (0.9, settings.adam_beta2),

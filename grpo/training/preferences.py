@@ -23,22 +23,22 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preferences(Example):
-    """A batch element, and the rows that it was made of: the pairs of a prompt, or a labelled response."""
+    """A batch element and its rows: the pairs of a prompt, or a labelled response."""
 
     rows: tuple[Row, ...] = ()
-    chosen: tuple[int, ...] = ()  # which of the sequences is the better one of each pair
+    chosen: tuple[int, ...] = ()  # index of the better sequence of each pair
     rejected: tuple[int, ...] = ()
 
 
 def read_preferences(path: Path, loss: str) -> tuple[list[Row], list[Row]]:
-    """(rows to train on, held-out rows)."""
+    """Returns (training rows, held-out rows)."""
     rows = read_columns(path, [*COLUMNS[loss], "held_out"], OPTIONAL)
     return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
 
 
 def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) -> list[Preferences]:
-    """Batch elements in the order of their first rows. Sequences of more than `max_tokens`, and so what is said about
-    them, are left out."""
+    """Batch elements in the order of their first rows. Sequences above `max_tokens`, and pairs with them, are
+    left out."""
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_prompt[json.dumps(row["messages"])].append(row)
@@ -47,7 +47,7 @@ def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) ->
 
 
 def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:
-    """As many prompts, drawn with replacement, each with all that is said about it."""
+    """A bootstrap sample: as many prompts, drawn with replacement, each with all its rows."""
     by_prompt: dict[str, list[Preferences]] = defaultdict(list)
     for example in examples:
         by_prompt[json.dumps(example.rows[0]["messages"])].append(example)
@@ -56,8 +56,8 @@ def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:
 
 
 def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
-    """InstructGPT, 3.5: all pairs of a prompt are one element, so that each response is scored once, and no response
-    counts for more because it was compared more often. One element at most."""
+    """All pairs of a prompt as one element (InstructGPT, 3.5): each response is scored once, and none counts more
+    because it was compared more often. At most one element."""
     texts = dict.fromkeys(row[side] for row in rows for side in ("chosen", "rejected"))
     tokens = {text: conversation_tokens(tokenizer, rows[0]["messages"], text) for text in texts}
     fits = [row for row in rows if max(len(tokens[row[side]]) for side in ("chosen", "rejected")) <= max_tokens]

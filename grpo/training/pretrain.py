@@ -1,4 +1,4 @@
-"""A base model from nothing: a byte-level BPE tokenizer and a small Llama, trained to continue a text corpus."""
+"""A base model from scratch: a byte-level BPE tokenizer and a small Llama, trained on a text corpus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "{% else %}{{ 'User: ' + m.content + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""In words that text has, not in marks of its own: what a small model learnt from dialogues it then knows in a chat."""
+"""Roles are words, not special tokens, so a small model uses in a chat what it learned from dialogues in the corpus."""
 
 
 def pretrain(job: PretrainJob) -> None:
@@ -57,7 +57,7 @@ def pretrain(job: PretrainJob) -> None:
     parallel = Parallel.start(settings.hardware)
     parameters = sum(p.numel() for p in model.parameters())
     sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
-    # Each block's first token only tells what the others follow.
+    # The first token of a block is only context.
     examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
     done = fit(job, sharded, examples, cross_entropy, settings, settings.steps)
     sharded.save(job.out)
@@ -80,8 +80,8 @@ def read_documents(corpus: Path) -> list[str]:
 
 
 def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
-    """Digits and signs stay single tokens, with the space before them, so that a sum in a prompt and its terms in a
-    solution are the same tokens; tags are tokens that decoding keeps."""
+    """Trains a byte-level BPE tokenizer. Digits and signs are single tokens with the space before them, so that a sum
+    has the same tokens in a prompt and in a solution; tags are tokens that decoding keeps."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r" ?\d| ?[-+=]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -103,7 +103,7 @@ def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
 
 
 def pack(tokenizer: Any, documents: list[str], length: int) -> list[list[int]]:
-    """One stream of BOS document END BOS document END ..., cut into blocks of `length` tokens."""
+    """Concatenates BOS document EOS BOS document EOS ... and cuts blocks of `length` tokens."""
     stream: list[int] = []
     for ids in tokenizer(documents, add_special_tokens=False)["input_ids"]:
         stream += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]

@@ -1,7 +1,8 @@
 """A process reward model: a score at the end of each step of a chain of reasoning (Math-Shepherd, arXiv 2312.08935).
 
-The reward model's architecture, a scalar head on the policy's, read where steps end instead of at the last token. It is
-trained on the labels of `grpo.training.step_labels` by binary cross-entropy, and scores steps for process supervision.
+It has the architecture of a reward model, a scalar head on the policy's, read where steps end instead of at the last
+token. It is trained on the labels of `grpo.training.step_labels` by binary cross-entropy, and scores steps for process
+supervision.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ COLUMNS = ("messages", "response", "ends", "right", "rollouts", "held_out")
 
 
 def hard(right: int, rollouts: int) -> float:
-    """1 if any rollout was right, else 0 (Math-Shepherd, eq. 3)."""
+    """1 if any rollout was correct, else 0 (Math-Shepherd, eq. 3)."""
     return float(right > 0)
 
 
 def soft(right: int, rollouts: int) -> float:
-    """The share of rollouts that were right (Math-Shepherd, eq. 4)."""
+    """The share of correct rollouts (Math-Shepherd, eq. 4)."""
     return right / rollouts
 
 
@@ -48,7 +49,7 @@ def step_loss(model: Any, examples: list[Any]) -> Tensor:
 
 
 def train_process_reward_model(job: ProcessRewardJob) -> None:
-    """Rows that are held out are scored at the end, never trained on."""
+    """Trains a process reward model. Held-out rows are scored at the end, never trained on."""
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     rows = read_columns(job.data, COLUMNS)
@@ -58,7 +59,7 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     held_out = [(row, example) for row, example in fitting if row["held_out"]]
     if not train:
         raise InputError(f"{job.data}: nothing to train on fits in max_tokens={settings.max_tokens} ({len(rows)} rows)")
-    torch.manual_seed(job.seed)  # the head is drawn anew
+    torch.manual_seed(job.seed)  # the head is initialized from the seed
     model = load_reward_model(job.model, settings.hardware.to_train())
     model.config.pad_token_id = tokenizer.pad_token_id
     setattr(model.config, MARK, settings.label)
@@ -80,7 +81,8 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
 
 
 def agreement(labels: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Shares of all steps: those on their label's side of 0.5, and the larger side, which guessing gets right."""
+    """Shares of all steps: those scored on their label's side of 0.5, and the majority class, which guessing
+    reaches."""
     both = [pair for of in zip(labels, scores, strict=True) for pair in zip(*of, strict=True)]
     pairs = [(label >= 0.5, score >= 0.5) for label, score in both]
     good = sum(label for label, _ in pairs) / len(pairs)

@@ -32,7 +32,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
 
 
 def off_centre(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """(r_w + r_l)^2 of each pair [P]. The loss above sees differences only: this keeps scores around 0 (arXiv
+    """(r_w + r_l)^2 of each pair [P]. The loss above depends on differences only; this keeps scores around 0 (arXiv
     2312.09244, eq. 2)."""
     return (chosen + rejected).square()
 
@@ -43,10 +43,8 @@ def pointwise(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def pair_loss(scores: Tensor, examples: Sequence[Preferences], margin: float, centring: float) -> Tensor:
-    """Sum over examples of the mean over their pairs, so that each prompt weighs the same (InstructGPT, 3.5).
-
-    `scores`: of all sequences of the examples, one after the other.
-    """
+    """Sum over examples of the mean over their pairs, so that each prompt has the same weight (InstructGPT, 3.5).
+    `scores`: of all sequences of the examples, in order."""
     chosen: list[int] = []
     rejected: list[int] = []
     strength: list[float] = []
@@ -64,7 +62,7 @@ def pair_loss(scores: Tensor, examples: Sequence[Preferences], margin: float, ce
 
 
 def train_reward_model(job: RewardModelJob) -> None:
-    """Rows whose column `held_out` is true are scored at the end, never trained on."""
+    """Trains a reward model. Rows whose column `held_out` is true are scored at the end, never trained on."""
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     rows = read_preferences(job.data, job.loss)
@@ -76,7 +74,7 @@ def train_reward_model(job: RewardModelJob) -> None:
     if job.loss == "pairs":
         counts |= {"train_pairs": _rows(train), "held_out_pairs": _rows(held_out)}
     learnt = bootstrap(train, job.seed) if job.bootstrap else train
-    torch.manual_seed(job.seed)  # the head is drawn anew
+    torch.manual_seed(job.seed)  # the head is initialized from the seed
     model = load_reward_model(job.model, settings.hardware.to_train())
     model.config.pad_token_id = tokenizer.pad_token_id
     steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
@@ -125,7 +123,7 @@ def _rows(examples: Sequence[Preferences]) -> int:
 
 @torch.inference_mode()
 def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, parallel: Parallel) -> list[Row]:
-    """The rows of the examples, in order, with their scores; each process scores its share of the batches."""
+    """Rows of the examples, in order, with their scores; each process scores its share of the batches."""
     batches: list[list[Preferences]] = []
     room = 0
     for example in examples:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on the response's tokens only (R1, stages 1 and 3b)."""
+"""Supervised fine-tuning: cross-entropy on the tokens of the response (R1, stages 1 and 3b)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_pairs(job: SFTJob) -> list[dict[str, Any]]:
 
 
 def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tuple[list[Example], int]:
-    """The sequences that fit, and how many did not."""
+    """Returns the sequences that fit, and the number of those that do not."""
     examples = []
     for pair in pairs:
         completion = completion_tokens(tokenizer, pair["completion"])
@@ -56,7 +56,7 @@ def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tu
 
 
 def cross_entropy(model: Any, examples: list[Example]) -> Tensor:
-    """Sum over the completions' tokens; prompts are not learnt."""
+    """Cross-entropy summed over the completions' tokens; prompts have no loss."""
     prompts = [prompt for example in examples for prompt in example.prompts]
     rests = [rest for example in examples for rest in example.rests]
     return -completion_logprobs(model, prompts, rests, temperature=1.0).sum()

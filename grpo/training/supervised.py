@@ -1,4 +1,4 @@
-"""The loop under pretraining, SFT and reward models: batches of examples, packed, in an order fixed by the seed."""
+"""The training loop of pretraining, SFT and reward models: packed batches of examples in an order fixed by the seed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 
 Loss = Callable[[Any, list[Example]], Tensor]
-"""(model, examples) -> the SUM of their losses; the loop divides by the weight of the whole batch."""
+"""(model, examples) -> the sum of their losses; the loop divides by the weight of the whole batch."""
 
 
 def planned_steps(examples: int, settings: Supervised, epochs: int, max_steps: int | None) -> int:
-    """Each epoch ends with a batch of what is left."""
+    """Number of optimizer steps. The last batch of an epoch may be smaller."""
     steps = epochs * -(-examples // settings.batch_size)
     return min(steps, max_steps or steps)
 
 
 def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, settings: Supervised, steps: int) -> int:
-    """Train `model` in place and return the optimizer steps done."""
+    """Trains `model` in place. Returns the number of optimizer steps."""
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -35,13 +35,13 @@ from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights
 from grpo.http.client import Away, Http, Refused
 
 _TRANSFER_S = 300.0
-"""Longest wait for one tensor to be taken; long enough for a server that is still busy with the one before."""
+"""Longest wait until a tensor is received; long enough for a server that still processes the previous one."""
 
 
 class ServerVLLM:
     """See `grpo.generation.engines.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
 
-    exact = False  # other kernels, which round otherwise
+    exact = False  # other kernels round differently
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
         key = None
@@ -58,7 +58,7 @@ class ServerVLLM:
             served = self._http.get("/v1/models")["data"][0]
             self._name, self._longest = served["id"], served["max_model_len"]
             self._workers = self.states()
-            self._http.post("/resume")  # a trainer that was killed while it updated left the server paused
+            self._http.post("/resume")  # a trainer killed during an update left the server paused
         except Away as error:
             raise InputError(f"vllm: no server: {error}; {start}") from None
         except (Refused, KeyError, IndexError, TypeError) as error:
@@ -81,10 +81,10 @@ class ServerVLLM:
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Each prompt's index and its completions as soon as the last of them ended.
+        """Yields each prompt's index and its completions as soon as the last of them has ended.
 
-        The same seeds give the same completions as far as the server's batches allow: its arithmetic may depend on
-        what else it computes. Raises TrainingStopped when the server stays away.
+        The same seeds give the same completions as far as the server's batching allows: its arithmetic may depend on
+        the rest of a batch. Raises TrainingStopped when the server stays unreachable.
         """
         check(prompts, settings, self._longest, self._logprobs)
         if self._held == UNKNOWN:
@@ -99,7 +99,7 @@ class ServerVLLM:
                 yield futures[future], future.result()
         except (Away, Refused) as error:
             raise TrainingStopped(f"vllm: {error}") from None
-        finally:  # the caller may have stopped listening: then the server shall not go on either
+        finally:  # the caller may have stopped iterating: end the server's requests too
             pool.shutdown(wait=False, cancel_futures=True)
             http.abandon()
             pool.shutdown()
@@ -122,11 +122,11 @@ class ServerVLLM:
         return Http(self._settings.url, self._settings.timeout_s, self._settings.retries, self._key)
 
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """From when this returns, completions come from `weights`: full tensors by their Hugging Face names.
+        """Sends new weights: full tensors by their Hugging Face names.
 
-        Completions that are being sampled end first, by the old ones. Under torchrun every rank calls this, because
-        to gather a tensor takes all of them; rank 0 sends. Raises TrainingStopped, on every rank, when the server does
-        not hold all of the weights afterwards.
+        Completions in progress end first, with the old weights. Under torchrun every rank calls this, because gathering
+        a tensor takes all of them; rank 0 sends. Raises TrainingStopped, on every rank, if the server does not hold all
+        the weights afterwards.
         """
         self._held = UNKNOWN
         fault: list[str | None] = [None]
@@ -156,7 +156,7 @@ class ServerVLLM:
         except (Away, Refused) as error:
             raise TrainingStopped(f"vllm: {error}") from None
         except TrainingStopped:
-            self._sender = None  # whether its receivers still listen is not known
+            self._sender = None  # whether its receivers still listen is unknown
             raise
 
     def _broadcast(self, bucket: list[tuple[str, Tensor]]) -> None:
@@ -165,7 +165,7 @@ class ServerVLLM:
             sender.send(bucket, check_server)
 
     def _connected(self, first: Tensor) -> Sender:
-        """The group that weights travel in, made with the first of them: they say on which device."""
+        """Process group of the transfer, created with the first tensors, which tell the device."""
         if self._sender is None:
             backend = self._settings.transfer
             if backend == "auto":
@@ -197,14 +197,14 @@ class ServerVLLM:
         return self._http.post("/collective_rpc", {"method": "policy_weights"})["results"]
 
     def version(self) -> int:
-        """What the server's workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""
+        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or where they differ."""
         return version_of(self.states())
 
     def _once(self, path: str, body: Any = None) -> Any:
         return self._http.post(path, body, retries=0)
 
     def sleep(self) -> None:
-        """Gives memory back where the server was started with --enable-sleep-mode; else nothing happens."""
+        """Frees memory if the server was started with --enable-sleep-mode."""
         if self._workers[0]["sleeps"]:
             self._http.post("/sleep?level=1")
 
@@ -213,13 +213,14 @@ class ServerVLLM:
             self._http.post("/wake_up")
 
     def close(self) -> None:
-        """The server goes on; whoever started it ends it."""
+        """Does nothing: the server keeps running until its owner stops it."""
         self._sender = None
 
 
 @contextlib.contextmanager
 def _meanwhile(call: Callable[..., Any], *arguments: Any, **named: Any) -> Iterator[Callable[[], None]]:
-    """Makes the call in a thread beside the block, and gives the block what raises as soon as the call has failed."""
+    """Runs the call in a thread while the block runs. The block receives a function that raises as soon as the call has
+    failed."""
     done: Future[Any] = Future()
 
     def run() -> None:
@@ -236,13 +237,14 @@ def _meanwhile(call: Callable[..., Any], *arguments: Any, **named: Any) -> Itera
     try:
         yield check_call
     except Exception:
-        check_call()  # why the call failed says more than what its failure broke here
+        check_call()  # the call's error is the cause of what failed in the block
         raise
     done.result()
 
 
 def _address_towards(http: Http) -> str:
-    """Where the server's machine reaches this one. Nothing is sent: a datagram socket only looks up its route."""
+    """This machine's address as the server sees it. Nothing is sent: connecting a datagram socket only looks up the
+    route."""
     kind, _, _, _, target = socket.getaddrinfo(http.host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as route:
         route.connect(target)
@@ -250,7 +252,7 @@ def _address_towards(http: Http) -> str:
 
 
 def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """What starts a server in this Python's environment, and the variables that it needs. `options` are vLLM's."""
+    """Command and environment variables that start a server in this Python environment. `options` are vLLM's."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--logprobs-mode", LOGPROBS, "--generation-config", "vllm", "--enable-scale-out"]
     command += ["--worker-extension-cls", "grpo.generation.vllm.worker.Extension"]

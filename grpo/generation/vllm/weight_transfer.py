@@ -1,7 +1,7 @@
-"""Moving a policy's weights from a trainer into the processes that sample with them, past the disk.
+"""Weight transfer from a trainer to the processes that sample, without the disk.
 
-Both ends import this file, and it needs torch alone. Tensors travel over a process group of their own (gloo between
-CPUs, NCCL between GPUs): whatever group the trainer or the engine computes in stays as it is.
+Both ends import this file, and it needs only torch. Tensors are broadcast over a process group of their own (gloo
+between CPUs, NCCL between GPUs), so the groups of trainer and engine are not involved.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 Backend = Literal["gloo", "nccl"]
 Named = tuple[str, Tensor]
 UNKNOWN = -1
-"""The version of weights that no trainer has given: those of the engine's own folder, or half an update."""
+"""Version of weights that no trainer sent: those of the engine's own folder, or a partial update."""
 BACKEND = "r1flow"
-"""The name that vLLM knows this transfer by."""
+"""Name of this transfer in vLLM."""
 SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-"""What of a configuration tells models apart that cannot take each other's weights."""
+"""Configuration fields that must agree between the two models."""
 BUCKET_BYTES = 256 * 2**20
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = 2**62 - 1
@@ -32,10 +32,8 @@ _MASK = 2**62 - 1
 
 @dataclass
 class Fingerprint:
-    """How many tensors, and a checksum of their names and bits.
-
-    The sum is over integers, so that it is the same on every device and in every order of summation.
-    """
+    """Number of tensors, and a checksum of their names and bits. The sum is over integers, so that it does not depend
+    on device or order."""
 
     tensors: int = 0
     checksum: int = 0
@@ -47,7 +45,7 @@ class Fingerprint:
 
 
 def buckets(weights: Iterable[Named], max_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
-    """The tensors in their order, as many at a time as fit into `max_bytes` (at least one)."""
+    """Consecutive tensors in buckets of at most `max_bytes` (at least one tensor each)."""
     bucket: list[Named] = []
     size = 0
     for name, tensor in weights:
@@ -61,7 +59,7 @@ def buckets(weights: Iterable[Named], max_bytes: int = BUCKET_BYTES) -> Iterator
 
 
 def layout(bucket: Iterable[Named]) -> list[list[Any]]:
-    """Name, type and shape of each tensor, as JSON can carry them."""
+    """Name, type and shape of each tensor, as JSON-serializable lists."""
     return [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in bucket]
 
 
@@ -76,7 +74,7 @@ class Sender:
         self._device = _device(backend)
 
     def rendezvous(self) -> dict[str, Any]:
-        """What a receiver has to know; `connect` waits for all of them."""
+        """What a receiver needs to know. `connect` waits for all receivers."""
         return {
             "address": self.address,
             "port": self._store.port,
@@ -89,10 +87,8 @@ class Sender:
         self._group = _group(self._store, 0, self.size, self.backend, self.timeout_s)
 
     def send(self, bucket: Iterable[Named], check: Callable[[], None]) -> None:
-        """Broadcast the tensors in their order; `check` raises when the receivers have given up meanwhile.
-
-        RuntimeError when one of them is gone, or takes nothing for `timeout_s`.
-        """
+        """Broadcasts the tensors in order. `check` raises when the receivers have given up meanwhile. Raises
+        RuntimeError when a receiver is gone, or receives nothing for `timeout_s`."""
         for _, tensor in bucket:
             work = self._group.broadcast(_bytes(tensor.to(self._device)), 0)
             while not work.is_completed():
@@ -102,7 +98,7 @@ class Sender:
 
 
 class Receiver:
-    """The engine's end: a rank above 0. One that gives up has to be dropped: the sender ends when it is gone."""
+    """The engine's end: a rank above 0. Drop it after a failure, so that the sender notices."""
 
     def __init__(self, rank: int, address: str, port: int, size: int, backend: Backend, timeout_s: float):
         store = dist.TCPStore(address, port, is_master=False, timeout=_seconds(timeout_s))
@@ -110,7 +106,7 @@ class Receiver:
         self._device = _device(backend)
 
     def receive(self, expected: Iterable[tuple[str, str, list[int]]]) -> Iterator[Named]:
-        """One tensor after another, as `layout` announced them."""
+        """Yields the tensors one after another, as announced by `layout`."""
         for name, dtype, shape in expected:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
             self._group.broadcast(_bytes(tensor), 0).wait()

@@ -1,8 +1,7 @@
-"""The order in which vLLM gets new weights, and how it is known that it has them: the same inside the trainer and over
-HTTP.
+"""The steps of a weight update of vLLM, and the check that it took effect; in process and over HTTP alike.
 
-A worker never raises during an update, but notes what went wrong: where several of them share a model, vLLM 0.32 reads
-only the answer of the first that failed, and would take the others' for answers to its next question.
+A worker never raises during an update but records the fault. Where several workers share a model, vLLM 0.32 reads only
+the answer of the first that failed, and would take the answers of others for answers to its next call.
 """
 
 from __future__ import annotations
@@ -25,24 +24,25 @@ class Control(Protocol):
     def start(self) -> None: ...
 
     def part(self, **part: Any) -> None:
-        """One of the kinds of `grpo.generation.vllm.worker.Part`."""
+        """Sends one `grpo.generation.vllm.worker.Part`."""
 
     def finish(self) -> None: ...
 
     def label(self, version: str) -> None:
-        """What completions are marked with that are sampled from now on."""
+        """Sets the label of completions that are sampled from now on."""
 
     def states(self) -> list[dict[str, Any]]:
-        """Of each worker."""
+        """States of the workers, by rank."""
 
 
 def replace_weights(
     control: Control, weights: Iterable[tuple[str, Tensor]], version: int, send: Callable[[Bucket], None]
 ) -> None:
-    """`send` moves the tensors of a bucket. Raises TrainingStopped unless every worker holds all of the weights."""
+    """Runs one update; `send` transfers the tensors of a bucket. Raises TrainingStopped unless every worker holds all
+    the weights afterwards."""
     try:
         if any(state["updating"] for state in control.states()):
-            control.finish()  # a trainer was killed in the middle of an update
+            control.finish()  # a trainer was killed during an update
         control.label(str(UNKNOWN))
         control.start()
         sent = Fingerprint()
@@ -61,7 +61,8 @@ def replace_weights(
             raise RuntimeError(f"the workers hold {held}")
         control.label(str(version))
     except (OSError, RuntimeError) as error:
-        message = textwrap.shorten(_fault(control) or str(error), 400)  # theirs is the cause where both failed
+        # the worker's fault is the cause where both failed
+        message = textwrap.shorten(_fault(control) or str(error), 400)
         raise TrainingStopped(f"vllm: version {version} of the weights did not arrive: {message}") from error
 
 
@@ -72,8 +73,8 @@ def version_of(states: list[dict[str, Any]]) -> int:
 
 
 def check_sampled_by(versions: Iterable[str], expected: int) -> None:
-    """TrainingStopped when tokens of a completion came from other weights than the last that were sent: from a server
-    that was started anew meanwhile, or that another trainer uses too."""
+    """Raises TrainingStopped if tokens of a completion were sampled from other weights than the last sent: by a server
+    that was restarted, or that another trainer uses too."""
     for found in versions:
         if expected != UNKNOWN and found != str(expected):
             raise TrainingStopped(f"vllm: a completion was sampled by version {found} of the weights, not {expected}")
@@ -86,7 +87,7 @@ def _check(states: list[dict[str, Any]]) -> None:
 
 
 def _fault(control: Control) -> str | None:
-    """What a worker noted, if any did and can still be asked."""
+    """The first fault that a worker recorded, if any can still be asked."""
     try:
         _check(control.states())
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""The part that runs inside vLLM: takes new weights, and says which it holds.
+"""Weight updates inside vLLM's workers.
 
 vLLM loads this file in each of its workers (`worker_extension_cls`); importing it registers the weight-transfer engine
-`BACKEND`. `grpo.generation.vllm.weight_update` says what an update consists of. vLLM's own `load_weights` fuses and
-shards, and its layer-wise reload packs weights again where a platform packs them.
+`BACKEND`. `grpo.generation.vllm.weight_update` describes the steps of an update. vLLM's own `load_weights` fuses and
+shards, and its layer-wise reload repacks weights on platforms that pack them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("vllm.r1flow")
 
 @dataclass
 class Rendezvous(WeightTransferInitInfo):
-    """Where the trainer waits; `grpo.generation.vllm.weight_transfer.Sender.rendezvous` makes it."""
+    """Address of the trainer, made by `grpo.generation.vllm.weight_transfer.Sender.rendezvous`."""
 
     address: str
     port: int
@@ -42,8 +42,8 @@ class Rendezvous(WeightTransferInitInfo):
 
 @dataclass
 class Part(WeightTransferUpdateInfo):
-    """One of: tensors of a trainer in this process; a layout of tensors that the trainer now broadcasts; or the end of
-    a version, with the trainer's fingerprint of all that it sent."""
+    """One of: tensors of a trainer in this process; a layout of tensors that the trainer broadcasts next; the end of a
+    version, with the fingerprint of all tensors."""
 
     tensors: list[tuple[str, Tensor]] | None = None
     layout: list[tuple[str, str, list[int]]] | None = None
@@ -51,7 +51,7 @@ class Part(WeightTransferUpdateInfo):
 
 
 class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
-    """Notes what goes wrong in `fault` instead of raising it: see `grpo.generation.vllm.weight_update`."""
+    """Records faults in `fault` instead of raising them: see `grpo.generation.vllm.weight_update`."""
 
     init_info_cls, update_info_cls = Rendezvous, Part
 
@@ -104,8 +104,7 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """The first fault of an update is the one to know. What models raise at strange tensors has no narrower common
-        class than Exception."""
+        """Records the first fault of an update. Models raise all kinds of exceptions at unexpected tensors."""
         try:
             yield
         except Exception as error:
@@ -122,12 +121,12 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
         try:
             with torch.no_grad():
                 loaded = self.model.load_weights(self._counted(weights))
-            if loaded is None:  # some models do not say
+            if loaded is None:  # some models do not report them
                 self._expected = set()
             else:
                 self._loaded |= loaded
         finally:
-            for _ in weights:  # what is announced is broadcast, and stays in the way if nobody takes it
+            for _ in weights:  # what was announced is broadcast, and must be received
                 pass
 
     def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -141,24 +140,24 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
                 f"this is not what the trainer sent: {self._received.tensors} of {tensors} tensors are here, checksum "
                 f"{self._received.checksum} instead of {checksum}"
             )
-        # A quantized model has scales that no policy sends, so there vLLM itself does not ask for all of them.
+        # A quantized model has scales that no policy sends, so vLLM itself does not require all of them.
         if self.model_config.quantization is None and (missing := sorted(self._expected - self._loaded)):
             raise RuntimeError(f"{len(missing)} of the model's parameters got no tensor, {missing[0]!r} first")
         self._checked = version
 
     def _pack_tied(self) -> None:
-        # On a CPU, vLLM's heads compute with a packed copy of their weights. One that is tied to the embedding gets no
-        # tensor of its own, so the reload passes it over (vLLM 0.32) and it would go on with the old copy.
+        # On a CPU, vLLM's heads use a packed copy of their weights. One that is tied to the embedding has no tensor of
+        # its own, so the reload skips it (vLLM 0.32) and it would keep the old copy.
         for layer in self.model.modules():
             if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
                 layer.quant_method.process_weights_after_loading(layer)
 
 
 class Extension:
-    """What vLLM's worker answers to `collective_rpc` beside its own methods."""
+    """Methods for `collective_rpc` beside those of vLLM's worker."""
 
     def policy_weights(self) -> dict[str, Any]:
-        """The version that this worker samples from, and what a trainer must agree with it on."""
+        """Version of the weights that this worker samples from, and the fields that the trainer compares."""
         engine: PolicyWeights = self.weight_transfer_engine  # type: ignore[attr-defined]
         model = engine.model_config
         return {
@@ -173,5 +172,5 @@ class Extension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, PolicyWeights)
-# It warns at each update of layers that have no weights in a checkpoint; `_check` asks for all that have.
+# It warns at each update about layers without weights in the checkpoint; `_check` requires all that have some.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)

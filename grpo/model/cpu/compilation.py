@@ -99,7 +99,8 @@ def _use_as_many_threads_as_torch() -> None:
     if getattr(_threads, "count", None) != count:
         most: Any = numba.config
         numba.set_num_threads(min(count, most.NUMBA_NUM_THREADS))
-        if torch.get_num_threads() != count:  # OpenMP is both's, and Numba starts as many threads as there are cores
+        # torch and Numba share OpenMP, and Numba starts as many threads as there are cores
+        if torch.get_num_threads() != count:
             torch.set_num_threads(count)
         _threads.count = count
 
@@ -107,7 +108,7 @@ def _use_as_many_threads_as_torch() -> None:
 if __name__ == "__main__":
     module, name, signature = pickle.loads(sys.stdin.buffer.read())
     importlib.import_module(module)
-    from grpo.model.cpu import compilation  # the module that the loops know, which is not this one
+    from grpo.model.cpu import compilation  # the module that the loops use; this one runs as __main__
 
     compilation._on_disk.clear()
     getattr(sys.modules[module], name).dispatcher.compile(signature)

@@ -1,8 +1,8 @@
-"""Linear layers with prepacked weights, for products of few rows that are repeated with the same weights on a CPU.
+"""Linear layers with prepacked weights, for repeated products of few rows with the same weights on a CPU.
 
-Such a product is limited by reading the weights, so their layout in memory decides its speed. MKL copies them into its
-own layout in every call; here they are copied once. That takes as long as some tens of products, and the memory of the
-weights a second time.
+Reading the weights limits the speed of such a product, so their memory layout matters. MKL copies them into its own
+layout in every call; here they are copied once. The copy costs as much time as some tens of products, and as much
+memory as the weights.
 """
 
 from __future__ import annotations

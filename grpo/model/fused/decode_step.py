@@ -1,8 +1,8 @@
 """One decoding step of a Llama-style model on a CPU in float32: the next logits of many sequences, one token each.
 
-The blocks are those of `grpo.model.fused.blocks`, but their modules are not called: queries, keys and values are one
-product, and nothing is saved. Apart from reading the weights, thousands of small operations are what a rollout spends
-its time on.
+The blocks compute what `grpo.model.fused.blocks` does without calling its modules: queries, keys and values are one
+product, and nothing is saved for a backward pass. Rollouts spend most of their time reading weights and launching
+thousands of small operations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """Signature of `grpo.model.packed.attention.Layout.attend`."""
 
 MAX_CONCATENATED = 2**18
-"""Weights in all up to which matrices with the same input are copied into one: for products this small, the overhead of
-a call costs more than the copy."""
+"""Total number of weights up to which matrices with the same input are concatenated: for products this small, the
+overhead of a call exceeds the cost of the copy."""
 
 
 def can_decode(backbone: Any, head: Any) -> bool:
