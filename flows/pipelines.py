@@ -29,7 +29,7 @@ from flows.run.plan import StageSelection
 from flows.stages import (
     alignment_rl,
     alignment_rounds,
-    base,
+    base_model,
     cold_start_data,
     cold_start_sft,
     evaluate,
@@ -58,7 +58,7 @@ def evaluation_and_report(*stages: str, **takes: str) -> Graph:
 
 TO_DEV1 = (
     Step(problems.STAGE, problems.problems),
-    Step(base.STAGE, base.base),
+    Step(base_model.STAGE, base_model.base),
     Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
     Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
 )
@@ -76,7 +76,7 @@ TO_R1 = (
 R1 = (*TO_R1, *evaluation_and_report(*evaluate.R1))
 R1_ZERO = (
     Step(problems.STAGE, problems.problems),
-    Step(base.STAGE, base.base),
+    Step(base_model.STAGE, base_model.base),
     Step(r1_zero.STAGE, r1_zero.r1_zero),
     *evaluation_and_report("base", "r1_zero"),
 )

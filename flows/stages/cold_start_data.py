@@ -7,7 +7,7 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import ColdStartData
-from flows.stages.base import zero_template
+from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage

@@ -13,7 +13,7 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Base
-from flows.stages import base, sft
+from flows.stages import base_model, sft
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
 from grpo.config.supervised import SFT
@@ -23,7 +23,7 @@ PREFIX = "student_"
 
 def base_stage(name: str) -> Stage:
     """The base model of the student `name`."""
-    return replace(base.STAGE, name=f"base_{name}")
+    return replace(base_model.STAGE, name=f"base_{name}")
 
 
 def student_stage(name: str) -> Stage:

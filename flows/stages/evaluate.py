@@ -12,7 +12,7 @@ from prefect.states import State
 
 from flows.recipe.forms import EvaluatedStages, Inputs, Seed
 from flows.recipe.sections import Evaluate
-from flows.stages.base import zero_template
+from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.distill import PREFIX
 from flows.stages.problems import HELD_OUT

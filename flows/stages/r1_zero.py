@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.base import zero_template
+from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.runner import run_stage

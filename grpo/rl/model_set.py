@@ -74,7 +74,7 @@ class Models:
         return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its peak learning rate."""
+        """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its own peak rate."""
         peak = self.settings.optimizer.learning_rate
         groups = [{"params": [p for p in self.policy.parameters() if p.requires_grad], "lr": peak}]
         if self.value is not None:

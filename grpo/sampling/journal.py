@@ -17,7 +17,7 @@ class Journal:
     """An append-only file that one process at a time may hold."""
 
     def __init__(self, path: Path):
-        """Raises BlockingIOError while another process holds the file; the system releases it when that process ends."""
+        """Raises BlockingIOError while another process holds the file; the system releases it when that ends."""
         self.path = path
         self._file = path.open("ab+")
         try:
