@@ -32,7 +32,7 @@ test: $(INSTALLED)
 
 # Real trainings, real servers and kills.
 test-system: $(INSTALLED)
-	$(BIN)/pytest -m 'system and not slow' --durations=25
+	$(BIN)/pytest -m 'system and not slow' --numprocesses auto --maxprocesses 4 --dist loadfile --durations=25
 
 test-all: test test-system
 
