@@ -1,4 +1,4 @@
-"""The shape of a decoder, from its config.json, and how many weights it has."""
+"""The shape of a decoder, read from its config.json, and its number of weights."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward blocks of which each token passes `active` of `count`, and `shared` ones always."""
+    """Mixture of experts: each token passes `active` of `count` feed-forward blocks, and the `shared` ones always."""
 
     count: int
     active: int
     shared: int
     width: int
-    dense_layers: int  # the first ones have a plain block
+    dense_layers: int  # the first layers have a plain block
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys come from narrow vectors."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys are projected from low-rank
+    vectors."""
 
     query_rank: int
     key_rank: int
-    plain: int  # numbers of a head's query and key without a position
-    rotary: int  # ... and with one
+    plain: int  # width of a head's query and key without rotary position
+    rotary: int  # ... and with it
     value: int
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder as transformers builds it; `feed_forward` is that of plain blocks."""
+    """A decoder as transformers builds it. `feed_forward` is the width of plain blocks."""
 
     layers: int
     hidden: int
@@ -41,13 +42,13 @@ class Architecture:
     head_width: int
     vocabulary: int
     tied: bool
-    query_bias: bool = False  # of queries, keys and values, as in Qwen2
+    query_bias: bool = False  # biases of queries, keys and values, as in Qwen2
     experts: Experts | None = None
     latent: Latent | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """From a model's config.json, by transformers' names. Raises KeyError where a size is missing."""
+        """Reads a model's config.json, by transformers' names. Raises KeyError where a size is missing."""
         heads = config["num_attention_heads"]
         experts = latent = None
         if "n_routed_experts" in config:
@@ -82,7 +83,7 @@ class Architecture:
 
     @property
     def linears(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of the linear layers of a plain block (not of a latent one)."""
+        """(inputs, outputs) of each linear layer of a plain block, not of latent attention."""
         h, f, q, kv = self.hidden, self.feed_forward, self.heads * self.head_width, self.key_heads * self.head_width
         return [(h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)]
 
@@ -98,12 +99,12 @@ class Architecture:
         return sum(a * b for a, b in self.linears[:4]) + bias
 
     def block_weights(self, *, sparse: bool, active: bool = False) -> int:
-        """Weights of a transformer block; `active`: those that a token passes."""
+        """Number of weights of a transformer block; `active`: only those that a token passes."""
         if not sparse or self.experts is None:
             return self.attention_weights + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         of = self.experts
         each = 3 * self.hidden * of.width
-        router = of.count * (self.hidden + 1)  # a bias balances the load
+        router = of.count * (self.hidden + 1)  # the bias that balances the load
         blocks = ((of.active if active else of.count) + of.shared) * each
         return self.attention_weights + blocks + router + 2 * self.hidden
 
@@ -113,7 +114,7 @@ class Architecture:
 
     @property
     def outer_weights(self) -> int:
-        """Embeddings, the head if it is another matrix, and the last norm."""
+        """Number of weights of embeddings, of the head if it is another matrix, and of the last norm."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
     def weights(self, *, active: bool = False) -> int:
@@ -123,12 +124,13 @@ class Architecture:
         return blocks + self.outer_weights
 
     def adapter_weights(self, rank: int) -> int:
-        """Of LoRA on every linear layer but the head: two thin matrices each."""
+        """Number of LoRA's weights, on every linear layer but the head: two low-rank matrices each."""
         return self.layers * rank * sum(a + b for a, b in self.linears)
 
     @property
     def cache_numbers(self) -> int:
-        """Numbers that a token's keys and values take in all layers. A latent one is kept as such (vLLM does that)."""
+        """Numbers that a token takes in the key-value cache of all layers. Latent attention caches the latent vector,
+        as in vLLM."""
         if self.latent:
             return self.layers * (self.latent.key_rank + self.latent.rotary)
         return self.layers * 2 * self.key_heads * self.head_width

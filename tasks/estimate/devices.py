@@ -1,9 +1,8 @@
-"""What devices can do, and how long the work of a stage takes on them: assumptions, each of which can be replaced.
+"""Speeds of devices, and the time that a stage's work takes on them. All of these are assumptions that can be replaced.
 
-Peaks are those of the makers' data sheets (NVIDIA: H200 SXM, H100 SXM, A100 80GB SXM; dense, without sparsity); the
-shares of them that are reached, and the least that a layer takes, are assumed. Operations are counted as usual: two for
-each weight that a token passes forwards, twice that backwards (Kaplan et al., arXiv 2001.08361, section 2.1), and
-attention's own.
+Peaks are those of the data sheets (NVIDIA: H200 SXM, H100 SXM, A100 80GB SXM; dense, without sparsity). The shares of
+them that are reached, and the minimum time of a layer, are assumed. Operations are counted as usual: two for each
+weight that a token passes in the forward pass, twice that in the backward pass, and attention on top.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 from tasks.estimate.architecture import Architecture
 
 ROWS_MAX = 256
-"""Sequences that vLLM decodes side by side by default."""
+"""Sequences that vLLM decodes at a time by default."""
 ENGINE_LAYER_SHARE = 0.2
-"""Of `layer_s`, with vLLM's CUDA graphs."""
+"""Factor of `layer_s` with vLLM's CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, or one machine's processor. Rates are a second, sizes bytes."""
+    """One GPU, or one machine's processor. Rates are per second, sizes in bytes."""
 
     name: str
     kind: str  # "cuda" | "cpu"
@@ -29,9 +28,9 @@ class Device:
     operations_32: float  # in float32
     bandwidth: float  # of its memory
     network: float  # to devices on other machines
-    learning_share: float = 0.4  # of the operations, where many tokens pass together
-    sampling_share: float = 0.5  # of the bandwidth, where each token reads all weights
-    layer_s: float = 1e-4  # seconds that a layer takes at least, forwards
+    learning_share: float = 0.4  # share of the peak operations, with many tokens at a time
+    sampling_share: float = 0.5  # share of the bandwidth, where each token reads all weights
+    layer_s: float = 1e-4  # minimum seconds of a layer's forward pass
 
     def operations(self, number: int) -> float:
         return self.operations_16 if number == 2 else self.operations_32
@@ -46,14 +45,14 @@ DEVICES = {
 
 
 def forward_operations(a: Architecture, length: float) -> float:
-    """For each token of sequences of this length."""
-    lookup = 0 if a.tied else a.vocabulary * a.hidden  # embeddings are looked up, a head is multiplied by
+    """Operations of the forward pass for each token of sequences of this length."""
+    lookup = 0 if a.tied else a.vocabulary * a.hidden  # embeddings are looked up; a head is a matrix product
     width = a.heads * (a.latent.plain + a.latent.rotary if a.latent else a.head_width)
     return 2 * (a.weights(active=True) - lookup) + 2 * a.layers * width * length
 
 
 def read_s(device: Device, a: Architecture, tokens: float, length: float, batch: float, number: int) -> float:
-    """Seconds of one device for `tokens` that pass forwards only, `batch` of them together."""
+    """Seconds of one device for the forward pass of `tokens`, `batch` of them at a time."""
     computing = tokens * forward_operations(a, length) / (device.operations(number) * device.learning_share)
     return computing + tokens / batch * a.layers * device.layer_s
 
@@ -61,7 +60,7 @@ def read_s(device: Device, a: Architecture, tokens: float, length: float, batch:
 def learn_s(
     device: Device, a: Architecture, tokens: float, length: float, batch: float, number: int, again: bool
 ) -> float:
-    """The same forwards and backwards; `again`: activations are computed a second time (gradient checkpointing)."""
+    """Seconds of forward and backward pass; `again`: activations are recomputed (gradient checkpointing)."""
     return (4 if again else 3) * read_s(device, a, tokens, length, batch, number)
 
 
@@ -76,8 +75,8 @@ def sample_s(
     number: int,
     engine: bool,
 ) -> float:
-    """Seconds of one device for `completions` of `mean` tokens, `rows` of them side by side, for `steps` tokens each
-    time: the longest where rows wait for each other, the mean where an engine fills their places."""
+    """Seconds of one device to sample `completions` of `mean` tokens, `rows` at a time, for `steps` tokens each: the
+    longest completion where rows wait for each other, the mean where an engine refills their slots."""
     rows = max(1.0, min(rows, completions))
     alive = rows if engine else rows * mean / steps
     read = number * (a.weights(active=rows == 1) + alive * a.cache_numbers * (prompt + mean / 2))

@@ -1,4 +1,4 @@
-"""Which device this machine has, for estimates: a GPU by its name, or the processor, measured if somebody did that."""
+"""This machine's device, for estimates: a GPU by its name, or the processor, calibrated if `calibrate` has been run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def local_device(home: Path) -> Device:
 
 
 def processor(home: Path) -> Device:
-    """This machine's, as it was measured, or as is assumed."""
+    """This machine's processor, as measured, or as assumed."""
     return replace(_calibrated(home) or DEVICES["cpu"], memory=_ram())
 
 
 def calibrate(home: Path) -> Device:
-    """Measure this machine's processor and remember it; takes seconds."""
+    """Measures this machine's processor and stores the result; takes seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "tasks.estimate.calibrate"], capture_output=True, text=True, env=_environment()
     )
@@ -50,7 +50,7 @@ def calibrate(home: Path) -> Device:
 
 
 def _calibrated(home: Path) -> Device | None:
-    """What was measured is what is reached: shares are 1."""
+    """The measured speeds are effective, so the shares are 1."""
     try:
         measured = json.loads((home / _FILE).read_text())
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def _calibrated(home: Path) -> Device | None:
 
 
 def _gpu() -> tuple[str, float] | None:
-    """Name and bytes of the first one."""
+    """Name and bytes of the first GPU."""
     ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip().splitlines()
@@ -85,6 +85,6 @@ def _ram() -> float:
 
 
 def _environment() -> dict[str, str]:
-    """The trainer's view of the packages, wherever the command was called."""
+    """Environment of a trainer: the same packages from any working directory."""
     root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

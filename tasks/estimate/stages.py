@@ -20,7 +20,7 @@ from tasks.estimate.job_memory import JobMemory, rl_memory, sampling_memory, sup
 from tasks.estimate.memory import DeviceMemory, Lengths
 
 USABLE = 0.9
-"""Share of a GPU's memory; the rest is left to CUDA, NCCL and fragmentation."""
+"""Usable share of a GPU's memory; CUDA, NCCL and fragmentation take the rest."""
 TRAFFIC = 8
 """Bytes that FSDP2 sends for a weight in a micro-batch: twice in bfloat16 forwards and backwards, its gradient once in
 float32 (docs/measured/sizes.md)."""
@@ -30,11 +30,11 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions that no setting answers. Tokens are means over the data."""
+    """Assumptions about what no setting determines. Tokens are means over the data."""
 
     prompt_tokens: float = 256
     completion_share: float = 0.5  # mean length over max_new_tokens
-    kept_share: float = 0.5  # of sampled completions that pass the filters
+    kept_share: float = 0.5  # share of sampled completions that pass the filters
     text_bytes: float = 5  # on disk, per token, metadata included
 
 
@@ -46,12 +46,12 @@ class Estimate:
     seconds: float = 0.0
     device_seconds: float = 0.0
     memory: JobMemory | None = None
-    disk: float = 0.0  # kept
-    scratch: float = 0.0  # in addition, while the stage runs
+    disk: float = 0.0  # bytes kept after the stage
+    scratch: float = 0.0  # additional bytes while the stage runs
     network: float = 0.0
 
     def __add__(self, after: Estimate) -> Estimate:
-        """Estimate of both stages, one after the other."""
+        """Estimate of both stages in sequence."""
         return Estimate(
             devices=max(self.devices, after.devices),
             seconds=self.seconds + after.seconds,
@@ -83,7 +83,7 @@ class Estimator:
     assumed: Assumed = field(default_factory=Assumed)
 
     def supervised(self, settings: Supervised, tokens: float, length: float, models: int = 1) -> Estimate:
-        """Training `models` models one after the other, each on `tokens` tokens in sequences of mean `length`."""
+        """Estimate of training `models` models in sequence, each on `tokens` tokens in sequences of mean `length`."""
         hardware = settings.hardware
         devices = _devices(hardware)
         batch = min(settings.micro_batch_tokens, settings.batch_size * length)
@@ -110,8 +110,8 @@ class Estimator:
         policies: int = 1,
         reward_models: int = 0,
     ) -> Estimate:
-        """Sampling `group` completions for each of `prompts` problems by each of `policies` in turn. A service that
-        samples takes nothing here but disk."""
+        """Estimate of sampling `group` completions for each of `prompts` problems by each of `policies` in turn. With a
+        service that samples, only disk counts."""
         disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
         if engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local"):
             return Estimate(disk=disk)
@@ -126,8 +126,8 @@ class Estimator:
         return Estimate(devices, policies * alone, policies * alone * devices, held, disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
-        """All steps: sampling, forward passes of the reference and of the old policy, reward models in the steps with
-        general prompts, and the update."""
+        """Estimate of all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
+        the steps with general prompts, and the update."""
         hardware = settings.hardware
         devices, number = _devices(hardware), _BYTES[hardware.dtype]
         rows = settings.prompts_per_step * settings.group_size
@@ -168,7 +168,7 @@ class Estimator:
         )
 
     def copied(self, download: bool) -> Estimate:
-        """A base model copied from the hub, in bfloat16, or from a folder; written in float32."""
+        """Estimate of copying a base model: from the hub in bfloat16, or from a folder; written in float32."""
         size = 4 * self.a.weights()
         held = JobMemory({"weights": size}, {"loading": size})
         return Estimate(memory=held, disk=size, network=2 * self.a.weights() if download else 0)
@@ -201,14 +201,14 @@ class Estimator:
         return self.a.weights() * _BYTES[hardware.to_train().dtype]
 
     def _state(self, hardware: Hardware, optimizer: str) -> float:
-        """Weights and moments to resume from, twice while a new state is written."""
+        """Bytes of the weights and moments of a checkpoint, twice while a new one is written."""
         weight = _BYTES[hardware.to_train().dtype]
         moment = weight if optimizer == "adamw" else 1
         return 2 * self.a.weights() * (weight + 2 * moment)
 
 
 def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None:
-    """The parts of the one that takes more, the phases of both."""
+    """Of two memory estimates, the parts of the larger one and the phases of both."""
     if one is None or other is None:
         return one or other
     names = one.phases.keys() | other.phases.keys()

@@ -1,4 +1,4 @@
-"""From samples to the numbers of a checkpoint (R1, evaluation)."""
+"""Metrics of a checkpoint from its samples (R1, evaluation)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ def reasoning_metrics(samples: Sequence[Sample], confidence: float) -> dict[str,
 
 
 def consensus(group: Sequence[Sample]) -> float:
-    """Reward of the answer that most samples of one problem gave; cons@k is its mean over problems.
-
-    Samples without an answer do not vote; of equal counts the answer that came first wins.
-    """
+    """Reward of the most frequent answer to a problem; cons@k is its mean over problems. Samples without an answer do
+    not vote; in a tie the answer that came first wins."""
     votes = Counter(s.answer for s in group if s.answer)
     if not votes:
         return 0.0
@@ -58,8 +56,8 @@ def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]
 
 
 def answer_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Form of the answers to general prompts, where a reward that is hacked shows first: format rate, mean length in
-    tokens, mean share of 4-word runs that occurred before in the same answer."""
+    """Metrics of the form of answers to general prompts, where reward hacking shows first: format rate, mean length in
+    tokens, mean share of repeated 4-grams of words within an answer."""
     if not samples:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What a checkpoint does with general prompts besides being liked: what it refuses, whether it follows instructions."""
+"""Refusals on general prompts, and how well a checkpoint follows instructions."""
 
 from __future__ import annotations
 

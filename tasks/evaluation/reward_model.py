@@ -1,4 +1,4 @@
-"""How good a reward model is on held-out preferences: accuracy, calibration, agreement with the judge, spread."""
+"""Quality of a reward model on held-out preferences: accuracy, calibration, agreement with the judge, spread."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def quality(rows: Sequence[ScoredRow]) -> Quality:
 
 
 def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, float]:
-    """Bootstrap interval of the accuracy: prompts are drawn with replacement, since what is said about responses to one
-    prompt is not independent."""
+    """Bootstrap interval of the accuracy. Prompts are resampled, since judgments of responses to one prompt are not
+    independent."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for row, found in zip(rows, right, strict=True):
         groups[prompt_text(row["messages"])].append(found)
@@ -122,7 +122,7 @@ def combine(members: Sequence[Sequence[ScoredRow]]) -> list[ScoredRow]:
 
 
 def tables(name: str, found: Quality) -> dict[str, list[dict[str, Any]]]:
-    """For display, by name."""
+    """Tables for display, by name."""
     made = {f"{name}_calibration": found.calibration, f"{name}_agreement": found.agreement}
     return {table: rows for table, rows in made.items() if rows}
 

@@ -12,8 +12,8 @@ from tasks.sft_data.plots import new_figure
 
 
 def plot(found: Quality, folder: Path, name: str) -> list[Path]:
-    """Write NAME_calibration.png, NAME_scores.png and, for judged pairs, NAME_agreement.png into `folder`, which is
-    made. Equal numbers make equal bytes."""
+    """Writes NAME_calibration.png, NAME_scores.png and, for judged pairs, NAME_agreement.png into `folder`, which is
+    created. Deterministic."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {"calibration": _calibration(found), "scores": _scores(found)}
     if found.agreement:
@@ -25,7 +25,8 @@ def plot(found: Quality, folder: Path, name: str) -> list[Path]:
 
 
 def _calibration(found: Quality) -> Any:
-    """Share right over the predicted chance, on the diagonal where the model is calibrated; below it the rows a bin."""
+    """Accuracy over the predicted probability, on the diagonal for a calibrated model; below it the number of rows a
+    bin."""
     picture = new_figure(4.8)
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     bins = found.calibration
@@ -44,7 +45,7 @@ def _calibration(found: Quality) -> Any:
 
 
 def _scores(found: Quality) -> Any:
-    """Histograms of the scores of better and worse responses, over each other."""
+    """Overlaid histograms of the scores of better and worse responses."""
     picture = new_figure(3.6)
     axes = picture.add_subplot()
     edges = np.histogram_bin_edges([value for values in found.scores.values() for value in values], bins=30)

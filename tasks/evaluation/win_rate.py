@@ -18,8 +18,8 @@ from tasks.judges.base import Judge, Pair
 
 
 class Matchup(NamedTuple):
-    """One of our summaries against one of theirs. `win`: 1 ours is better, 0 theirs, a half a tie, or one vote each;
-    `longer`: characters that ours has more."""
+    """One of our summaries against one of theirs. `win`: 1 if ours is better, 0 if theirs is, 0.5 for a tie or one vote
+    each; `longer`: characters of ours minus theirs."""
 
     win: float
     longer: int
@@ -44,7 +44,7 @@ def compare(
 
 
 def win_rate(comparisons: Sequence[Matchup]) -> float:
-    """Share of comparisons won, in [0, 1], ties counted half; there must be one."""
+    """Share of comparisons won, in [0, 1]; ties count half. Needs at least one."""
     return sum(c.win for c in comparisons) / len(comparisons)
 
 
@@ -54,7 +54,7 @@ def length_controlled(comparisons: Sequence[Matchup]) -> float:
 
     The raw rate where nothing can be told apart: one outcome, or one difference, throughout.
     """
-    from sklearn.linear_model import LogisticRegression  # a second to import
+    from sklearn.linear_model import LogisticRegression  # takes a second to import
 
     wins = np.array([c.win for c in comparisons])
     longer = np.array([c.longer for c in comparisons], dtype=float)

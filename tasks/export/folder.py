@@ -1,4 +1,4 @@
-"""Export a checkpoint as a plain Hugging Face folder with a model card: all of it appears at once, or nothing."""
+"""Exports a checkpoint as a plain Hugging Face folder with a model card, atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CARD = "README.md"
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError unless a checkpoint can be put there: the folder is new or empty, its parent exists."""
+    """Raises InputError unless a checkpoint can be written there: the folder must be new or empty, and its parent
+    exist."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"{folder}: is no folder; give a new one")
     if folder.is_dir() and any(folder.iterdir()):
@@ -37,7 +38,7 @@ def export(about: About, folder: Path, store: Store) -> None:
     try:
         shutil.copytree(checkpoint.path, partial, ignore=shutil.ignore_patterns(MANIFEST))
         (partial / CARD).write_text(card(about), encoding="utf-8")
-        partial.replace(folder)  # onto an empty folder too
+        partial.replace(folder)  # replaces an empty folder, too
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}; give a folder that can be written, with room enough") from None
     finally:

@@ -25,8 +25,8 @@ _RESULTS = {"pass@1", "cons@k", "format", "language", "alignment"}
 
 @dataclass(frozen=True)
 class About:
-    """What is told of a checkpoint. `name` as in the closing table; `lineage` from the checkpoint up, itself first;
-    `metrics` of `evaluation`, the newest that looked at it; `made` as `tasks.tracking.lineage.provenance` has it."""
+    """Contents of a card. `name` as in the closing table; `lineage` from the checkpoint up, itself first; `metrics` of
+    `evaluation`, the newest one of it; `made` as `tasks.tracking.lineage.provenance` returns it."""
 
     name: str
     checkpoint: Manifest
@@ -38,7 +38,7 @@ class About:
 
 
 def lineage(checkpoint: Manifest, known: Mapping[str, Manifest]) -> list[Manifest]:
-    """The artifact and all that it was made from, the near before the far, each once. `known`: digest -> manifest."""
+    """The artifact and all its ancestors, nearest first, each once. `known`: digest -> manifest."""
     found = {checkpoint.digest: checkpoint}
     for manifest in _growing(found):
         for ref in manifest.inputs.values():
@@ -55,7 +55,7 @@ def _growing(found: dict[str, Manifest]) -> Iterator[Manifest]:
 
 
 def base_model(made_from: Sequence[Manifest]) -> str | None:
-    """The hub's name of the model that the lineage begins with; None for a folder, or for a model made from nothing."""
+    """Hub name of the model at the start of the lineage; None for a folder, or for a model trained from scratch."""
     for manifest in made_from:
         ref = manifest.inputs.get("model")
         if manifest.stage == "base" and ref and ref.path and not Path(ref.path).is_absolute():
@@ -64,7 +64,7 @@ def base_model(made_from: Sequence[Manifest]) -> str | None:
 
 
 def card(about: About) -> str:
-    """The card as text: header, what it is, results, data, lineage, settings."""
+    """The card as text: header, summary, results, data, lineage, settings."""
     parts = [
         f"---\n{_header(about)}\n---",
         f"# {about.name}",

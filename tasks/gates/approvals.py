@@ -1,4 +1,4 @@
-"""What people decided about gates that asked: kept beside the store, so that nobody is asked twice about the same."""
+"""Decisions of people about gates, kept beside the store, so that nobody is asked twice about the same evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Decision:
-    """Who let a gate's failure pass or not, when and why, and the digest of the evidence that they saw."""
+    """Who approved or refused a failed gate, when and why, and the digest of the evidence that they saw."""
 
     gate: str
     approved: bool
@@ -26,8 +26,8 @@ class Decision:
 
 
 class Decisions:
-    """A file for each key of `tasks.gates.conditions.decision_key`, a line for each decision, in the folder `gates` of
-    `home`."""
+    """The decisions in the folder `gates` of `home`: a file for each key of `tasks.gates.conditions.decision_key`, a
+    line for each decision."""
 
     def __init__(self, home: Path):
         self.folder = home / "gates"
@@ -38,10 +38,10 @@ class Decisions:
         if not path.is_file():
             return []
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # a torn line is none
+        return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # skips a partial line
 
     def approval(self, key: str) -> Decision | None:
-        """The decision that let it pass, if there is one: a refusal may be thought over, an approval stands."""
+        """The decision that approved it, if there is one: a refusal may be reconsidered, an approval stands."""
         return next((decision for decision in self.of(key) if decision.approved), None)
 
     def add(self, key: str, decision: Decision) -> None:

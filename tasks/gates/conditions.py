@@ -1,7 +1,6 @@
-"""Promotion gates: conditions that what a stage made must meet before the next stage spends anything.
+"""Promotion gates: conditions on a stage's result that must hold before the next stage starts.
 
-Here is what a gate says and whether it holds, for numbers that are given; flows/run/gates.py finds the numbers and
-acts.
+This module evaluates a gate on given metrics; flows/run/gates.py gathers the metrics and acts.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from grpo.errors import InputError
 
 Source = Literal["stage", "evaluation", "table"]
 Values = Mapping[tuple[Source, str], Mapping[str, float | None]]
-"""(where a condition looks, stage) -> its metrics."""
-_SLACK = 1e-9  # 0.653 - 0.03 is a hair below 0.623
+"""(source of the metric, stage) -> its metrics."""
+_SLACK = 1e-9  # 0.653 - 0.03 is slightly below 0.623 in floating point
 
 
 class Condition(BaseModel):
-    """One demand on one metric: exactly one of `above`, `below`, `not_below_stage`, `not_above_stage`."""
+    """A bound on one metric: exactly one of `above`, `below`, `not_below_stage`, `not_above_stage`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +49,7 @@ class Condition(BaseModel):
 
     @property
     def compared(self) -> str | None:
-        """The stage that the metric is held against, if it is one."""
+        """The stage whose metric is the bound, if there is one."""
         return self.not_below_stage or self.not_above_stage
 
     @model_validator(mode="after")
@@ -65,7 +64,7 @@ class Condition(BaseModel):
 
 
 class GateEvaluation(BaseModel):
-    """A small evaluation of checkpoints before their recipe's end, on held-out problems."""
+    """A small evaluation of checkpoints before the end of the recipe, on held-out problems."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,7 +74,7 @@ class GateEvaluation(BaseModel):
 
 
 class Gate(BaseModel):
-    """Conditions on what a stage made, and what happens if one fails."""
+    """Conditions on a stage's result, and what happens if one fails."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -112,18 +111,18 @@ class Gate(BaseModel):
         return self
 
     def stage_of(self, condition: Condition) -> str:
-        """Whose metric a condition of this gate looks at."""
+        """The stage whose metric a condition reads."""
         return condition.stage or self.after
 
     def stages(self, source: Source | None = None) -> set[str]:
-        """Stages that the gate reads (from one source, or at all), its own included."""
+        """Stages whose metrics the gate reads (from one source, or in total), its own included."""
         read = [c for c in self.conditions if source in (None, c.source)]
         named = {self.stage_of(c) for c in read} | {c.compared for c in read if c.compared}
         return named | ({self.after} if source is None else set())
 
 
 class Finding(NamedTuple):
-    """One condition: whether it holds, and the numbers that say so, in a line."""
+    """The outcome of one condition, with the numbers on one line."""
 
     passed: bool
     evidence: str
@@ -131,7 +130,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate found."""
+    """The outcome of a gate."""
 
     gate: str
     after: str
@@ -150,11 +149,11 @@ class Verdict:
         return [f"{'passed' if f.passed else 'FAILED'}: {f.evidence}" for f in self.findings]
 
     def digest(self) -> str:
-        """sha256 of the lines: what a person had in front of them."""
+        """SHA-256 of the lines: the evidence that a person saw."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
 
     def markdown(self) -> str:
-        """The lines as a list, which Prefect's narrow form wraps."""
+        """The lines as a Markdown list, which wraps in Prefect's narrow form."""
         rows = [f"- {'passed' if f.passed else '**failed**'}: {f.evidence}" for f in self.findings]
         title = f"## Gate {self.gate} after {self.after}: {'passed' if self.passed else 'failed'}"
         return "\n".join([title, "", *rows, ""])
@@ -170,7 +169,7 @@ def read_gate(gate: Gate, values: Values, names: Mapping[str, str]) -> Verdict:
 
 
 def decision_key(gate: Gate, artifacts: Mapping[str, str]) -> str:
-    """Names a decision: sha256 of the gate's conditions and of the keys of the artifacts (by stage) that it read."""
+    """Key of a decision: SHA-256 of the gate's conditions and of the keys of the artifacts (by stage) that it read."""
     said = gate.model_dump(mode="json", exclude={"on_failure", "wait_hours"})
     return hashlib.sha256(json.dumps([said, dict(artifacts)], sort_keys=True).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a judge is asked, and what it says: the interface that every judge implements."""
+"""The interface of judges: what they are asked, and what they return."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ class Response(NamedTuple):
 
 
 class Judge(Protocol):
-    """Implementations judge batches; the verdicts come in the order of the items."""
+    """A judge of batches of items; verdicts are in the order of the items."""
 
     counts: JudgeCounts
-    """Of everything that was asked since the judge was made."""
+    """Counts of all items since the judge was created."""
 
     fallible: bool
-    """Whether its verdicts on answers need calibration: a model's do, a rule's agree with the rules anyway."""
+    """Whether its verdicts on answers need calibration: those of a model do, a rule agrees with the rules anyway."""
 
     def correct_all(self, claims: Sequence[Claim]) -> list[Verdict]:
         """Whether each answer means the same as its reference."""
 
     def compare_all(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """From 2.0 (a much better) by 0.0 (a tie) to -2.0 (b much better); None where undecided."""
+        """For each pair a preference from 2.0 (a much better) to -2.0 (b much better), 0.0 a tie; None where
+        undecided."""
 
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        """Whether each response does no harm; None where undecided."""
+        """Whether each response is harmless; None where undecided."""
 
     def good_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        """Whether each response is good enough to learn from; None where undecided. A problem's answer, where there
-        is one, is a reference to go by."""
+        """Whether each response is good enough to train on; None where undecided. A problem's answer, where there is
+        one, serves as the reference."""
 
     def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        """Whether each response declines to do what its prompt asks; None where undecided."""
+        """Whether each response refuses its prompt; None where undecided."""
 
     def correct(self, question: str, reference: str, answer: str) -> Verdict:
         return self.correct_all([Claim(question, reference, answer)])[0]

@@ -1,4 +1,4 @@
-"""What sways a judge besides quality, measured on its own comparisons: which response stands first, which is longer."""
+"""Biases of a judge, measured on its own comparisons: position and length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Comparison:
     """All votes on two responses a and b to one prompt."""
 
     first: list[float]  # votes with a shown first; above 0 where a is better
-    second: list[float]  # votes with b shown first; above 0 where a is better, all the same
-    longer: int  # words of a less words of b
-    kept: bool  # whether it became a pair to train on
+    second: list[float]  # votes with b shown first; above 0 where a is better, too
+    longer: int  # words of a minus words of b
+    kept: bool  # whether it became a training pair
 
     @property
     def verdict(self) -> float:

@@ -1,7 +1,6 @@
-"""Calibration of a judge: how often it agrees with rules, on answers that rules have verified.
+"""Calibration of a judge: its agreement with rules, on answers that rules have verified.
 
-A rule can verify what it will never be asked to replace; where it cannot, the judge decides alone, and this is the only
-measure of how well.
+The judge decides alone where no rule can, so its agreement elsewhere is the only measure of its quality.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tasks.judges.base import Claim, Judge, Verdict
 logger = logging.getLogger(__name__)
 
 _NORMAL_975 = 1.959963984540054
-"""The normal distribution's 97.5% point, for intervals of 95%."""
+"""97.5% quantile of the normal distribution, for 95% intervals."""
 
 
 class Verified(NamedTuple):
@@ -32,8 +31,8 @@ class Verified(NamedTuple):
 
 
 def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iterator[Verified]:
-    """The samples whose answers a rule found right or wrong, and that a judge can check: both the reference and the
-    answer are texts. Tests of a program are no reference, and half an accuracy is no verdict."""
+    """Samples whose answers a rule verified, and that a judge can check: reference and answer are both texts. Tests of
+    a program are no reference, and a partial accuracy is no verdict."""
     for sample in samples:
         problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
         if accuracy in (0.0, 1.0) and problem.answer.strip() and sample.answer.strip():
@@ -80,9 +79,10 @@ def calibrate(
 
 
 def choose(items: Iterable[Verified], size: int, seed: int) -> list[Verified]:
-    """`size` different items at random, half right and half wrong; more of the one where the other has too few.
+    """`size` distinct random items, half correct and half incorrect; more of one kind where there are too few of the
+    other.
 
-    Which ones depends on the items and the seed, not on their order. No more than 2 * `size` are held in memory.
+    The choice depends on the items and the seed, not on their order. At most 2 * `size` are in memory.
     """
     lowest: dict[bool, dict[int, Verified]] = {True: {}, False: {}}
     heaps: dict[bool, list[int]] = {True: [], False: []}
@@ -122,7 +122,7 @@ def measure(items: Iterable[Verified], verdicts: Iterable[Verdict]) -> dict[str,
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share (Wilson 1927); (0, 1) without trials."""
+    """Wilson's 95% interval of a proportion (Wilson 1927); (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     z2 = _NORMAL_975**2

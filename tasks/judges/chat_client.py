@@ -31,7 +31,7 @@ from tasks.judges.settings import JudgeSettings
 _LONGEST_WAIT_S = 60.0
 _BUSY = {"429", "503"}
 _MISTAKES = {401, 403, 404, 405}
-"""Refusals that no other prompt would change."""
+"""Statuses that no other prompt would change."""
 
 
 class Fault(NamedTuple):
@@ -44,7 +44,7 @@ class Fault(NamedTuple):
 
 
 class ChatEndpoint:
-    """May be used from several threads; the limit on requests a minute holds for all of them together."""
+    """A chat endpoint. Thread-safe; the rate limit holds for all threads together."""
 
     def __init__(self, settings: JudgeSettings, key: str | None, counts: JudgeCounts):
         assert settings.base_url is not None  # JudgeSettings checks
@@ -55,8 +55,11 @@ class ChatEndpoint:
         self.probing = threading.Lock()
 
     def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Reply]:
-        """A reply to each request, in their order. Raises InputError where the endpoint refuses whatever is asked, and
-        ConnectionError when it has been away for too long; what is under way is then broken off."""
+        """Replies to the requests, in order.
+
+        Raises InputError where the endpoint refuses every request, and ConnectionError when it has been away for too
+        long; requests in progress are then aborted.
+        """
         asking = _Asking(self)
         with ThreadPoolExecutor(self.settings.concurrency) as pool:
             futures = [pool.submit(asking.reply, body) for body in bodies]
@@ -71,7 +74,7 @@ class ChatEndpoint:
 
 
 class _Asking:
-    """The requests of one batch."""
+    """State of one batch of requests."""
 
     def __init__(self, endpoint: ChatEndpoint):
         settings = endpoint.settings
@@ -80,7 +83,7 @@ class _Asking:
             str(settings.base_url), settings.timeout_s, retries=0, key=endpoint.key, proxy=True, pace=endpoint.pace
         )
         self._url = self._http.url + endpoint.path
-        self._began = time.monotonic()  # when nobody asked, nobody was away
+        self._began = time.monotonic()  # without requests it was not away
         self._stop = threading.Event()
 
     def give_up(self) -> None:
@@ -101,9 +104,9 @@ class _Asking:
                 if self._endpoint.answered_at > began or self._answers_a_probe(got):
                     return Reply("", missing="refused")
             elif self._too_often(failures := failures + (got.kind not in _BUSY), began):
-                if answered_before > failed_before:  # others were answered since, and it has failed again
+                if answered_before > failed_before:  # others were answered meanwhile, and it failed again
                     return Reply("", missing="no_reply")
-                self._answers_a_probe(got)  # then the next attempt will tell
+                self._answers_a_probe(got)  # then the next attempt decides
             if (away_s := _since(max(self._endpoint.answered_at, self._began))) > self._settings.away_max_s:
                 raise ConnectionError(
                     f"judge: {self._url} has answered nothing for {away_s:.0f} s, at last with: {got.message}; nothing "
@@ -112,14 +115,14 @@ class _Asking:
             self._counts.add("retries")
             longer = backoff(attempt, self._settings.backoff_s, _LONGEST_WAIT_S)
             self._stop.wait(longer if got.wait_s is None else got.wait_s)
-        raise AssertionError  # itertools.count has no end
+        raise AssertionError  # itertools.count is infinite
 
     def _too_often(self, failures: int, began: float) -> bool:
         return failures > self._settings.retries or _since(began) > self._settings.away_max_s
 
     def _answers_a_probe(self, fault: Fault) -> bool:
-        """Also no, while another request asks: this one goes on until that is known. Raises InputError where the
-        endpoint never will."""
+        """Whether the endpoint answers a probe; False while another request probes. Raises InputError if it refuses for
+        good."""
         if not self._endpoint.probing.acquire(blocking=False):
             return False
         try:
@@ -178,7 +181,7 @@ class _Asking:
 
 
 def request_body(settings: JudgeSettings, dialogue: list[Message], draw: int) -> dict[str, Any]:
-    """`draw` tells repetitions of a dialogue apart: each has a seed of its own, the same in every run."""
+    """Body of a request. `draw` numbers repetitions of a dialogue: each has its own seed, the same in every run."""
     body: dict[str, Any] = {
         "model": settings.model,
         "messages": dialogue,

@@ -36,7 +36,7 @@ UNDECIDED = {
 
 
 class JudgeCounts:
-    """Sums by name; any thread may add."""
+    """Sums by name. Thread-safe."""
 
     def __init__(self, values: Mapping[str, float] | None = None):
         self._values: Counter[str] = Counter()
@@ -47,13 +47,13 @@ class JudgeCounts:
         self.merge({name: amount})
 
     def merge(self, values: Mapping[str, float]) -> None:
-        """Adds another one's `to_dict`."""
+        """Adds the `to_dict` of another JudgeCounts."""
         with self._lock:
             for name, amount in values.items():
                 self._values[name] += amount  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, float]:
-        """Plain numbers, sorted by name; what never happened is not named."""
+        """Plain numbers, sorted by name, without zeros."""
         with self._lock:
             return {name: value for name, value in sorted(self._values.items()) if value}
 

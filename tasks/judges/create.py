@@ -1,4 +1,4 @@
-"""The judge that settings name: rules, a local Hugging Face model, or an OpenAI-compatible endpoint."""
+"""Creates the judge of the settings: rules, a local Hugging Face model, or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge that is an OpenAI-compatible endpoint: vLLM, SGLang, a hosted model."""
+"""A judge behind an OpenAI-compatible endpoint: vLLM, SGLang, a hosted model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tasks.judges.settings import JudgeSettings
 
 
 class OpenAIJudge(ModelJudge):
-    """Raises ConnectionError when the endpoint stays away: "undecided" would let a stage end well, nothing judged."""
+    """Asks an endpoint. Raises ConnectionError when it stays away: with "undecided" a stage would succeed without any
+    judgment."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         key = None

@@ -1,4 +1,4 @@
-"""What every judge that is a model has in common: prompts, votes, one repair, counts."""
+"""The common part of judges that are models: prompts, votes, one repair, counts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _REFUSAL = {"refused": True, "answered": False}
 
 
 class ModelJudge(Judge, Protocol):
-    """An implementation turns dialogues into replies."""
+    """A judge that asks a model. Subclasses turn dialogues into replies."""
 
     settings: JudgeSettings
     counts: JudgeCounts
     fallible: bool = True
 
     def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
-        """The model's reply to each dialogue. `draws` numbers those that are the same, for the random numbers."""
+        """The model's reply to each dialogue. `draws` numbers equal dialogues, for their random seeds."""
 
     def correct_all(self, claims: Sequence[Claim]) -> list[Verdict]:
         prompts = [prompt("correct", **claim._asdict()) for claim in claims]
@@ -49,7 +49,7 @@ class ModelJudge(Judge, Protocol):
         return self._vote(prompts, "refusal", _REFUSAL)
 
     def compare_all(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """With several votes the mean, half of them in each order; None if one of them is undecided."""
+        """Preferences; with several votes their mean, half of them in each order. None if one vote is undecided."""
         votes = self.settings.compare_votes
         orders = [False] if votes == 1 else [False, True] * (votes // 2)
         prompts = [_comparison(pair, swapped) for pair in pairs for swapped in orders]
@@ -65,7 +65,7 @@ class ModelJudge(Judge, Protocol):
         return verdicts
 
     def _vote(self, prompts: Sequence[str], key: str, verdicts: Mapping[str, T]) -> list[T | None]:
-        """The verdict that more than half of the votes agree on. No vote is asked for that can change nothing."""
+        """The verdict of more than half of the votes. Stops asking once further votes cannot change it."""
         votes = self.settings.votes
         tallies: list[Counter[T]] = [Counter() for _ in prompts]
         cast = [0] * len(prompts)
@@ -86,7 +86,7 @@ class ModelJudge(Judge, Protocol):
     def _ask(
         self, prompts: Sequence[str], numbers: Sequence[int], key: str, verdicts: Mapping[str, T]
     ) -> list[Reading[T]]:
-        """A reading for each prompt, after one repair. `numbers`: how often each has been asked before."""
+        """Reads a verdict for each prompt, after at most one repair. `numbers`: how often each was asked before."""
         dialogues: list[list[Message]] = [[{"role": "user", "content": text}] for text in prompts]
         draws = _draws(prompts, numbers)
         replies = self.reply_all(dialogues, draws)
@@ -122,7 +122,7 @@ def _comparison(pair: Pair, swapped: bool) -> str:
 
 
 def _needed(tally: Counter[Any], left: int, votes: int) -> int:
-    """How many more votes the leader needs for a majority; 0 if it has one, or cannot reach it."""
+    """Number of votes that the leader still needs for a majority; 0 if it has one, or cannot reach it."""
     needed = votes // 2 + 1 - max(tally.values(), default=0)
     return needed if 0 < needed <= left else 0
 

@@ -1,4 +1,4 @@
-"""The judge that is a Hugging Face folder, by transformers."""
+"""A judge that is a Hugging Face model in this process."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class LocalJudge(ModelJudge):
     def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
         encoded = [self._encode(dialogue) for dialogue in dialogues]
         longest = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
-        # A prompt cut short would be judged on half an answer: it gets no reply instead.
+        # A truncated prompt would be judged on half an answer, so it gets no reply.
         fitting = [i for i, ids in enumerate(encoded) if len(ids) + self.settings.max_tokens <= longest]
-        fitting.sort(key=lambda i: len(encoded[i]))  # batches of like length waste little padding
+        fitting.sort(key=lambda i: len(encoded[i]))  # batches of similar length need little padding
         replies = [Reply("", missing="prompt_too_long") for _ in dialogues]
         for start in range(0, len(fitting), self.settings.batch_size):
             batch = fitting[start : start + self.settings.batch_size]

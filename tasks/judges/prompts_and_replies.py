@@ -1,6 +1,6 @@
-"""The words to a judge, from files, and what is read from its words.
+"""Prompts of a judge, from files, and the verdicts in its replies.
 
-A model's reply is untrusted: what is not exactly the JSON asked for is no verdict.
+A model's reply is untrusted: anything but exactly the requested JSON is no verdict.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PROMPTS = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__
 
 _DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
 PROMPT_DIGESTS = {name: _DIGESTS[name] for name in ("compare", "correct", "quality", "safe")}
-"""sha256 of each prompt file, for the key of a stage that makes data: another wording is another result."""
+"""SHA-256 of each prompt file, part of the key of stages that make data: another wording gives other results."""
 EVALUATION_DIGESTS = {name: _DIGESTS[name] for name in ("compare", "refused")}
-"""Those that an evaluation asks by."""
+"""Prompts that an evaluation uses."""
 
 _TAG = re.compile(r"</?\s*(?:question|reference_answer|answer_to_check|prompt|response(?:_[ab])?)\s*>", re.IGNORECASE)
 _MARK = re.compile(r"<(?=[|｜])")
@@ -78,7 +78,7 @@ def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
 
 
 def answer_of(text: str) -> str:
-    """What stands behind a reply's reasoning; nothing if the reasoning does not end."""
+    """The text after a reply's reasoning; empty if the reasoning does not end."""
     _, end, after = text.rpartition("</think>")
     return "" if not end and after.lstrip().startswith("<think>") else after.strip()
 
@@ -112,11 +112,11 @@ ASK_AGAIN = {
     "wrong_verdict": "its verdict is not one of the words asked for",
     "too_long": "it was cut off because it became too long; keep the analysis to a sentence or two",
 }
-"""What the model is told of a reply that cannot be read, by the reply's outcome."""
+"""What the model is told about an unreadable reply, by the reply's outcome."""
 
 
 def again(dialogue: list[Message], reply: Reply, outcome: str) -> list[Message]:
-    """The dialogue, continued by the reply, without its reasoning, and by what is wrong with it."""
+    """The dialogue, followed by the reply without its reasoning and by what is wrong with it."""
     complaint = f"Your reply cannot be used: {ASK_AGAIN[outcome]}. Reply again, with the JSON object and nothing else."
     said = {"role": "assistant", "content": _harmless(answer_of(reply.text)) or "(no reply)"}
     return [*dialogue, said, {"role": "user", "content": complaint}]

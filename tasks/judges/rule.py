@@ -1,8 +1,8 @@
-"""The judge that is no model: a verifier for answers with a reference, a rubric for the rest.
+"""A judge by rules: a verifier for answers with a reference, a rubric for the rest.
 
-The rubric reads a general prompt's metadata: `mentions` (words that a good answer holds), `courtesy` and `refusal`
+The rubric reads a general prompt's metadata: `mentions` (words that a good answer contains), `courtesy` and `refusal`
 (phrases) and `harmful` (whether the prompt asks for harm). Without such metadata a rule cannot tell responses apart:
-all are worth the same and count as safe. Real general prompts therefore need a model as their judge.
+all have the same worth and count as safe. Real general prompts therefore need a model as their judge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which judge, and how it is asked."""
+"""Settings of a judge."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class JudgeSettings(BaseModel):
         for name in _NEEDED[self.kind]:
             if getattr(self, name) is None:
                 raise ValueError(f"judge {self.kind!r} needs {name}")
-        changed = self.model_dump(exclude_defaults=True).keys()  # a form sends defaults, too
+        changed = self.model_dump(exclude_defaults=True).keys()  # a form sends default values, too
         if foreign := sorted(changed - _USED[self.kind] - {"kind"}):
             raise ValueError(f"{foreign[0]} is no setting of judge {self.kind!r}; remove it, or change kind")
         return self

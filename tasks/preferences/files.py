@@ -1,4 +1,4 @@
-"""Preferences that others have gathered: which file, and what its rows give."""
+"""Preference files: their settings, and loading them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PreferenceFile(BaseModel):
 
 @dataclass
 class Loaded:
-    """What a file gave. `counts`: rows, bad_records, tied (pairs of a ranked list that say nothing), pairs, labels."""
+    """Contents of a file. `counts`: rows, bad_records, tied (pairs of equal rank), pairs, labels."""
 
     pairs: list[dict[str, Any]] = field(default_factory=list)
     labels: list[dict[str, Any]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""A row of a preference file to what it says: which of two responses is better, or whether one is safe.
+"""Reading a row of a preference file: which of two responses is better, or whether one is safe.
 
-The helpful reward model reads summaries only (R1, stage 4), so reasoning is taken off the responses of pairs and of
-ranked lists; a label is one of the whole response.
+The helpful reward model reads summaries only (R1, stage 4), so reasoning is removed from the responses of pairs and of
+ranked lists; a label refers to the whole response.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """What a row says about responses to a prompt."""
+    """Judgments in a row about responses to a prompt."""
 
     messages: list[Message]
     pairs: list[tuple[str, str, float]] = field(default_factory=list)  # chosen, rejected, strength
     labels: list[tuple[str, bool]] = field(default_factory=list)  # response, whether it is safe
-    tied: int = 0  # pairs of the same rank or the same text
+    tied: int = 0  # number of pairs of equal rank or equal text
 
 
 def read_row(row: Row, where: str) -> Said:
-    """`where` the row stands ("pairs.jsonl, line 7") begins each message."""
+    """Reads a row. `where`: its place ("pairs.jsonl, line 7"), for error messages."""
     present = {name: value for name, value in row.items() if value is not None and value != ""}
     for columns, read in _FORMATS.items():
         if all(name in present for name in columns):
@@ -59,7 +59,7 @@ def _ranked(row: Row, where: str) -> Said:
 
 
 def _prompted(row: Row, where: str) -> Said:
-    """{prompt, chosen, rejected}; a response that is a conversation may hold the prompt once more."""
+    """Reads {prompt, chosen, rejected}; a response that is a conversation may repeat the prompt."""
     prompt = _prompt(row, where)
 
     def side(name: str) -> str:
@@ -74,7 +74,7 @@ def _prompted(row: Row, where: str) -> Said:
 
 
 def _conversations(row: Row, where: str) -> Said:
-    """{chosen, rejected}: what both have before the last message is the prompt."""
+    """Reads {chosen, rejected}: the messages that both share before the last one are the prompt."""
     (prompt, chosen), (other, rejected) = (_conversation(row, name, where) for name in ("chosen", "rejected"))
     if prompt != other:
         raise InputError(f"{where}: chosen and rejected differ before the last message; only that may be another")
@@ -95,11 +95,11 @@ _FORMATS: dict[tuple[str, ...], Callable[[Row, str], Said]] = {
     ("prompt", "chosen", "rejected"): _prompted,
     ("chosen", "rejected"): _conversations,
 }
-"""The columns of each format; the first that a row has all of is its own."""
+"""The columns of each format. A row has the first format whose columns it has."""
 _LABELS: dict[Any, bool] = {1: True, 0: False} | {
     word: safe for safe, words in ((True, ("safe", "true", "1")), (False, ("unsafe", "false", "0"))) for word in words
 }
-"""CSV knows text only. True and 1 are the same key."""
+"""CSV has only text. True and 1 are the same key."""
 
 
 def _pair(row: Row, prompt: list[Message], chosen: str, rejected: str, where: str) -> Said:

@@ -1,4 +1,4 @@
-"""Preference data from a judge: pairs for the helpful reward model, labels for the safety one (R1 v2, stage 4)."""
+"""Preference data by a judge: pairs for the helpful reward model, labels for the safety model (R1 v2, stage 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.judges.bias import Comparison, bias
 from tasks.preferences.rows import label_row, pair_row
 
 JUDGE = "judge"
-"""Source of the rows made here."""
+"""Source of these rows."""
 
 
 class Judged(NamedTuple):
@@ -89,7 +89,7 @@ def labels(
 
 
 def _compared(votes: Sequence[float | None], orders: Sequence[bool], longer: int, margin: float) -> Comparison:
-    """`votes` are above 0 for what was shown first; `orders`: whether that was b."""
+    """Aggregates votes; they are above 0 where the response shown first is better. `orders`: whether that was b."""
     of_a = [(-v if swapped else v, swapped) for v, swapped in zip(votes, orders, strict=True) if v is not None]
     first, second = ([v for v, swapped in of_a if swapped == order] for order in (False, True))
     return Comparison(first, second, longer, abs(sum(v for v, _ in of_a)) / len(of_a) > margin)

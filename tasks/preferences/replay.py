@@ -1,4 +1,4 @@
-"""Replay: preferences of earlier rounds among those of this one (DSM, algorithm 1)."""
+"""Replay: mixes preferences of earlier rounds into this one's (DSM, algorithm 1)."""
 
 from __future__ import annotations
 

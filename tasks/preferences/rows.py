@@ -1,4 +1,4 @@
-"""The rows that reward models are trained on, wherever they come from: pairs and labels, some of them held out."""
+"""Rows that reward models are trained on: pairs and labels, some of them held out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.sft_data.statistics import prompt_text
 def pair_row(
     messages: list[Message], chosen: str, rejected: str, strength: float, source: str, held_out_share: float
 ) -> dict[str, Any]:
-    """`strength`: how much better, from 0 on; a judge's mean verdict is 2 at most."""
+    """A row of a pair. `strength`: how much better, from 0 on; a judge's mean verdict is at most 2."""
     return {
         "messages": messages,
         "chosen": chosen,
@@ -42,13 +42,13 @@ def label_row(messages: list[Message], response: str, safe: bool, source: str, h
 
 
 def held_out(messages: Sequence[Message], share: float) -> bool:
-    """By the prompt's text, so that no prompt is on both sides, whatever it comes from."""
+    """Whether a prompt is held out, by its text, so that no prompt is on both sides, whatever its source."""
     text = normalise(prompt_text(messages))
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 < share
 
 
 def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of the rows that say the same about the same responses."""
+    """Drops rows that repeat an earlier judgment of the same responses."""
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         said = [row["messages"], *(row.get(name) for name in ("chosen", "rejected", "response", "label"))]

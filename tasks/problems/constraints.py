@@ -43,46 +43,46 @@ class _Count(_Constraint):
 
 
 class Words(_Count):
-    """So many words."""
+    """The number of words is in a range."""
 
     kind: Literal["words"] = "words"
 
 
 class Sentences(_Count):
-    """So many sentences: what ends in a full stop, a question or an exclamation mark."""
+    """The number of sentences is in a range; a full stop, question mark or exclamation mark ends one."""
 
     kind: Literal["sentences"] = "sentences"
 
 
 class Bullets(_Count):
-    """So many lines that begin with a bullet or a number: "- x", "* x", "1. x"."""
+    """The number of lines that begin with a bullet or a number is in a range: "- x", "* x", "1. x"."""
 
     kind: Literal["bullets"] = "bullets"
 
 
 class Includes(_Constraint):
-    """All of these words or phrases stand in it, as whole words."""
+    """Contains all of these words or phrases, as whole words."""
 
     kind: Literal["includes"] = "includes"
     words: list[str] = Field(min_length=1)
 
 
 class Excludes(_Constraint):
-    """None of these words or phrases stands in it, as a whole word."""
+    """Contains none of these words or phrases, as a whole word."""
 
     kind: Literal["excludes"] = "excludes"
     words: list[str] = Field(min_length=1)
 
 
 class StartsWith(_Constraint):
-    """Its first characters."""
+    """Begins with this text."""
 
     kind: Literal["starts_with"] = "starts_with"
     text: str = Field(min_length=1)
 
 
 class EndsWith(_Constraint):
-    """Its last characters."""
+    """Ends with this text."""
 
     kind: Literal["ends_with"] = "ends_with"
     text: str = Field(min_length=1)
@@ -97,7 +97,7 @@ class Language(_Constraint):
 
 
 class Json(_Constraint):
-    """All of it is one JSON value; a Markdown fence around it is allowed."""
+    """Is one JSON value; a Markdown fence around it is allowed."""
 
     kind: Literal["json"] = "json"
     keys: list[str] = Field([], description="Keys that the value, an object then, must have.")
@@ -117,7 +117,7 @@ def read_constraints(metadata: dict[str, Any]) -> list[Constraint]:
         InputError: for a constraint that is unknown or incomplete; the caller adds where it stands.
     """
     values = metadata.get("constraints") or []
-    if isinstance(values, list):  # parquet gives each row the fields of all rows, with nothing in them
+    if isinstance(values, list):  # parquet gives each row the fields of all rows, null where absent
         values = [{k: v for k, v in c.items() if v is not None} if isinstance(c, dict) else c for c in values]
     try:
         return _CONSTRAINTS.validate_python(values)

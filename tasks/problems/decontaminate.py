@@ -82,7 +82,7 @@ class HeldOut:
         return self._overlap(tokens(text))
 
     def _overlap(self, words: Tokens) -> Match | None:
-        # No gram that is indexed holds boilerplate, so what is looked up need not be searched for it.
+        # No indexed gram holds boilerplate, so the text need not be searched for it.
         if self._parts.keys().isdisjoint(_grams(words, self.n)):
             return None
         gram = next(gram for gram in _grams(words, self.n) if gram in self._parts)
@@ -125,7 +125,7 @@ def _grams(words: Tokens, n: int) -> Iterator[Tokens]:
 
 
 def _boilerplate(prompts: Sequence[Tokens], n: int, most: float) -> set[Tokens]:
-    # Once a prompt: a gram repeated within one problem is no template.
+    # Counted once a prompt: repetition within one problem does not make a template.
     prompts_with = Counter(gram for words in prompts for gram in set(_grams(words, n)))
     return {gram for gram, count in prompts_with.items() if count > most}
 

@@ -1,7 +1,6 @@
 """Rows of JSONL, CSV and parquet files and of Hugging Face data sets, each with its place.
 
-A row that cannot be read comes as the error that says why, and the next ones follow; what makes the whole file
-unreadable is raised.
+A row that cannot be read is yielded as an error with the reason, and reading goes on; an unreadable file raises.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from grpo.errors import InputError
 from tasks.problems.sources import FileSource, HubSource, short
 
 Row = tuple[str, dict[str, Any] | InputError]
-"""Where it stands ("train.jsonl, line 7"), for messages, and its columns, or why it has none."""
+"""Its place ("train.jsonl, line 7"), for messages, and its columns, or the error."""
 
 
 def rows(source: FileSource | HubSource) -> Iterator[Row]:
@@ -71,7 +70,7 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
         row = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; 100,000 brackets
+    except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits, or 100,000 brackets
         raise InputError(f"{where}: not usable JSON: {error}") from None
     if not isinstance(row, dict):
         raise InputError(

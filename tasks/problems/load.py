@@ -80,7 +80,7 @@ def _read(source: FileSource | HubSource, bad: list[str]) -> Iterator[Problem]:
 
 
 def _with_right_solutions(source: FileSource | HubSource, problems: list[Problem], bad: list[str]) -> list[Problem]:
-    """Reference solutions must pass their tests: run side by side, since each takes a sandbox of its own."""
+    """Checks that reference solutions pass their tests; in parallel, since each runs in a sandbox of its own."""
     checked = validate([problem for problem in problems if problem.verifier == "code"])
     findings = {finding.problem_id: finding.what for finding in checked}
     wrong = [problem for problem in problems if problem.id in findings]

@@ -1,4 +1,4 @@
-"""A row to a problem: which column is what, and whether the row can be a problem at all."""
+"""Reading a row as a problem: its columns, and whether it is valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.problems.sources import FileSource, HubSource, label, make_problem, s
 
 
 def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> Problem:
-    """`where` the row stands ("train.jsonl, line 7") begins each message."""
+    """Reads a row. `where`: its place ("train.jsonl, line 7"), for error messages."""
     verifier = _verifier(source, where, row)
     metadata = {
         name: _json_value(_column(row, name, "metadata_columns", where), name, where)
@@ -25,7 +25,7 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
         read_constraints(metadata)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    # Tests say what is right; a reference solution is welcome, not needed.
+    # Tests define what is correct; a reference solution is optional.
     unanswered = verifier == "none" or (verifier == "code" and source.answer_column not in row)
     answer, solution = ("", "") if unanswered else _answer(source, where, row)
     if solution:
@@ -71,7 +71,7 @@ def _prompt(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> 
         name = next((n for n in ("question", "messages") if n in row), name)
     value = _column(row, name, "prompt_column", where)
     messages = read_messages(value, name, where)
-    # What the assistant said last is the answer, not the prompt.
+    # The last message of the assistant is the answer, not part of the prompt.
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not any(message["role"] == "user" for message in messages):
@@ -82,7 +82,7 @@ def _prompt(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> 
 
 
 def read_messages(value: Any, name: str, where: str) -> list[Message]:
-    """A conversation: a list of {role, content}, or what a user says. Contents are as they are: see `read_text`."""
+    """A conversation: a list of {role, content}, or the user's text. Contents are unchanged: see `read_text`."""
     messages = []
     for message in value if isinstance(value, list) else [{"role": "user", "content": value}]:
         if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
@@ -119,7 +119,7 @@ def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
 
 
 def read_text(value: Any, name: str, where: str) -> str:
-    """`value` if it is text, and not blank."""
+    """`value` if it is non-blank text."""
     if not isinstance(value, str):
         raise InputError(f"{where}: {name} is {short(value)}, a {type(value).__name__}; text is needed")
     if not value.strip():

@@ -1,4 +1,4 @@
-"""Where problems come from: the settings of a source, and how its problems are named."""
+"""Settings of problem sources, and the ids of their problems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReasoningGymSource(BaseModel):
 
 
 class _ColumnsSource(BaseModel):
-    """What sources made of rows have in common: which column is what."""
+    """Common fields of sources that consist of rows: the names of the columns."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -134,6 +134,6 @@ def make_problem(source: str, messages: list[Message], answer: str, **rest: Any)
 
 
 def short(value: Any) -> str:
-    """For messages: a value in at most 80 characters."""
+    """A value in at most 80 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -22,8 +22,9 @@ _REASONING = ("format", "language")
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Of two means over problems, new minus old, with a bootstrap interval [low, high]. `paired`: the problems are the
-    same, so that each problem's own difference was resampled; otherwise each side was by itself, which is wider."""
+    """Difference of two means over problems, new minus old, with a bootstrap interval [low, high]. `paired`: both sides
+    have the same problems, so each problem's own difference is resampled; otherwise each side is resampled by itself,
+    which gives a wider interval."""
 
     value: float
     low: float

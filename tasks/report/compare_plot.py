@@ -1,4 +1,4 @@
-"""Learning curves of several runs over each other, as one picture."""
+"""Learning curves of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun, StageRun
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which colour-blind readers can tell apart; line styles differ as well."""
+"""Okabe and Ito's colors, which color-blind readers can tell apart; line styles differ as well."""
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3
 _PARTS = {"reward", "reward_accuracy"}
@@ -18,11 +18,11 @@ Panel = tuple[str, list[tuple[int, Points]]]
 
 
 def plot(reader: RunReader, runs: Sequence[RecipeRun], labels: Sequence[str], path: Path) -> Path | None:
-    """Draw what differs: the curves of stages that are not the same artifact in all runs. None if there are none."""
+    """Plots the curves of stages whose artifacts differ between the runs. None if there are none."""
     panels = [panel for name in _names(runs) for panel in _panels(reader, name, [run.stage(name) for run in runs])]
     if not panels:
         return None
-    # Not by pyplot: that keeps figures for the whole process, and looks for a screen.
+    # pyplot would keep figures for the whole process, and look for a display.
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // _COLUMNS)

@@ -1,4 +1,4 @@
-"""Learning curves of a run's stages: which metrics belong into one picture, and their values."""
+"""Learning curves of a run's stages: which metrics share a picture, and their values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NOT_PARTS = ("_mean", "_std", "_failures")
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves that share their axes. `parts` are metrics in the order of their legend."""
+    """Curves that share axes. `parts` are metrics in the order of the legend."""
 
     title: str
     parts: tuple[tuple[str, str], ...]  # (name in the legend, metric)
 
 
 def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
-    """What there is to draw of a stage that logged these metrics."""
+    """The pictures of a stage that logged these metrics."""
     names = set(metrics)
     if "reward" in names:
         parts = [m for m in sorted(names) if m.startswith("reward_") and not m.endswith(_NOT_PARTS) and "/" not in m]
@@ -50,7 +50,7 @@ def read(reader: RunReader, stage: StageRun) -> Iterator[tuple[Picture, dict[str
 
 
 def thin(points: Sequence[tuple[int, float]]) -> Points:
-    """At most 240 points: means over equally many steps in a row. What is not a number is left out."""
+    """At most 240 points: means over consecutive steps. NaN and infinity are left out."""
     finite = [(float(x), y) for x, y in points if math.isfinite(y)]
     size = math.ceil(len(finite) / _MOST_POINTS)
     if size <= 1:

@@ -1,4 +1,4 @@
-"""What a report says about data: what was dropped and why, and what is known of the judge and the reward models."""
+"""The data sections of a report: what was dropped and why, and the quality of the judge and the reward models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.store.manifest import Manifest
 
 
 def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """What went in, what was dropped and why, what was left: of problems, demonstrations and the SFT data."""
+    """Funnels of problems, demonstrations and SFT data: rows before, dropped by reason, and after."""
     found = []
     if problems := manifests.get("problems"):
         found.append(_problem_funnel(problems.counts))
@@ -91,7 +91,7 @@ _NO_SHARES = ("correlation", "calibration_error")
 
 
 def judges(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """What is known about the judge and about the models that learned from it, by stage."""
+    """Metrics of the judge and of the models trained on its judgments, by stage."""
     found = []
     for stage in ("sft_data", "reward_models"):
         if stage not in manifests:

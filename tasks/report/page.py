@@ -1,7 +1,7 @@
-"""The report of one recipe run as one HTML page that needs nothing else: sections from what is known, and a template.
+"""The report of one recipe run as a self-contained HTML page.
 
-What a section needs may be missing (the run failed before, an artifact was removed): then the section is not there.
-Everything that a model or a data set wrote is escaped.
+A section whose data is missing (the run failed before, an artifact was removed) is left out. Everything that a model or
+a data set wrote is escaped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _PASSED = {"passed": "✓", "approved": "✓", "warned": "!", "waiting": "…"}
 
 
 def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: str | None = None) -> str:
-    """The page. `content`: "table" and "completions" as the stage report makes them, {} where there are none; `link`:
-    where the run is found in MLflow."""
+    """Renders the page. `content`: "table" and "completions" of the stage report, or {}; `link`: the run's address in
+    MLflow."""
     environment = Environment(
         loader=PackageLoader("tasks.report"),
         autoescape=True,
@@ -88,7 +88,7 @@ def header(run: RecipeRun) -> dict[str, Any]:
 
 
 def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
-    """A line a stage: how it went, how long it took, and where it lies in the run's time, in percent of it."""
+    """A row a stage: its status, its duration, and its position in the run's time, in percent."""
     end = run.run.ended or max((s.run.ended or s.run.began for s in run.stages), default=run.run.began)
     whole = max(end - run.run.began, 1e-3)
     lines = []
@@ -112,7 +112,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
 
 
 def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
-    """Pictures of the stages that trained something: losses together, then each stage of reinforcement learning."""
+    """Curves of the stages that trained: losses together, then each stage of reinforcement learning."""
     losses: list[dict[str, Any]] = []
     found = []
     for name in dict.fromkeys(stage.name for stage in run.stages):
@@ -134,7 +134,7 @@ def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
 
 
 def gates(run: RecipeRun) -> list[dict[str, Any]]:
-    """Every gate of the recipe: what it found, and who decided what."""
+    """Every gate of the recipe: its outcome, and who decided what."""
     found = []
     for gate in run.config.get("gates", []):
         tags, name = run.run.tags, gate["name"]
@@ -154,10 +154,8 @@ def gates(run: RecipeRun) -> list[dict[str, Any]]:
 
 
 def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
-    """What each stage was estimated to take, beside what it took. None without an estimate.
-
-    Memory is of one device, in GB; the stage's largest job counts.
-    """
+    """Estimated and actual cost of each stage; None without an estimate. Memory is per device, in GB, of the stage's
+    largest job."""
     estimate = reader.read_json(run.run.id, ESTIMATE)
     if not estimate:
         return None
@@ -178,8 +176,8 @@ def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
 
 
 def lineage(run: RecipeRun) -> dict[str, Any] | None:
-    """Which artifact was made from which: arcs, and a table that also names what came from outside of this run."""
-    made = {stage: manifest for stage, manifest in run.manifests.items() if stage != "report"}  # that is this page
+    """Lineage of the artifacts: arcs, and a table that also names inputs from other runs."""
+    made = {stage: manifest for stage, manifest in run.manifests.items() if stage != "report"}  # this page itself
     place = {manifest.digest: number for number, manifest in enumerate(made.values())}
     if len(made) < 2:
         return None
@@ -207,7 +205,7 @@ def lineage(run: RecipeRun) -> dict[str, Any] | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """Seconds as text."""
     if seconds is None:
         return "–"
     if seconds < 9.95:

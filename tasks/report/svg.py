@@ -1,8 +1,7 @@
-"""Small SVG pictures for the report: curves, and arcs between what was made from what.
+"""Small SVG pictures for the report: curves, and arcs of lineage.
 
-They are drawn in `currentColor` and in the classes s0 to s5, so that a page gives them its colours, light or dark. A
-series differs from the next in colour and in dashes. Pictures are 300 wide with text 12 high, so that it can be read
-on a phone.
+They use `currentColor` and the classes s0 to s5, so that the page sets their colors, light or dark. Series differ in
+color and in dashes. Pictures are 300 wide with text 12 high, to be readable on a phone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ROW, _ARC_WIDTH, _LETTER = 28, 120, 7
 
 
 def style_of(number: int) -> Markup:
-    """Class and dashes of a series, by its place."""
+    """Class and dashes of a series, by its index."""
     dash = _DASHES[(number + number // SERIES) % SERIES]
     return Markup('class="s{}"').format(number % SERIES) + (
         Markup(' stroke-dasharray="{}"').format(dash) if dash else ""
@@ -28,7 +27,7 @@ def style_of(number: int) -> Markup:
 
 
 def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str = "step") -> Markup:
-    """Lines over one pair of axes. Each series has at least one point, all of them finite."""
+    """Lines on one pair of axes. Each series has at least one point, all finite."""
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     x_low, x_high = min(xs), max(xs)
@@ -73,7 +72,7 @@ def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_la
 
 
 def arcs(title: str, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> Markup:
-    """Names below each other, and an arc from row `a` to row `b` for every edge (a, b): b was made from a."""
+    """Rows of names, and an arc from row `a` to row `b` for every edge (a, b): b was made from a."""
     height = _ROW * len(names)
     parts = [_title(title, "; ".join(f"{names[b]} from {names[a]}" for a, b in edges))]
     for a, b in edges:
@@ -113,7 +112,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number in few characters."""
+    """A number as short text."""
     if value == 0:
         return "0"
     if abs(value) >= 100_000:
@@ -124,7 +123,7 @@ def number(value: float) -> str:
 
 
 def _said(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """The picture in words, for who cannot see it."""
+    """Text description of the picture, for screen readers."""
     return "; ".join(
         f"{name} from {number(points[0][1])} at {number(points[0][0])} to {number(points[-1][1])} at "
         f"{number(points[-1][0])}"

@@ -1,4 +1,4 @@
-"""What a report says about checkpoints: the closing table, and what they answered to the same problems."""
+"""Tables of checkpoints in a report: the closing table, and completions side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = {
 }
 INTERVAL = "_ci95"
 PLAIN = {"mean_tokens", "alignment", "alignment_ci95"}
-"""Not shares: shown as they are; all others in percent."""
+"""Metrics that are not shares; all others are shown in percent."""
 _NEITHER, _LOWER = {"mean_tokens"}, {"over_refusal", "refused_harmless"}
 _TITLES = {
     "format": "format kept",
@@ -45,7 +45,7 @@ _TITLES = {
     "refused_harmless": "refuses harmless",
     "instructions": "instructions followed",
 }
-"""Longer titles, where there is a line for each."""
+"""Longer titles, for tables with a row a metric."""
 _TEXT_LENGTH, _ALL_TEXT = 4000, 1_500_000
 
 
@@ -58,7 +58,7 @@ def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def closing_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same as plain rows."""
+    """The rows of `closing_frame` as plain values."""
     records = closing_frame(table).reset_index().to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in records]
 
@@ -82,7 +82,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The closing table as the paper prints it: a row a metric, a cell a checkpoint, the best ones marked."""
+    """The closing table in the paper's form: a row a metric, a cell a checkpoint, the best ones marked."""
     rows = []
     for key in COLUMNS:
         if key.endswith(INTERVAL) or not any(key in metrics for metrics in table.values()):
@@ -131,7 +131,7 @@ def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown:
 
 
 def _first(folder: Path, asked: Mapping[str, Problem]) -> dict[str, Sample]:
-    """Problem -> the first sample of it; reads no further than it must."""
+    """Problem -> its first sample; reads no more than necessary."""
     wanted = (s for s in read_rows(folder, Sample) if s.problem_id in asked and s.number == 0)
     return {sample.problem_id: sample for sample in itertools.islice(wanted, len(asked))}
 
@@ -153,5 +153,5 @@ def _cut(text: str) -> str:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """What the stage `report` wrote: {"table": ..., "completions": ...}."""
+    """The content that the stage `report` wrote: {"table": ..., "completions": ...}."""
     return json.loads(path.read_text(encoding="utf-8"))

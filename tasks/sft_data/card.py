@@ -36,7 +36,7 @@ def dumps(value: Any) -> str:
 
 
 def card(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """The card as text: header, what it is, tables, examples, how to make it again."""
+    """The card as text: header, summary, tables, examples, how to reproduce it."""
     parts = [
         _header(statistics, about),
         f"# {about.get('title', 'Rejection-sampled data')}",
@@ -145,7 +145,7 @@ def _lengths(statistics: Mapping[str, Any]) -> str:
 
 
 def _funnels(statistics: Mapping[str, Any]) -> str:
-    """By part, domain and source; what stands under or beside "sampled" adds up to it."""
+    """Funnels by part, domain and source; the rows add up to "sampled"."""
     kinds = {"not_drawn": "was good but not drawn by the mix", "no_part": "belongs to no part of it"}
     notes = [f"`{name}` {text}" for name, text in kinds.items() if name in statistics["outcomes"]]
     tables = [table(*funnel(statistics["lines"], column)) for column in ("part", "domain")]
@@ -191,7 +191,7 @@ def _again(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown; numbers with thousands apart, and to the right where a column has only numbers."""
+    """A Markdown table; numbers with thousands separators, right-aligned in numeric columns."""
     rows = [list(row) for row in rows]
     numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(head))]
     rule = "|".join("---:" if right else "---" for right in numeric)
@@ -212,7 +212,7 @@ def _plain(value: Any) -> str | int | float:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """A code block that no run of backticks in the text can end; cut where it is long, unless it is code."""
+    """A code block that no run of backticks in the text can close; long text is truncated, code is not."""
     if language == "text" and len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + " …"
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

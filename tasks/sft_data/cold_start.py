@@ -1,7 +1,7 @@
 """Cold-start demonstrations: few, correct, readable (R1, stage 1).
 
-Departure from the paper: nobody rewrites the samples in better words or checks them by hand; the filters of the data
-factory stand in for the human eye.
+Departure from the paper: nobody rewrites the samples or checks them by hand; the filters of the data factory replace
+the human annotators.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
 
 
 def write_examples(folder: Path, examples: Sequence[dict[str, Any]]) -> None:
-    """Shards part-NNNNN.parquet in `folder`, which is made."""
+    """Writes shards part-NNNNN.parquet in `folder`, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, max(1, len(examples)), SHARD)):
         table = pa.Table.from_pylist(list(examples[start : start + SHARD]), schema=_SCHEMA)

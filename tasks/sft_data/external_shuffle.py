@@ -1,4 +1,4 @@
-"""Putting more rows in order than memory holds: by way of bucket files, each of which holds a range of places."""
+"""Sorting more rows than memory holds, through bucket files of a range of positions each."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS, PART_BYTES = 4096, 64 * 2**20
-"""Rows in one parquet file, or fewer where that many would be more bytes than this."""
+"""Maximum rows of a parquet file; fewer where they would exceed the next limit."""
 
-_BUCKETS = 256  # files open at once
+_BUCKETS = 256  # open files
 _BUFFER_BYTES = 64 * 2**20
 
 
 class Shuffle:
-    """Takes rows in any order, each with its place from 0 to `rows` - 1, and writes them in order.
+    """Takes rows in any order, each with its position from 0 to `rows` - 1, and writes them in order.
 
-    Parts are `out`/part-NNNNN.parquet; no folder is made for no rows. `size` is that of all rows in bytes, about: it
-    decides how many make a part. Memory holds a buffer, and in the end one bucket: a part, and more only where there
-    are more than _BUCKETS parts. `work` is removed when all is written.
+    Parts are `out`/part-NNNNN.parquet; without rows the folder is not created. `size` is the approximate total size in
+    bytes, which decides how many rows make a part. Memory holds a buffer and, at the end, one bucket: a part, or
+    several where there are more than _BUCKETS parts. `work` is removed at the end.
     """
 
     def __init__(self, out: Path, work: Path, rows: int, size: int, schema: pa.Schema):
@@ -61,7 +61,7 @@ class Shuffle:
         return self._work / f"{number:05d}.arrows"
 
     def finish(self) -> None:
-        """Write the parts."""
+        """Writes the parts."""
         if not self._rows:
             return
         if self._buffer:
@@ -74,7 +74,7 @@ class Shuffle:
         self._work.rmdir()
 
     def _write(self, number: int) -> int:
-        """Write a bucket's parts, remove it, and return how many rows they have."""
+        """Writes a bucket's parts, removes it, and returns their number of rows."""
         with pa.ipc.open_stream(self._path(number)) as stream:
             table = stream.read_all()
         order = np.argsort(table["place"].to_numpy())

@@ -1,8 +1,4 @@
-"""What a data set is mixed from: its parts, how large each is to be, and which examples keep their chain of thought.
-
-R1 v2, table of the SFT data: math 395,285, code 211,129, STEM 10,124, logic 10,395, general 177,812 examples, 804,745
-in all. Given as shares they scale to any total. How these were reached and what was held out is unpublished.
-"""
+"""Settings of the data mix: its parts and their sizes, and which examples keep their chain of thought."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from grpo.errors import InputError
 
 NO_PART = ""
-"""The part of a sample that no part asks for."""
+"""Name for samples that belong to no part."""
 
 
 class Part(BaseModel):
-    """One part of the data set: where its examples come from, and how many there shall be."""
+    """One part of the data set: the sources of its examples, and their number."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +56,7 @@ def _both_domains() -> dict[str, Part]:
 
 
 class MixSettings(BaseModel):
-    """How what the filters kept becomes a data set."""
+    """How the filtered samples become a data set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -117,7 +113,7 @@ class MixSettings(BaseModel):
         return self
 
     def wanted(self) -> dict[str, int | None]:
-        """Examples that each part shall have; None: all. Shares are met by the method of largest remainders."""
+        """Number of examples wanted of each part; None: all. Shares are rounded by the method of largest remainders."""
         if self.total is None:
             return {name: part.count for name, part in self.parts.items()}
         sizes: dict[str, int | None] = {name: part.count for name, part in self.parts.items() if part.count is not None}

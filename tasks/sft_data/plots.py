@@ -1,4 +1,4 @@
-"""Pictures of a data set for the report: what became of the samples, and how long the examples are."""
+"""Plots of a data set for the report: outcomes of the samples, and lengths of the examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FUNNEL, TOKENS = "funnel.png", "tokens.png"
 
 
 def plot(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write funnel.png and tokens.png into `folder`, which is made. Equal statistics make equal bytes."""
+    """Writes funnel.png and tokens.png into `folder`, which is created. Deterministic."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {FUNNEL: _funnel(statistics), TOKENS: _tokens(statistics)}
     for name, figure in pictures.items():
@@ -22,7 +22,7 @@ def plot(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def new_figure(height: float) -> Any:
     """An empty figure, 8 inches wide."""
-    # Not by pyplot: that keeps figures for the whole process, and looks for a screen.
+    # pyplot would keep figures for the whole process, and look for a display.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(8, height), layout="constrained")

@@ -1,4 +1,4 @@
-"""What became of every sample of a data set, in numbers: plain dicts that the card, the terminal and the plots read.
+"""Outcomes of all samples of a data set in numbers: plain dicts for the card, the terminal and the plots.
 
 A tally has one line for each part, domain, source, language and outcome; all tables are sums of its lines, so all of
 them add up to the number of samples.
@@ -96,7 +96,7 @@ class Shown:
         return cls(outcome_of, wanted)
 
     def add(self, numbers: np.ndarray, rows: pa.Table) -> None:
-        """Remember of these candidates, given as rows of the data set, those that are shown."""
+        """Keeps those of these candidates, given as rows of the data set, that are to be shown."""
         chosen = np.flatnonzero(self.wanted[numbers])
         for number, row in zip(numbers[chosen].tolist(), rows.take(chosen).to_pylist(), strict=True):
             self._rows[number] = shown_row(row, row["part"], prompt_text(row["messages"]))
@@ -110,7 +110,7 @@ class Shown:
 
 
 def shown_row(row: Mapping[str, Any], part: str, prompt: str) -> dict[str, Any]:
-    """A sample as it is shown: who it is, what was asked and what was said, cut where it is very long."""
+    """A sample for display: its ids, prompt and completion, truncated."""
     kept = {name: row[name] for name in ("problem_id", "number", "source", "language")}
     texts = {"prompt": prompt, "completion": row["completion"]}
     cut = {k: v if len(v) <= _SHOWN_CHARACTERS else v[:_SHOWN_CHARACTERS] + " …" for k, v in texts.items()}
@@ -123,7 +123,7 @@ def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 class Tally:
-    """The lines, and from them every table."""
+    """The lines of the tally, and every table made from them."""
 
     def __init__(
         self, lines: Mapping[tuple[Cell, str], Sequence[int]], held_out: Counter[Cell], tokens: dict[str, Any]
@@ -241,7 +241,7 @@ def histograms(lengths: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def bins(tokens: Mapping[str, Any]) -> list[tuple[int, int, list[int]]]:
-    """From and below how many tokens, and the examples of each part, without the empty bins at either end."""
+    """Rows (from, below, examples of each part) without the empty bins at either end."""
     counts = list(zip(*(part["counts"] for part in tokens["parts"].values()), strict=True))
     filled = [i for i, of_parts in enumerate(counts) if any(of_parts)]
     edges = tokens["edges"]
@@ -249,7 +249,7 @@ def bins(tokens: Mapping[str, Any]) -> list[tuple[int, int, list[int]]]:
 
 
 def _bin_width(span: int) -> int:
-    """The least of 1, 2, 5, 10, 20, 50, ... with which so many bins cover lengths below `span`."""
+    """The smallest of 1, 2, 5, 10, 20, 50, ... with which that many bins cover lengths below `span`."""
     power = 10 ** max(0, math.floor(math.log10(max(1, span / _BINS))))
     return next(width for width in (power, 2 * power, 5 * power, 10 * power) if width * _BINS >= span)
 
@@ -277,7 +277,7 @@ def funnel(lines: Sequence[Mapping[str, Any]], column: str) -> tuple[list[str], 
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The statistics that a data set's card was made from."""
+    """Reads the statistics beside a data set's card."""
     path = folder / STATISTICS
     try:
         return json.loads(path.read_text(encoding="utf-8"))

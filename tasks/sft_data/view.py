@@ -1,4 +1,4 @@
-"""A data set of the store in the terminal: funnel, sizes, lengths, and samples with what became of them."""
+"""A data set of the store in the terminal: funnel, sizes, lengths, and samples with their outcomes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _counted(shards: Sequence[Path]) -> dict[str, Any]:
-    """What can be said of samples alone, for a data set that was written without statistics."""
+    """Statistics from the samples alone, for a data set that was written without statistics."""
     lines: Counter[tuple[str, ...]] = Counter()
     tokens: Counter[tuple[str, ...]] = Counter()
     for shard in shards:
@@ -92,7 +92,7 @@ def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: i
 
 
 def _of_outcome(shards: Sequence[Path], outcome: str, count: int) -> list[dict[str, Any]]:
-    """The first so many rows; "duplicate" of one shard is among them, of two shards it is known to the mix alone."""
+    """The first rows of an outcome; the mix alone knows duplicates across shards."""
     wanted = (pc.field("reason") == ("" if outcome == KEPT else outcome)) & (
         pc.field("verdict") == (KEPT if outcome == KEPT else DROPPED)
     )
