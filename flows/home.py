@@ -1,4 +1,4 @@
-"""The home folder with all files that r1flow writes: ~/.r1flow, or R1FLOW_HOME. Also settings of its services."""
+"""The home folder, with all files that r1flow writes (~/.r1flow, or R1FLOW_HOME), and settings of its services."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def tracking() -> Tracking:
 
 
 def prepare_environment() -> None:
-    """Keep Prefect's data in the home folder unless the user has set it up otherwise. Call before importing Prefect."""
+    """Keeps Prefect's data in the home folder unless the user has configured otherwise. Call before importing
+    Prefect."""
     try:
         (home() / "prefect").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -39,11 +40,11 @@ def prepare_environment() -> None:
     defaults = {
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # The command prints one line for a failure; Prefect would add the traceback.
+        # The command prints one line for a failure; Prefect would add a traceback.
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
-        "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow loads it, and it caches fonts
+        "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow imports matplotlib, which caches fonts
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "TOKENIZERS_PARALLELISM": "false",
@@ -54,7 +55,7 @@ def prepare_environment() -> None:
 
 
 def read_state(home: Path) -> dict[str, object]:
-    """The state that the installation in this home wrote last; empty if there is none."""
+    """The last state that this home's installation wrote; empty if there is none."""
     try:
         state = json.loads((home / STATE).read_text())
     except (OSError, ValueError):
@@ -63,7 +64,7 @@ def read_state(home: Path) -> dict[str, object]:
 
 
 def _use_servers() -> None:
-    """If `r1 up` or `r1 ui` is running, use its servers, so that its pages show this run."""
+    """Uses the servers of `r1 up` or `r1 ui` if they are running, so that their pages show this run."""
     state = read_state(home())
     prefect, tracked = state.get("prefect"), state.get("tracking")
     if "PREFECT_API_URL" in os.environ or not prefect or not _answers(str(prefect)):
@@ -79,6 +80,6 @@ def _answers(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.TimeoutException:
-        return True  # the server is there, but busy
+        return True  # the server is running, but busy
     except httpx.HTTPError:
         return False

@@ -1,7 +1,7 @@
-"""A Prefect server for one run, where none is named or running.
+"""A temporary Prefect server for one run, where the user has configured none and none is running.
 
-Prefect would start one itself, but in our process group, where Ctrl-C ends it under the flow that still has to report,
-and it would outlive a flow that is killed. This one has a session of its own and dies with its parent.
+Prefect would start one itself, but in our process group: Ctrl-C would end it under a flow that still has to report, and
+it would outlive a killed flow. This one has a session of its own and dies with its parent.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from grpo.errors import InputError
 HOST = "127.0.0.1"
 START_S = 120.0
 ANSWER_S = 60.0
-"""For the first answer of a server that may be busy."""
+"""Timeout of the first answer of a server that may be busy."""
 
 _short_lived = False
 
 
 def keeps_runs() -> bool:
-    """Whether flows report to a server that somebody can open, and that will be there tomorrow."""
+    """Whether flows report to a permanent server whose pages somebody can open."""
     from prefect.settings import PREFECT_API_URL
 
     return bool(PREFECT_API_URL.value()) and not _short_lived
 
 
 def without_heartbeat() -> Any:
-    """Flows in the block send no heartbeat: they end at once, or nobody would miss them. Prefect waits up to a second
-    for the heartbeat thread of each flow to stop."""
+    """Turns off heartbeats for flows in the block. Prefect waits up to a second for each flow's heartbeat thread to
+    stop, and nobody reads the heartbeats."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
@@ -46,12 +46,10 @@ def without_heartbeat() -> Any:
 
 @contextlib.contextmanager
 def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
-    """Flows in the block report to the server of the user's settings, else to one of their own, which logs into `logs`.
-
-    `meanwhile` runs while that one starts; the block receives its result.
-    """
+    """Flows in the block report to the server in the user's settings, or else to a temporary one, which logs into
+    `logs`. `meanwhile` runs while that starts; the block receives its result."""
     global _short_lived
-    # Reading the settings takes a second, so our own starts before, and ends if they name another.
+    # Reading the settings takes a second, so a temporary server starts meanwhile, and ends if they name another.
     own = None if os.environ.get("PREFECT_API_URL") else _OwnServer(logs)
     try:
         from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -74,17 +72,17 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
 
 
 class _OwnServer:
-    """A Prefect server of this process, from the moment that it is made."""
+    """A temporary Prefect server, started on construction."""
 
     def __init__(self, logs: Path) -> None:
         self.port = free_port()
         self.log = logs / "prefect-run.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + START_S
-        # Blocks are for its pages, which nobody can open.
+        # Blocks are for its pages, which nobody opens.
         settings = {"PREFECT_UI_ENABLED": "0", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0"}
-        # Of servers that make the tables of one new home together only one lives, so they start one after the other:
-        # the server locks its log, and we, who know when it answers, unlock it.
+        # If several servers create the tables of a new home together, all but one die. So they start one after the
+        # other: each locks its log, and we unlock it once the server answers.
         self.output = self.log.open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flows.prefect_server", str(self.port), str(os.getpid())],
@@ -96,7 +94,7 @@ class _OwnServer:
         )
 
     def wait(self) -> str:
-        """The address of its API, once it answers."""
+        """Waits for the server. Returns the address of its API."""
         while not is_open(self.port):
             if self.process.poll() is not None or time.monotonic() > self.deadline:
                 raise InputError(f"the local Prefect server did not start; see {self.log}")
@@ -142,20 +140,20 @@ def free_port() -> int:
 
 
 def is_open(port: int) -> bool:
-    """Whether something listens on this port of the loopback."""
+    """Whether a process listens on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def main(port: str, parent: str) -> None:
-    """Become the server, once no other one of this home is starting, after asking the kernel to end it with its
+    """Becomes the server, once no other one of this home is starting, after asking the kernel to end it with its
     parent."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
         if os.getppid() != int(parent):
-            sys.exit(1)  # the parent died before we asked
+            sys.exit(1)  # the parent died before prctl took effect
     fcntl.flock(sys.stdout, fcntl.LOCK_EX)
     factory = ["--factory", "prefect.server.api.server:create_app"]
     place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]

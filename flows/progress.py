@@ -1,6 +1,6 @@
-"""What a person sees while a recipe runs: on a terminal one live line, in a log a line every few seconds.
+"""Progress of a recipe: on a terminal one live line, in a log a line every few seconds.
 
-Everything goes to stderr, so that stdout stays free for results.
+Everything goes to stderr; stdout is for results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SHOWN = ("reward", "loss", "accuracy")
 
 
 class Progress:
-    """One for the process: stages come one after another."""
+    """The progress display of the process; stages run one after another."""
 
     _current: ClassVar[Progress | None] = None
 
@@ -40,7 +40,7 @@ class Progress:
         self._show(f"{stage}: starting")
 
     def update(self, stage: str, job: str, record: dict[str, Any]) -> str:
-        """Show one record of a job's metrics, and return it: step, the number that matters, speed, time left."""
+        """Shows one record of a job's metrics: step, main metric, speed, time left. Returns the record."""
         now = time.monotonic()
         step, of = int(record["step"]), int(record.get("of", 0))
         if self._job != (stage, job):
@@ -67,7 +67,7 @@ class Progress:
         self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {reason}", markup=False)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._clear()
         self.console.print(line, markup=False)
 

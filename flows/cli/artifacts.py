@@ -1,4 +1,4 @@
-"""The commands `r1 stages` and `r1 show`: what exists, and where it came from."""
+"""The commands `r1 stages` and `r1 show`: the artifacts in the store, and their lineage."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checkpoint(name: str) -> tuple[Path, Path | None]:
-    """The model's folder, and the plain text by which it is asked, if it knows no chat."""
+    """The model's folder, and its plain-text template if it has no chat template."""
     from flows.stages.base_model import ZERO_TEMPLATE_FILE
     from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
     from flows.stages.references import CHAMPION, artifact

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
-    """Everything but the picture, as plain values; `runs` are RecipeRuns."""
+    """The comparison as plain values, without the picture; `runs` are RecipeRuns."""
     from flows.stages.evaluate import read_table
     from tasks.report.compare import fields, metrics, stages
 
@@ -87,7 +87,7 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print it for people."""
+    """Prints the comparison for people."""
     from flows.progress import duration
     from tasks.report.tables import PLAIN
     from tasks.store.diff import shorten
@@ -150,7 +150,7 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Lines of a table, all rows with the same columns: words to the left, numbers to the right."""
+    """Lines of an aligned table: words left-aligned, numbers right-aligned."""
     columns = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     lines = [{name: name for name in columns}, *rows]

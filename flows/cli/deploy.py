@@ -20,7 +20,7 @@ WIDTH = 60
 
 
 def add(commands: Any) -> None:
-    """Add the command's parser."""
+    """Adds the command to the parser."""
     command = commands.add_parser("deploy", help="register pools, deployments, schedules, automations with Prefect")
     command.add_argument(
         "--pools",
@@ -38,7 +38,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0: all is registered; 1: something differs and nobody agreed to change it."""
+    """Registers what differs. Returns the exit code: 0 if everything is registered, 1 if something differs and nobody
+    confirmed the change."""
     return asyncio.run(_deploy(args.pools, args.recipe, args.notify, args.yes))
 
 
@@ -110,7 +111,7 @@ def _agreed() -> bool:
 
 
 def _detail(error: Any) -> str:
-    """What the server said, in one line."""
+    """The server's message, on one line."""
     try:
         detail = error.response.json().get("detail") or error.response.json()
     except ValueError:

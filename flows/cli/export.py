@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _newest_metrics(checkpoint: Any, everything: list[Any]) -> tuple[Any, dict[str, Any]]:
-    """The newest evaluation that looked at the checkpoint, and what it found."""
+    """The newest evaluation of the checkpoint, and its metrics."""
     from flows.stages.evaluate import TABLE, checkpoints, read_table
 
     for manifest in reversed(everything):

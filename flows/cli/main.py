@@ -1,4 +1,4 @@
-"""The command r1; `r1 --help` lists what it can do."""
+"""The command r1; `r1 --help` lists its subcommands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, as for all other bad input, instead of the usage and a line."""
+        """Prints one line, as for all other bad input, instead of the usage."""
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
-    """Add what `r1 run` and `r1 plan` share: the recipe, its overrides, and the selection of stages."""
+    """Adds the options that `r1 run` and `r1 plan` share: the recipe, its overrides, and the selection of stages."""
     command.add_argument("recipe", help="a shipped recipe or a path that ends in .toml")
     command.add_argument(
         "--flow",
@@ -39,7 +39,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 
 
 def add_estimate(command: argparse.ArgumentParser) -> None:
-    """Add the options of `r1 plan` about the estimate."""
+    """Adds the options of `r1 plan` for the estimate."""
     command.add_argument("--estimate", action="store_true", help="time, memory, disk and network of each stage")
     command.add_argument("--device", metavar="NAME", help="H200, H100, A100 or cpu; default: what this machine has")
     command.add_argument("--config", type=Path, metavar="FILE", help="config.json of the base model")

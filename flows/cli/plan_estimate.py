@@ -20,7 +20,7 @@ from tasks.estimate.stages import Assumed, Estimate
 
 
 def assumptions_of(args: argparse.Namespace) -> Assumptions:
-    """The assumptions that the command line asks for."""
+    """The assumptions given on the command line."""
     if args.device is not None and args.device not in DEVICES:
         raise InputError(f"--device {args.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
     device = calibrate(home()) if args.calibrate else _device(args.device)
@@ -68,7 +68,7 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
 
 
 def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
-    """Print a table; `running` are the stages that would run, over which the last line sums."""
+    """Prints a table; the last line sums over `running`, the stages that would run."""
     device = estimated["device"]
     print(f"\nestimate for {device['name']}, from settings and assumptions ({FILE} of a run has all of them):")
     print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {'disk GB':>8} {'net GB':>8}")

@@ -1,4 +1,4 @@
-"""The model registry in the recipes: aliases that move when a run ends, and `r1 promote`, which moves one by hand."""
+"""`r1 promote`: sets an alias in the model registry by hand."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
         from tasks.trainer.node import run_node
 
         return run_node(rendezvous)
-    # Quick to read, and with a mistake in it no server needs to start and leave an empty database.
+    # Read first: a mistake in the recipe needs no server, and leaves no empty database.
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
-    # A server takes as long to start as what the run needs to load, and one that is not needed after all ends at once.
+    # A server takes as long to start as the imports of a run; one that turns out unnecessary ends at once.
     with (
         prefect_server(home() / "logs", lambda: _check(args, recipe)),
         rendezvous.lead() if rendezvous else nullcontext(),
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, recipe: Recipe) -> None:
-    """Looks at all else that can be wrong, and loads what a run needs."""
+    """Checks everything else that can be wrong, and imports what a run needs."""
     from flows.pipelines import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan

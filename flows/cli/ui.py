@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(prefect_port: int, mlflow_port: int) -> int:
-    """Start both servers, say where they are, keep them alive until this process is told to stop."""
+    """Starts both servers, prints their addresses, and keeps them alive until this process is stopped."""
     check_ports({"--prefect-port": prefect_port, "--mlflow-port": mlflow_port})
     place, logs = home(), home() / "logs"
     place.mkdir(parents=True, exist_ok=True)

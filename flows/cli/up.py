@@ -1,8 +1,8 @@
-"""`r1 up` and `r1 down`: a whole installation on this machine, in the background.
+"""`r1 up` and `r1 down`: an installation on this machine, in the background.
 
 Servers of Prefect and MLflow on loopback, the deployments, a worker for each work pool (one a GPU for the pool of
-stages that train or sample), and what takes up flow runs that lost their process. One small process keeps all of them
-alive; `up.json` in the home folder says who it is and where the servers are.
+stages that train or sample), and a sweeper of orphaned flow runs. A small supervisor keeps all of them alive; `up.json`
+in the home folder has its process id and the addresses of the servers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from grpo.errors import InputError
 from tasks.trainer.processes import process_name
 
 MARK = "R1FLOW_INSTALLATION"
-"""In the environment of everything that an installation starts, and of what that starts: its home folder."""
+"""Environment variable of all processes of an installation and their children; its value is the home folder."""
 LIMITS = {"r1-cpu": 16, "r1-tasks": 2}
-"""Flow runs at once: recipes only wait, stages without a GPU share the processor. r1-gpu: one a worker."""
+"""Concurrent flow runs by pool: recipes only wait, stages without a GPU share the processor. r1-gpu: one a worker."""
 START_S, STOP_S = 1800.0, 180.0
 POLL_WORK_S = 3
 
 
 def add(commands: Any) -> None:
-    """Add the parsers of both commands."""
+    """Adds both commands to the parser."""
     up = commands.add_parser("up", help="a whole installation on this machine: servers, deployments, workers")
     up.add_argument("--postgres", action="store_true", help="keep records in Postgres instead of SQLite")
     up.add_argument("--workers", type=int, metavar="N", help="stages at once (default: one a GPU, or one)")
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the installation, or say that it is there."""
+    """Starts the installation, or reports that it is running."""
     place = home()
     if _supervisor(place):
         print("it is up already", file=sys.stderr)
@@ -105,7 +105,7 @@ def _say_where(place: Path) -> int:
 
 
 def down(args: argparse.Namespace) -> int:
-    """Stop what `r1 up` started; recipes under way go on at the next `r1 up`."""
+    """Stops the installation. Recipes in progress continue at the next `r1 up`."""
     place = home()
     was_up = _supervisor(place) is not None
     _stop(place)
@@ -125,14 +125,14 @@ def _stop(place: Path) -> None:
 
 
 def _supervisor(place: Path) -> int | None:
-    """The process that keeps this home's installation alive, if it lives itself."""
+    """Process id of this home's supervisor, if it is alive."""
     name = read_state(place).get("supervisor")
     pid = int(str(name).split()[0]) if name else None
     return pid if pid is not None and process_name(pid) == name else None
 
 
 def _end_rest(place: Path) -> None:
-    """End what an installation left whose supervisor was killed."""
+    """Ends the processes of an installation whose supervisor was killed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
         told: set[int] = set()
@@ -145,20 +145,20 @@ def _end_rest(place: Path) -> None:
 
 
 def _marked(place: Path) -> set[int]:
-    """Processes that carry the installation's mark."""
+    """Processes with the installation's mark in their environment."""
     wanted = f"{MARK}={place}".encode()
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if wanted in (folder / "environ").read_bytes().split(b"\0") and process_name(int(folder.name)):
                 found.add(int(folder.name))
-        except OSError:  # gone, or another user's
+        except OSError:  # it has ended, or belongs to another
             continue
     return found - {os.getpid()}
 
 
 def gpus() -> list[str]:
-    """The names under which CUDA_VISIBLE_DEVICES takes this machine's GPUs."""
+    """This machine's GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         return [name for name in allowed.split(",") if name.strip() not in ("", "-1")]
@@ -169,7 +169,7 @@ def gpus() -> list[str]:
 
 
 def workers(number: int, settings: dict[str, str]) -> list[Service]:
-    """A worker for each pool, and `number` for stages that train or sample, each with a GPU of its own if there are."""
+    """A worker for each pool, and `number` for stages that train or sample, each with its own GPU if there are any."""
     devices = gpus()
     start = [*PYTHON, "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     places: list[tuple[str, str, dict[str, str]]] = [("r1-cpu", "r1-cpu", {}), ("r1-tasks", "r1-tasks", {})]
@@ -187,7 +187,7 @@ def workers(number: int, settings: dict[str, str]) -> list[Service]:
 
 
 def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: int) -> int:
-    """Be the process that keeps the installation alive."""
+    """Runs the supervisor of the installation."""
     place = home()
     logs = place / "logs"
     prefect, mlflow = services.prefect_url(prefect_port), services.mlflow_url(mlflow_port)
@@ -223,7 +223,7 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
         state["ready"] = True
         tell()
         supervisor.watch()
-        # Flows first, then who records what became of them, then the servers.
+        # Flows first, then the sweeper that records their end, then the servers.
         supervisor.stop(*(service.name for service in supervisor.services if service.name.startswith("worker-")))
         supervisor.stop("take-up")
     except InputError as error:

@@ -38,10 +38,11 @@ class OrphanSweeper:
 
     client: SyncPrefectClient
     missing: dict[UUID, float] = field(default_factory=dict)  # when a live run was first seen without a process
-    recipes: set[UUID] = field(default_factory=set)  # that were alive
+    recipes: set[UUID] = field(default_factory=set)  # flow runs that were alive
 
     def sweep(self, last: bool = False) -> None:
-        """End flow runs without a process for long (at once in the `last` sweep); schedule crashed recipes again."""
+        """Ends flow runs that have had no process for long (at once in the `last` sweep), and schedules crashed recipes
+        again."""
         live_runs = {run.id: (run, self._deployed(run)) for run in _runs(self.client, _LIVE)}
         runs = [run for run, deployed in live_runs.values() if deployed is not None]
         present = living()
@@ -58,7 +59,7 @@ class OrphanSweeper:
                 self._end(run)
         if self.recipes:
             for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
-                if str(run.id) in present:  # it lives, but was too busy to send its heartbeat
+                if str(run.id) in present:  # it is alive, but was too busy to send its heartbeat
                     continue
                 self.recipes.discard(run.id)
                 if run.run_count < TRIES:
@@ -107,14 +108,14 @@ def living() -> set[str]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             values = path.read_bytes().split(b"\0")
-        except OSError:  # gone, or another user's
+        except OSError:  # it has ended, or belongs to another
             continue
         run_ids |= {value.removeprefix(mark).decode() for value in values if value.startswith(mark)}
     return run_ids
 
 
 def main() -> None:
-    """Sweep until SIGTERM, then once more for flow runs that were stopped together with this process."""
+    """Sweeps until SIGTERM, then once more for flow runs that stopped together with this process."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     with get_client(sync_client=True) as client:

@@ -1,7 +1,7 @@
-"""A Postgres cluster of its own in the home folder, for many runs at once: Prefect's and MLflow's records.
+"""A Postgres cluster in the home folder, for the records of Prefect and MLflow when many runs are active.
 
-It listens on loopback and asks for a password that only the owner of the home folder can read. Postgres refuses to
-run as root: there it runs as the user that its package made.
+It listens on loopback and requires a password that only the owner of the home folder can read. Postgres refuses to run
+as root; there it runs as the user that its package created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cluster:
         return self.folder / "data"
 
     def service(self) -> Service:
-        """The server as a process to keep alive. SIGINT ends it at once and cleanly."""
+        """The server as a service. SIGINT ends it at once and cleanly."""
         place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", ""]
         return Service("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
 
@@ -47,7 +47,7 @@ class Cluster:
         return Databases(f"postgresql+asyncpg://{place}/{prefect}", f"postgresql+psycopg://{place}/{mlflow}")
 
     def make(self) -> None:
-        """The cluster on disk, if there is none yet; killed on the way, it is made again."""
+        """Creates the cluster on disk unless it exists. A creation that was killed is started over."""
         if (self.folder / "password").is_file():
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -55,7 +55,7 @@ class Cluster:
         self.folder.chmod(0o700)
         if os.geteuid() == 0:
             shutil.chown(self.folder, SYSTEM_USER)
-        password = self.folder / "password.partial"  # the other user reads it, too
+        password = self.folder / "password.partial"  # the other user must read it, too
         password.touch(0o600)
         password.write_text(f"{secrets.token_hex(16)}\n")
         if os.geteuid() == 0:
@@ -69,7 +69,7 @@ class Cluster:
         password.replace(self.folder / "password")
 
     def make_databases(self) -> None:
-        """Both databases, in a cluster that runs."""
+        """Creates both databases in a running cluster."""
         import psycopg
 
         password = (self.folder / "password").read_text().strip()
@@ -100,7 +100,7 @@ def check() -> None:
 
 
 def _program(name: str) -> str:
-    """Debian keeps them out of the path, in a folder a version."""
+    """Path of a program of Postgres. Debian keeps them outside PATH, in a folder a version."""
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
     found = shutil.which(name) or (str(installed[-1]) if installed else None)
     if found is None:
@@ -115,7 +115,7 @@ def _user() -> str:
 
 
 def _as_user(keep_alive: bool = False) -> list[str]:
-    """What stands before a command that must not run as root. A change of user forgets to die with its parent."""
+    """Prefix of a command that must not run as root. A change of user resets the parent-death signal."""
     if os.geteuid() != 0:
         return []
     ending = ["--pdeathsig", "INT"] if keep_alive else []

@@ -55,8 +55,8 @@ async def compare(client: PrefectClient, resources: Iterable[Resource]) -> list[
 
 
 def _with_server_defaults(pool: Resource, old: Resource) -> Resource:
-    """The desired pool, with the server's default for each variable that the server knows: people set image, volumes
-    and nodes of their cluster in the UI."""
+    """The desired pool, with the server's default for each variable that the server knows: users set image, volumes and
+    nodes of their cluster in the UI."""
     server_type, desired_type = old.fields["type"], pool.fields["type"]
     if server_type != desired_type:
         raise InputError(
@@ -73,7 +73,7 @@ def _with_server_defaults(pool: Resource, old: Resource) -> Resource:
 
 
 async def apply(client: PrefectClient, diffs: Iterable[ResourceDiff]) -> None:
-    """Create or update the resources that differ, in the given order."""
+    """Creates or updates the resources that differ, in the given order."""
     for diff in diffs:
         if diff.status != "unchanged":
             await _WRITE[diff.resource.kind](client, diff)
@@ -113,7 +113,7 @@ async def _read_queue(client: PrefectClient, resource: Resource) -> Resource | N
 
 
 async def _write_queue(client: PrefectClient, diff: ResourceDiff) -> None:
-    # Read again: creating a pool moves the priorities of its queues.
+    # Read again, because creating a pool changes the priorities of its queues.
     queue = await _queue(client, diff.resource)
     pool, name = diff.resource.name.split("/")
     if queue is None:
@@ -141,7 +141,7 @@ async def _read_deployment(client: PrefectClient, resource: Resource) -> Resourc
 
 
 async def _write_deployment(client: PrefectClient, diff: ResourceDiff) -> None:
-    """Create or replace a deployment and its schedules; schedules that exist stay switched on or off."""
+    """Creates or replaces a deployment and its schedules; existing schedules stay switched on or off."""
     fields = dict(diff.resource.fields)
     active = {**diff.resource.switches["active"], **(diff.old.switches["active"] if diff.old else {})}
     schedules = []

@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers on loopback: how they are started, where they are, and whether they answer."""
+"""Servers of Prefect and MLflow on loopback: their commands, addresses and health."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from grpo.errors import InputError
 from tasks.tracking.connection import default_uri
 
 START_S = 600.0
-"""A server that does not start ends sooner: this is for one on a machine that is busy."""
+"""Timeout of a server's start on a busy machine; a server that fails ends sooner."""
 OTHER_SCHEMA = {
     "mlflow": ("out-of-date database schema", "copy it, then `mlflow db upgrade` with its address"),
-    # An older one is upgraded by the server itself.
+    # The server upgrades an older database by itself.
     "prefect": ("Can't locate revision", "install the version that wrote it, or a newer one"),
 }
-"""What a server's log says of a database that it cannot use, and what helps."""
+"""Messages of a server's log about a database that it cannot use, and their remedies."""
 
 
 @dataclass(frozen=True)
 class Databases:
-    """Where the servers keep their records."""
+    """Databases of the servers."""
 
     prefect: str | None  # None: SQLite in Prefect's home
     mlflow: str
 
 
 def sqlite(home: Path) -> Databases:
-    """Files in the home folder. MLflow's is made here: a server that is killed while it does leaves half of it."""
+    """Databases as files in the home folder. MLflow's is created here, because a server killed while it creates one
+    leaves it incomplete."""
     uri = default_uri(home)
     path = uri.removeprefix("sqlite:///")
     if not Path(path).exists():
@@ -56,7 +57,7 @@ def mlflow_url(port: int) -> str:
 def prefect_server(port: int, databases: Databases) -> Service:
     """The Prefect server as a service."""
     command = (*PYTHON, "prefect", "server", "start", "--host", HOST, "--port", str(port))
-    settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages ask port 4200 unless they are told otherwise
+    settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages use port 4200 by default
     if databases.prefect:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
         # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.
@@ -65,7 +66,8 @@ def prefect_server(port: int, databases: Databases) -> Service:
 
 
 def mlflow_server(home: Path, port: int, databases: Databases) -> Service:
-    """Artifacts lie in the home folder, where clients with and without the server find them."""
+    """The MLflow server as a service. Artifacts are in the home folder, where clients find them with and without the
+    server."""
     command = [*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri()]
     # Not on the command line, where others could read a password.
@@ -74,7 +76,7 @@ def mlflow_server(home: Path, port: int, databases: Databases) -> Service:
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Raises InputError if one of them, option -> port, is none, given twice, or in use."""
+    """Raises InputError if a port, given as option -> port, is invalid, given twice, or in use."""
     for option, port in ports.items():
         if not 1 <= port <= 65535:
             raise InputError(f"{option} {port}: give a port from 1 to 65535")
@@ -107,7 +109,7 @@ def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool
 
 
 def write_state(home: Path, state: Mapping[str, object]) -> None:
-    """Replaces the state file of a running installation in one rename."""
+    """Replaces the state file of a running installation atomically."""
     partial = home / f"{STATE}.{os.getpid()}"
     partial.write_text(json.dumps(state, indent=2))
     partial.replace(home / STATE)

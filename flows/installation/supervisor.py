@@ -1,4 +1,4 @@
-"""Keeps a few long-running processes alive, and takes everything that they started along when it ends.
+"""Keeps long-running processes alive, and ends all their descendants when it ends.
 
 It adopts orphans and ends them: what a dead service leaves behind (a flow of a killed worker, a child of a killed
 server) would hold a GPU or a port that the next one needs.
@@ -21,9 +21,9 @@ from tasks.trainer.processes import adopt_orphans, descendants, die_with_parent,
 POLL_S = 0.5
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 CALM_S = 120.0
-"""A service that lived this long is started again without delay."""
+"""A service that ran this long is restarted without delay."""
 GRACE_S = 45.0
-"""Between SIGTERM and SIGKILL, for a service and its descendants: a flow stops its trainer, which writes a
+"""Seconds between SIGTERM and SIGKILL for a service and its descendants: a flow stops its trainer, which writes a
 checkpoint."""
 
 
@@ -38,7 +38,7 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
     deaths: int = 0
-    due: float | None = None  # when it is started again, if it is down
+    due: float | None = None  # when to restart it, if it is down
 
     def start(self, logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
@@ -60,9 +60,9 @@ class Service:
 
 
 class Supervisor:
-    """Starts services, one after another, and restarts those that die, until it is told to stop.
+    """Starts services in order and restarts those that die, until it is told to stop.
 
-    `changed` is called whenever a service has another process. Runs in a main thread, since signals reach it there.
+    Calls `changed` whenever a service has a new process. Runs in the main thread, which receives signals.
     """
 
     def __init__(self, logs: Path, changed: Callable[[], None] = lambda: None):
@@ -83,13 +83,13 @@ class Supervisor:
         self._changed()
 
     def processes(self) -> dict[str, str | None]:
-        """Service -> the name of its process."""
+        """Service -> the unique name of its process."""
         return {
             service.name: process_name(service.process.pid) if service.process else None for service in self.services
         }
 
     def watch(self) -> None:
-        """Until a signal: restart what died, end what lost its parent."""
+        """Restarts dead services and ends orphans until a signal arrives."""
         while not self.stopping:
             self._end_orphans()
             for service in self.services:
@@ -112,7 +112,7 @@ class Supervisor:
             self._changed()
 
     def _end_orphans(self) -> None:
-        """End what a dead service left to us; each may clear up first."""
+        """Ends the orphans of dead services; each gets time to clean up."""
         deadline = time.monotonic() + GRACE_S
         told: set[int] = set()
         while orphans := self._orphans():
@@ -125,7 +125,7 @@ class Supervisor:
             time.sleep(0.1)
 
     def _orphans(self) -> set[int]:
-        """Live children that are no services; dead ones are collected."""
+        """Live children that are not services; reaps dead ones."""
         services = {service.process.pid for service in self.services if service.process}
         found = set()
         for pid in children(os.getpid()) - services:
@@ -137,7 +137,7 @@ class Supervisor:
         return found
 
     def stop(self, *names: str) -> None:
-        """Stop these services, or all, the last one first; returns when they and their descendants are gone."""
+        """Stops these services, or all, the last one first. Returns when they and their descendants are gone."""
         chosen = [service for service in reversed(self.services) if not names or service.name in names]
         for service in chosen:
             if service.process is None:
@@ -158,7 +158,7 @@ class Supervisor:
 
 
 def children(pid: int) -> set[int]:
-    """Direct children, as /proc says; empty where there is none."""
+    """Direct children, from /proc; empty where there is none."""
     found: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

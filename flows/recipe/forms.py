@@ -1,8 +1,8 @@
-"""The parameters of flows as Prefect's form shows them: what they mean, and what is refused before anything starts.
+"""Parameters of flows in Prefect's forms: their descriptions, and the values that are refused before a run starts.
 
 Prefect makes a JSON schema of a flow's signature and checks the values of every run against it on the server. It takes
-constraints from `Annotated`, but sets descriptions itself, to those of the docstring or to none: `Explained` puts
-them into the schema from below.
+constraints from `Annotated`, but sets descriptions itself, from the docstring or to none. `Explained` sets them through
+the schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flows.recipe.load import shipped
 
 @dataclass(frozen=True)
 class Explained:
-    """The text under a field of a form."""
+    """Description of a field in a form."""
 
     text: str
 
@@ -30,7 +30,7 @@ class Explained:
 REFERENCE = "latest, a key or digest (or its beginning), RUN:STAGE of a run in MLflow, or a path that begins with . / ~"
 _Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=")]
 
-# Of recipes, in the order of the form.
+# Parameters of recipes, in the order of the form.
 RecipeName = Annotated[
     str,
     Field(min_length=1),
@@ -55,7 +55,7 @@ RecipeInputs = Annotated[
 Approve = Annotated[list[str] | None, Explained("Gates that may pass although they would ask.")]
 Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not in the process of the recipe.")]
 
-# Of single stages.
+# Parameters of single stages.
 Inputs = Annotated[
     Mapping[str, str] | None,
     Explained(f'What the stage reads, as {{"base": "latest"}}: {REFERENCE}. Of those left out the newest artifact.'),
@@ -88,7 +88,7 @@ def schema(flow: Any) -> dict[str, Any]:
 
 
 def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one type that a field has beside null."""
+    """The type of an optional field besides null."""
     kinds = [kind for kind in values.get("anyOf", ()) if kind != {"type": "null"}]
     alone = len(kinds) == 1 and len(values["anyOf"]) == 2 and "type" in kinds[0]
     return kinds[0] if alone and not kinds[0].keys() & {"enum", "const"} else None

@@ -1,4 +1,4 @@
-"""Reading a recipe that is shipped, or a TOML file, with overrides; in one line, what is wrong with it."""
+"""Loading a shipped recipe or a TOML file, with overrides; mistakes are reported on one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
     if seed is not None:
         values["seed"] = seed
     try:
-        # Strict as JSON is: lists and tables become what they stand for, but true is no number and "3" neither.
+        # Strict like JSON: lists and tables are converted, but true is not a number, nor is "3".
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {_explain(error)}") from None
@@ -64,7 +64,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        value = raw  # a bare word is a string
+        value = raw  # a bare word is read as a string
     *parents, last = path.strip().split(".")
     place: Any = values
     for parent in parents:
@@ -92,9 +92,9 @@ def _index(place: list[Any], key: str, override: str) -> int:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: field, what is wrong, what it was, what is near.
+    """The first mistake on one line: field, problem, value, and the closest known name.
 
-    A field that nobody knows goes first: where a name is misspelt, the right one is missing too.
+    Unknown fields come first: where a name is misspelled, the correct one is missing too.
     """
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])

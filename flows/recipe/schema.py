@@ -22,7 +22,7 @@ from tasks.gates.conditions import Gate
 
 
 class Recipe(Section):
-    """The whole of it. Two recipes that are equal make equal artifacts."""
+    """A whole recipe. Equal recipes make equal artifacts."""
 
     name: str = Field(pattern=r"^[\w.-]+$", description="Names the MLflow experiment.")
     description: str = Field(description="What it is for and what it needs.")

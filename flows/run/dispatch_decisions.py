@@ -63,7 +63,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Action:
-    """The next thing to do: wait for a child, start one, or fail with a child's message."""
+    """The next action: wait for a child, start one, or fail with a child's message."""
 
     kind: Literal["wait", "start", "fail"]
     child: Child | None = None

@@ -1,6 +1,6 @@
-"""Runs a recipe: the steps of its graph in order, its gates, and the record of the run in MLflow.
+"""Runs a recipe: the steps of its graph in order, its gates, and its record in MLflow.
 
-The graph is handed in; flows/pipelines.py says which stages it has and which Prefect flow calls this.
+flows/pipelines.py defines the graphs and the Prefect flows that call this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tasks.trainer.fork_client import fork_server
 
 
 class RecipeFailed(Exception):
-    """A stage failed, or the gate behind it: what was done before, and the error itself as the cause."""
+    """A stage or the gate behind it failed. Holds the result so far; the error is the cause."""
 
     def __init__(self, result: dict[str, Any], stage: str, cause: BaseException):
         super().__init__(f"{stage}: {cause}")
@@ -43,7 +43,7 @@ class RecipeFailed(Exception):
 
 
 RUNNERS: dict[bool, RunStep] = {False: run_here, True: dispatch}
-"""By whether stages are dispatched to their work pools."""
+"""How to run a stage, by whether stages are dispatched to work pools."""
 
 
 def run_recipe(

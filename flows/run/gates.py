@@ -43,11 +43,11 @@ from tasks.tracking.tags import gate_tag
 
 POLL_S = 5
 RETRIES = 10
-"""Of a waiting run that cannot reach its server. Pauses between them double: a server may be away for half an hour."""
+"""Pause of a waiting run that cannot reach its server. Pauses double, since a server may be away for half an hour."""
 
 
 class GateStopped(Exception):
-    """A gate ended the recipe. `can_be_approved`: nobody could be asked, so that --approve would let it go on."""
+    """A gate ended the recipe. `can_be_approved`: nobody could be asked, so --approve would let it continue."""
 
     def __init__(self, message: str, gate: str, can_be_approved: bool = False):
         super().__init__(message)
@@ -55,7 +55,7 @@ class GateStopped(Exception):
 
 
 class Approval(RunInput):
-    """The form in Prefect."""
+    """The approval form in Prefect."""
 
     approve: bool = Field(False, description="Go on although the gate failed. Otherwise the run ends.")
     note: str = Field("", description="Why, for the record.")
@@ -74,9 +74,10 @@ def _step(inputs: Iterable[str]) -> Step:
 
 
 GATE_STEP = _step(())
-"""A gate's evaluation as a step; which checkpoints it reads depends on the gate."""
+"""A gate's evaluation as a step; the gate determines its checkpoints."""
 RunStep = Callable[[Step, Any, Mapping[str, str], int, RunContext], dict[str, Any]]
-"""Runs a step with a configuration, inputs and a seed, here or elsewhere; what its flow returns."""
+"""Function that runs a step with a configuration, inputs and a seed, here or elsewhere, and returns its flow's
+result."""
 
 
 def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:

@@ -1,4 +1,4 @@
-"""What a run would do, and why: which stages are reused, and which field or input makes another one run.
+"""The plan of a run: which stages are reused, and which field or input makes another one run.
 
 `resolve_inputs` decides which artifacts a step reads, for the plan and for the run itself (flows/run/executor.py).
 """
@@ -21,7 +21,7 @@ from tasks.store.manifest import InputRef, Manifest
 
 @dataclass
 class StageSelection:
-    """Which stages of a pipeline run, which artifacts are given for others, and which asking gates are approved."""
+    """Which stages of a pipeline run, which artifacts replace others, and which gates are approved in advance."""
 
     start: str | None = None
     only: str | None = None
@@ -55,10 +55,10 @@ def resolve_inputs(
 def reference_to(
     stage: str, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
 ) -> str:
-    """The artifact of an earlier stage: that of --input, else this run's own, else the one that exactly this recipe
-    has made before, else the newest of the stage."""
+    """Reference to the artifact of an earlier stage: that of --input, else this run's, else the one that exactly this
+    recipe made before, else the newest of the stage."""
     reference = selection.inputs.get(stage)
-    if reference == "latest":  # of this stage, even if the step that reads it calls the input by another name
+    if reference == "latest":  # by the name of the stage, whatever the step calls the input
         return f"latest:{stage}"
     if reference:
         return reference
@@ -69,7 +69,7 @@ def reference_to(
 
 
 def existing(stage: str, graph: Sequence[Step], recipe: Recipe) -> Manifest | None:
-    """The artifact of a stage that was made under exactly this recipe, as were all that it was made from."""
+    """The artifact of a stage that this exact recipe made before, from inputs that it made, too."""
     steps = {step.name: step for step in graph}
     manifests: dict[str, Manifest | None] = {}
 
@@ -93,13 +93,13 @@ def _key(step: Step, recipe: Recipe, refs: Mapping[str, InputRef]) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """One stage of a plan. `key` is None if it depends on an artifact that is not made yet."""
+    """One stage of a plan. `key` is None if it depends on an artifact that does not exist yet."""
 
     name: str
     status: Literal["run", "reuse", "skip"]
     why: str
     key: str | None = None
-    took: float | None = None  # seconds, of the newest artifact of this stage
+    took: float | None = None  # duration of the newest artifact of this stage, seconds
 
 
 def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> list[Planned]:
@@ -163,7 +163,7 @@ def _unknown_input(
 
 
 def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs: Mapping[str, InputRef]) -> str:
-    """Why the newest artifact of a stage is not reused: the fields and inputs that differ."""
+    """Why the newest artifact of a stage cannot be reused: the fields and inputs that differ."""
     if newest is None:
         return "never made"
     changes = differences(

@@ -1,4 +1,4 @@
-"""The report of a recipe run as one HTML page: made when a run ends, and by `r1 report RUN`."""
+"""The report of a recipe run as one HTML page: written when a run ends, and by `r1 report RUN`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PAGE = "report.html"
 
 
 def page_of(record: Tracking, run: RecipeRun) -> str:
-    """The HTML of a run that has ended, or of what is there of it."""
+    """The HTML page of a run that has ended, with whatever it produced."""
     from tasks.report.page import render
 
     return render(run, _content(run), record.reader, record.page(run.run.id))
 
 
 def _content(run: RecipeRun) -> Mapping[str, Any]:
-    """The closing table and completions: as the stage report kept them, or from an evaluation without it."""
+    """The closing table and completions, from the stage report or from an evaluation without it."""
     made = run.manifests
     if "report" in made and (path := made["report"].path / CONTENT).is_file():
         return read_content(path)
@@ -41,10 +41,9 @@ def _content(run: RecipeRun) -> Mapping[str, Any]:
 
 
 def publish(record: Tracking, run_id: str) -> Path | None:
-    """Make the page of a recipe run that has just ended, attach it to its MLflow run and link it in Prefect.
+    """Writes the page of a recipe run that has just ended, attaches it to its MLflow run and links it in Prefect.
 
-    A run that did its work is not spoilt by its report: what goes wrong here is a warning, and `r1 report` makes the
-    page later.
+    A failure of the report does not fail the run: it is a warning, and `r1 report` writes the page later.
     """
     path = None
     try:
@@ -55,13 +54,13 @@ def publish(record: Tracking, run_id: str) -> Path | None:
         link = record.page(run_id, PAGE) or path.as_uri()
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
         publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
-    except Exception as error:  # the boundary to Prefect, MLflow and to artifacts of any age
+    except Exception as error:  # errors of Prefect, MLflow and artifacts of any version
         logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path
 
 
 def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
-    """Write the page to `path` and attach it to the run in MLflow."""
+    """Writes the page to `path` and attaches it to the run in MLflow."""
     text = page_of(record, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")

@@ -1,10 +1,9 @@
-"""Later rounds of alignment: reward models that follow the policy, and the policy after them (DSM, algorithm 1).
+"""Later rounds of alignment: reward models follow the policy, and the policy follows them (DSM, algorithm 1).
 
-A round samples the policy of the round before, judges, trains the reward models on from where they were with a share of
-earlier preferences, and goes on with alignment RL, whose reference is now the policy that the round begins with.
-
-Departure from the paper: a round is two stages of the recipe, not a part of one loop, so that each can be looked at,
-measured and made again by itself.
+A round samples the policy of the previous round, judges the responses, continues to train the reward models with a
+share of earlier preferences, and continues alignment RL, whose reference is now the policy at the start of the round.
+Departure from the paper: a round is two stages of the recipe instead of a part of one loop, so that each can be
+inspected and rerun.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from grpo.config.rl import RL
 
 
 def models_name(number: int) -> str:
-    """Of the stage that trains the reward models of round `number`, from 1 on."""
+    """Name of the stage that trains the reward models of round `number`, from 1 on."""
     return reward_models.STAGE.name if number == 1 else f"{reward_models.STAGE.name}_{number}"
 
 
 def policy_name(number: int) -> str:
-    """Of the stage that trains the policy of round `number`, from 1 on."""
+    """Name of the stage that trains the policy of round `number`, from 1 on."""
     return alignment_rl.STAGE.name if number == 1 else f"{alignment_rl.STAGE.name}_{number}"
 
 
@@ -46,7 +45,7 @@ def models_stage(number: int, replay_share: float) -> Stage:
 
 
 def policy_stage(number: int) -> Stage:
-    """Alignment RL of round `number`, from 2 on. Its seed is another, so that it does not ask the same again."""
+    """Alignment RL of round `number`, from 2 on. It has another seed, so that its prompts come in another order."""
     policy, models = policy_name(number - 1), models_name(number)
 
     def build(context: Context) -> Outcome:

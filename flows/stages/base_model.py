@@ -15,7 +15,7 @@ from grpo.config.common import Hardware
 from tasks.problems.miniature.corpus import corpus
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"
-"""Travels with the model, so that every stage asks it in the same words."""
+"""Saved with the model, so that every stage prompts it in the same words."""
 
 
 def zero_template(model: Path) -> str | None:

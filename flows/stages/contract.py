@@ -41,7 +41,7 @@ NOT_HASHED = {
 
 
 ALONE = "single-stages"
-"""The experiment of a stage that was run by itself, for no recipe."""
+"""MLflow experiment of stages that run outside of a recipe."""
 
 
 class RunContext(BaseModel):
@@ -65,7 +65,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     steps_completed: int | None = None
-    model: str | None = None  # the name of the checkpoint, if `out` is one
+    model: str | None = None  # name of the checkpoint, if `out` is one
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -92,8 +92,8 @@ class Step:
 
     stage: Stage
     flow: Callable[..., Any]
-    takes: Mapping[str, str] = field(default_factory=dict)  # input -> the step that makes it, where names differ
-    section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section that has the stage's name
+    takes: Mapping[str, str] = field(default_factory=dict)  # input -> name of its step, where they differ
+    section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section with the stage's name
 
     @property
     def name(self) -> str:
@@ -158,7 +158,7 @@ class Context:
             return finished
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
-        if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run too
+        if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run, too
             self._on_metrics(
                 prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
             )
@@ -181,7 +181,7 @@ class Context:
             time_limit_s=limit * 3600 if limit else None,
             lock_fd=self.attempt.lock_fd,
         )
-        if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, for whoever compares
+        if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, to compare
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
             step = result.get("steps_completed", 0)
             self.tracking.log_metrics(self.run_id, [{"step": step, f"{prefix}peak_memory_gb": gigabytes}])
@@ -275,7 +275,7 @@ def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: i
 
 
 def clear_folder(path: Path) -> Path:
-    """An empty folder at `path`, whatever an earlier attempt left there."""
+    """Replaces `path` by an empty folder, whatever an earlier attempt left there."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

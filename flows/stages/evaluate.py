@@ -38,9 +38,9 @@ CHECKPOINTS = {
     "sft": "dev3",
     "alignment_rl": "r1",
 }
-"""Stage -> name of its checkpoint, in the order of the closing table; then come later rounds, then students."""
+"""Stage -> name of its checkpoint, in the order of the closing table; later rounds and students follow."""
 OPPONENTS = ("dev3", "dev1")
-"""Win rates are over the first of these that is there: the SFT model that alignment, or else PPO, starts from."""
+"""Opponents in win rates: the first of these that exists, the SFT model from which alignment or PPO starts."""
 TABLE = "table.json"
 
 
@@ -61,7 +61,7 @@ def build(context: Context) -> Outcome:
             "first": {"reasoning": config.problems, "general": config.general},
             "samples_per_problem": config.samples_per_problem,
             "sampling": config.sampling,
-            # A base model knows no chat tokens, and R1-Zero was trained by the plain text.
+            # A base model has no chat template, and R1-Zero was trained with the plain-text one.
             "template": "r1_zero" if name in ("base", "zero") else "chat",
             "zero_template": template,
             "helpful_model": str(rewards / HELPFUL) if rewards else None,
@@ -88,7 +88,7 @@ def build(context: Context) -> Outcome:
 
 
 def checkpoints(stages: Iterable[str]) -> dict[str, str]:
-    """Stage -> name of its checkpoint, of those stages that make one."""
+    """Stage -> name of its checkpoint, for the stages that make one."""
     given = list(stages)
     later = {stage: stage.replace("alignment_rl", "r1") for stage in given if stage.startswith("alignment_rl_")}
     taught = {stage: stage.removeprefix(PREFIX) for stage in given if stage.startswith(PREFIX)}
@@ -96,7 +96,7 @@ def checkpoints(stages: Iterable[str]) -> dict[str, str]:
 
 
 def stage_of(checkpoint: str) -> str:
-    """The stage that makes the checkpoint of this name; the name itself where there is none."""
+    """The stage that makes the checkpoint of this name; the name itself if there is none."""
     if re.fullmatch(r"r1_\d+", checkpoint):
         return checkpoint.replace("r1", "alignment_rl")
     return next((stage for stage, name in CHECKPOINTS.items() if name == checkpoint), checkpoint)
@@ -115,8 +115,8 @@ def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
 def closing_table(
     samples: Mapping[str, list[Sample]], problems: Mapping[str, Problem], confidence: float, judge: Judge
 ) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its metrics. General prompts: scores of the reward models where they took part, and what the
-    judge, who is no part of the reward, and rules find."""
+    """Checkpoint -> its metrics. For general prompts: scores of the reward models, if any, and verdicts of rules and of
+    the judge, which is not part of the reward."""
     reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
     opponent = next((name for name in OPPONENTS if name in general), None)
@@ -137,7 +137,7 @@ def closing_table(
 
 
 def code(config: Evaluate) -> dict[str, Any]:
-    """Digests of what decides the result besides settings: the judge's prompts."""
+    """Digests of the judge's prompts, which decide the result besides settings."""
     return {"judge_prompts": EVALUATION_DIGESTS}
 
 
@@ -164,7 +164,7 @@ def stage_for(stages: Sequence[str]) -> Stage:
     if wrong := set(stages) - {"reward_models"} - checkpoints(stages).keys():
         known = ", ".join([*CHECKPOINTS, f"{PREFIX}NAME"])
         raise InputError(f"evaluate: stage {sorted(wrong)[0]!r} makes no checkpoint; these do: {known}")
-    mixed = any(name.startswith(PREFIX) for name in stages)  # students need not speak in their teacher's tokens
+    mixed = any(name.startswith(PREFIX) for name in stages)  # students may have another tokenizer than their teacher
     return Stage("evaluate", VERSION, ("problems", *stages), build, extra=code, mixed=mixed, shown=shown)
 
 

@@ -1,4 +1,4 @@
-"""Problems: read the sources, hold some out by the hash of their text, remove training prompts that leak."""
+"""Problems: reads the sources, holds some out by the hash of their text, and removes leaking training prompts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(context: Context) -> Outcome:
         counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
         context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})
     problems, counts["duplicates_across_sources"] = drop_duplicates(problems)
-    # Later stages take the first so many: those must be a fair draw from all sources.
+    # Later stages take the first N problems, which must be a fair sample of all sources.
     random.Random(f"problems/{context.seed}").shuffle(problems)
     train: list[Problem] = []
     held_out: list[Problem] = []

@@ -1,4 +1,4 @@
-"""R1-Zero: GRPO straight from the base model, asked by a plain-text template, no SFT (R1, section 2)."""
+"""R1-Zero: GRPO from the base model with a plain-text template, without SFT (R1, section 2)."""
 
 from __future__ import annotations
 

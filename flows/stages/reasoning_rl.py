@@ -46,13 +46,13 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
 
 
 def files(config: RL) -> dict[str, str | Path]:
-    """The user's own process reward model, which enters the stage's key by what is in it."""
+    """The user's process reward model, whose contents enter the stage's key."""
     used = config.supervision == "process" and is_folder(config.step_reward)
     return {"step_reward": config.step_reward} if used else {}
 
 
 def user_code(config: RL) -> dict[str, Any]:
-    """Digests of the user's own rewards, so that a changed function is a changed stage."""
+    """Digests of the user's reward functions, which enter the stage's key."""
     steps = [config.step_reward] if config.supervision == "process" and not files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
     return {"user_code": {name: source_digest(name) for name in names}} if names else {}

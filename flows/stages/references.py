@@ -24,7 +24,7 @@ from tasks.tracking.registry import CHAMPION
 
 @dataclass(frozen=True)
 class Input:
-    """An input that was found: where it lies, and what it is."""
+    """A resolved input: its path, and its reference."""
 
     ref: InputRef
     path: Path
@@ -32,7 +32,7 @@ class Input:
 
 
 def resolve(reference: str, stage: str | None = None) -> Input:
-    """What a reference stands for; `latest` alone is the newest artifact of `stage`."""
+    """The input that a reference names; `latest` alone is the newest artifact of `stage`."""
     if reference.startswith((".", "/", "~")):
         return external(reference)
     manifest = artifact(reference, stage)
@@ -40,7 +40,7 @@ def resolve(reference: str, stage: str | None = None) -> Input:
 
 
 def artifact(reference: str, stage: str | None = None) -> Manifest:
-    """The same for what must lie in the store."""
+    """The artifact in the store that a reference names."""
     if reference.startswith((".", "/", "~")):
         raise InputError(f"{reference}: is a path; give an artifact of the store, `r1 stages` lists them")
     if reference == "latest":
@@ -57,8 +57,8 @@ def artifact(reference: str, stage: str | None = None) -> Manifest:
 
 
 def external(name: str | Path) -> Input:
-    """A file or folder of the user's by its contents. A string that is no local path is a hub's name and counts as
-    that; a Path must exist."""
+    """A user's file or folder, identified by its contents. A string that is not a local path is a hub name and
+    identifies itself; a Path must exist."""
     path = Path(name).expanduser()
     if not path.exists():
         if isinstance(name, Path) or name.startswith((".", "/", "~")):
@@ -68,7 +68,7 @@ def external(name: str | Path) -> Input:
 
 
 def _contents_digest(path: Path) -> str:
-    """sha256 over names and contents, remembered by size and time: a model's folder is read once, not every run."""
+    """SHA-256 over names and contents, cached by size and time, so that a model folder is not read in every run."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     state = hashlib.sha256(
         json.dumps([[str(p), (s := p.stat()).st_size, s.st_mtime_ns] for p in files]).encode()

@@ -34,8 +34,8 @@ def build(context: Context) -> Outcome:
 
 
 def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any]:
-    """What an evaluation found, out of its artifact and the problems': {"table": ..., "completions": ...}. Without the
-    problems nobody can say what the completions answer."""
+    """Content of the report from an evaluation and its problems: {"table": ..., "completions": ...}. Without the
+    problems there are no completions."""
     table = json.loads((evaluated / TABLE).read_text())
     samples = {name: evaluated / "samples" / name for name in table}
     asked = read_rows(problems / HELD_OUT, Problem) if problems else ()
@@ -43,7 +43,7 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
 
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
-    """Show the closing table in Prefect and link the report's page, also when every stage was reused."""
+    """Shows the closing table in Prefect and links the report page, also when every stage was reused."""
     key = artifact_key(recipe)
     if table:
         text = markdown(closing_frame(table))

@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 HELPFUL, SAFE = "helpful", "safe"
 DATA = "data"
-"""Folder of the preferences that a round gathered, without replay: the history of later rounds."""
+"""Folder of a round's own preferences, without replay: the history of later rounds."""
 PLOTS = "plots"
 _LOSSES = {HELPFUL: "pairs", SAFE: "points"}
 
 
 @dataclass
 class Gathered:
-    """Preferences of a judge and of files, and what was found out on the way."""
+    """Preferences of a judge and of files, with their counts."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {HELPFUL: [], SAFE: []})
     counts: dict[str, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def build(context: Context, turn: Round = FIRST) -> Outcome:
     """Gathers preference pairs and safety labels, and trains the reward models on them."""
     config: RewardModels = context.config
     gathered = Gathered()
-    _read_files(config, gathered)  # first: a fault in them shows before anything is sampled
+    _read_files(config, gathered)  # first, so that a mistake in them shows before anything is sampled
     if config.prompts:
         _judge(context, turn.policy, gathered)
     _clean(context, gathered)
@@ -107,8 +107,7 @@ def _read_files(config: RewardModels, gathered: Gathered) -> None:
 
 
 def _judge(context: Context, policy: str, gathered: Gathered) -> None:
-    """Sample the input `policy` and ask the judge. Its verdicts go before those of files, which say the same where they
-    are equal."""
+    """Samples the input `policy` and asks the judge. Its verdicts come before equal ones of files."""
     config: RewardModels = context.config
     train = context.path("problems") / TRAIN
     sampled = context.inputs[policy]
@@ -144,7 +143,7 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
 
 
 def _clean(context: Context, gathered: Gathered) -> None:
-    """Drop what is said twice, and what files say about prompts that checkpoints are evaluated on."""
+    """Drops duplicates, and preferences of files on prompts of the evaluation."""
     evaluated = {normalise(problem.text) for problem in read_problems(context.path("problems") / HELD_OUT)}
     for name, rows in gathered.rows.items():
         apart = [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
@@ -158,7 +157,7 @@ def _clean(context: Context, gathered: Gathered) -> None:
 
 
 def _train(context: Context, turn: Round, name: str, settings: RewardModel, rows: list[dict[str, Any]]) -> None:
-    """Train one model into the folder `name`, or the members of an ensemble into folders in it."""
+    """Trains one model into the folder `name`, or the members of an ensemble into its subfolders."""
     data = context.attempt.state / f"{name}.parquet"
     write_preferences(data, rows)
     start = context.path(turn.earlier[-1]) / name if turn.earlier else None
@@ -180,8 +179,7 @@ def _train(context: Context, turn: Round, name: str, settings: RewardModel, rows
 
 
 def _measure(context: Context, name: str, outcome: Outcome) -> None:
-    """What the held-out preferences say about the model, in numbers, tables and pictures; nothing where there are
-    none."""
+    """Metrics, tables and plots of the model on held-out preferences; empty without any."""
     if not (held_out := read_held_out(context.out / name)):
         return
     found = quality(held_out)
@@ -192,7 +190,7 @@ def _measure(context: Context, name: str, outcome: Outcome) -> None:
 
 
 def files(config: RewardModels) -> dict[str, str | Path]:
-    """The files of preferences, which enter the stage's key by what is in them."""
+    """Preference files, whose contents enter the stage's key."""
     return {f"preferences{number}": file.path for number, file in enumerate(config.files)}
 
 

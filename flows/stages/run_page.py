@@ -1,7 +1,7 @@
-"""What the page of a flow run in Prefect shows while it goes on: the run in MLflow, how far it is, what came out.
+"""The page of a flow run in Prefect: a link to MLflow, progress, results.
 
-These are Prefect's artifacts, and no part of what a stage makes: one that cannot be shown costs a warning. Where no
-server keeps the run, nobody could look, and nothing is sent.
+These are Prefect's artifacts and not part of a stage's output: a failure to show one is a warning. Without a permanent
+server nothing is sent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""Between two updates of a bar: a request costs the server 25 ms, and much more when it is busy."""
+"""Seconds between updates of a progress bar: a request costs the server 25 ms, and much more when it is busy."""
 RETRIES = 3
 ANSWER_S = 10.0
-"""For one request: whoever shows how far a trainer is also watches over it."""
+"""Timeout of a request, short because the same process watches the trainer."""
 
 
 class RunPage:
-    """The page of the flow run that this code runs in; `name` is the stage's or the recipe's."""
+    """The page of the current flow run; `name` is the stage's or the recipe's."""
 
     def __init__(self, name: str):
         self.name = name
@@ -46,7 +46,7 @@ class RunPage:
         self._shown: dict[str, float] = {}
 
     def link(self, record: Tracking, run_id: str) -> None:
-        """Link the run in MLflow; a record without a server has no pages."""
+        """Links the run in MLflow; a record without a server has no pages."""
 
         def show() -> None:
             if page := record.page(run_id):
@@ -58,8 +58,8 @@ class RunPage:
         _try("the link to MLflow", show)
 
     def progress(self, job: str, done: int, of: int, said: str) -> None:
-        """A bar for a job of the flow run, at most once in EVERY_S unless it is full. What does not arrive waits for
-        the next."""
+        """Updates the progress bar of a job, at most once in EVERY_S unless it is complete. A failed update is not
+        repeated."""
         now = time.monotonic()
         if not of or (done < of and now - self._shown.get(job, -EVERY_S) < EVERY_S):
             return
@@ -73,18 +73,18 @@ class RunPage:
             else:
                 key = f"progress-{artifact_key(f'{self.name} {job}')}"
                 made = create_progress_artifact(percent, key=key, description=line)
-                assert isinstance(made, UUID)  # a coroutine in asynchronous flows only
+                assert isinstance(made, UUID)  # a coroutine only in asynchronous flows
                 self._bars[job] = made
 
         _try("a progress bar", show, retries=0)
 
     def stage(self, done: int, of: int, said: str) -> None:
-        """How many stages of a recipe are done, and what comes now."""
-        self._shown.clear()  # stages that are reused come faster than a bar, and each shall be seen
+        """Shows the number of finished stages of a recipe, and the current one."""
+        self._shown.clear()  # reused stages come faster than the interval, and each one should be seen
         self.progress("", done, of, f"{done} of {of} stages done · {said}")
 
     def result(self, made: Manifest, status: str, shown: Callable[[Manifest], str]) -> None:
-        """What a stage made, or found made: what `shown` says of it in Markdown, else its numbers."""
+        """Shows a stage's result: the Markdown of `shown`, or else its numbers."""
 
         def show() -> None:
             lines = [
@@ -98,20 +98,20 @@ class RunPage:
         _try("the result", show)
 
     def reused(self, record: Tracking, existing: Manifest, shown: Callable[[Manifest], str]) -> None:
-        """The result of a stage that another run made, and the link to that run."""
+        """Shows the result of a reused stage, with a link to the run that made it."""
         if existing.mlflow_run_id:
             self.link(record, existing.mlflow_run_id)
         self.result(existing, "reused", shown)
 
 
 def table(values: Mapping[str, Any]) -> str:
-    """Numbers as a table of Markdown; those that have no value are left out."""
+    """Numbers as a Markdown table, without missing ones."""
     rows = [f"| {name} | {_number(value)} |" for name, value in values.items() if value is not None]
     return "\n".join(["| Number | Value |", "|---|---:|", *rows]) if rows else ""
 
 
 def artifact_key(name: str) -> str:
-    """Prefect takes small letters, digits and dashes."""
+    """A key of a Prefect artifact: lower-case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -125,5 +125,5 @@ def _try(what: str, show: Callable[[], Any], retries: int = RETRIES) -> None:
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
             show()
-    except Exception as error:  # the boundary to Prefect and MLflow, which may be away or busy
+    except Exception as error:  # errors of Prefect and MLflow, which may be away or busy
         logger.warning("%s is missing on the run's page: %s", what, error)

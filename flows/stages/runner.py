@@ -1,4 +1,5 @@
-"""Runs one stage by the contract: reuse the artifact of its key, else build, publish and record it in MLflow."""
+"""Runs one stage by the contract: reuses the artifact of its key, or else builds, publishes and records it in
+MLflow."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tasks.trainer.launch import preload
 
 
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
-    """Run one stage by the contract. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
+    """Runs one stage. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
     resolved, key = find_key(stage, config, inputs, seed)
     if where.key not in (None, key):
         raise InputError(
@@ -50,7 +51,7 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
     _record_reuse(record, stage, existing, where)
     _make_current(record, existing, resolved, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
-    if where.parent_run_id is None:  # a person asked for this stage, and looks at its page
+    if where.parent_run_id is None:  # somebody started this stage, and looks at its page
         RunPage(stage.name).reused(record, existing, stage.shown)
     return Completed(name="Reused", data=summary(existing, "reused"))
 
@@ -58,7 +59,7 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
 def _make_current(
     record: Tracking, manifest: Manifest, inputs: Mapping[str, Input], seed: int, where: RunContext
 ) -> None:
-    """Mark the artifact and its inputs as current for their recipes; artifacts made from other inputs become stale."""
+    """Marks the artifact and its inputs as current for their recipes; artifacts made from other inputs become stale."""
     read = [item.manifest for item in inputs.values() if item.manifest is not None]
     recipes = recipes_using(store(), seed, read) if where.recipe == ALONE else [where.recipe]
     # A list, not a generator, so that every recipe is updated.
@@ -106,7 +107,7 @@ def _build(
                 _record_input(record, run_id, name, item.manifest)
         context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
         outcome = stage.build(context)
-        record.settle(run_id)  # publishing removes the file that the metrics were read from
+        record.settle(run_id)  # publishing removes the file of the metrics
         manifest = attempt.publish(
             stage_version=stage.version,
             config=hashed,

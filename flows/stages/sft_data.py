@@ -48,7 +48,7 @@ POLICY = "reasoning_rl"
 _DAY_S = 86400.0
 SHOWN = 100
 SAMPLES = "samples"
-"""Folder of the shards with their verdicts, in the artifact; and of sampled shards, in the home folder."""
+"""Folder of the judged shards in the artifact, and of sampled shards in the home folder."""
 
 
 def build(context: Context) -> Outcome:
@@ -61,7 +61,7 @@ def build(context: Context) -> Outcome:
         context.seed,
         context.attempt.state / "problems",
     )
-    # A run that is to make everything again does not take what others sampled.
+    # A forced run does not reuse the samples of other runs.
     sampled = context.attempt.state / SAMPLES if context.where.force else home() / SAMPLES
     cost = _sample(context, shards, sampled)
     clear_folder(context.out)
@@ -91,7 +91,7 @@ def build(context: Context) -> Outcome:
 
 
 def _how_sampled(config: SFTData) -> dict[str, Any]:
-    """What of the configuration decides the samples of a problem."""
+    """The part of the configuration that the samples of a problem depend on."""
     names = {
         "samples_per_problem",
         "enough_right",
@@ -105,7 +105,7 @@ def _how_sampled(config: SFTData) -> dict[str, Any]:
 
 
 def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
-    """See to it that every shard has been sampled; what it cost."""
+    """Samples every shard that is missing. Returns the cost."""
     config: SFTData = context.config
     missing = [shard for shard in shards if not shard.samples(folder).exists()]
     logger.info("%d of %d shards are sampled already", len(shards) - len(missing), len(shards))
@@ -131,7 +131,7 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
 
 
 def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
-    """The judge's agreement with the rules, on answers that these verified."""
+    """The judge's agreement with the rules on verified answers."""
     settings = context.config.judge
     judge = judge_of(settings.model_dump_json(exclude_unset=True))
     found = calibrate(
@@ -152,7 +152,7 @@ def _verified(shards: Sequence[ProblemShard], folder: Path) -> Iterator[Verified
 
 
 def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> tuple[list[Path], JudgeCounts]:
-    """Filter every shard, a Prefect task each; rules run in several processes, a model as judge in this one."""
+    """Filters every shard, a Prefect task each; rules run in several processes, a model as judge in this one."""
     config: SFTData = context.config
     folder = context.attempt.state / "selected"
     folder.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
 
 
 def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts) -> dict[str, Any]:
-    """What the data set's card tells besides the mix's statistics."""
+    """Contents of the data set's card besides the statistics of the mix."""
     config: SFTData = context.config
     return {
         "title": "Rejection-sampled data",
@@ -202,7 +202,7 @@ def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts
 
 
 def _counts(statistics: Mapping[str, Any]) -> dict[str, int]:
-    """By domain and outcome: reasoning_sampled = reasoning_kept + reasoning_incorrect + ..."""
+    """Counts by domain and outcome: reasoning_sampled = reasoning_kept + reasoning_incorrect + ..."""
     counts: Counter[str] = Counter()
     for line in statistics["lines"]:
         counts[f"{line['domain']}_sampled"] += line["samples"]
@@ -215,7 +215,7 @@ def _row(sample: Sample, prompt: str) -> dict[str, Any]:
 
 
 def code(config: SFTData) -> dict[str, Any]:
-    """Digests of what decides the result besides settings: the judge's prompts, functions of the user's own."""
+    """Digests of the judge's prompts and of the user's functions, which decide the result besides settings."""
     names = [name for name in config.rewards if ":" in name]
     names += [config.engine.function] if isinstance(config.engine, OwnEngine) else []
     return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
