@@ -26,10 +26,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        tokenizer, model = load_tokenizer(given.model), load_policy(given.model, Hardware())
-        talk(given, tokenizer, model)
+        tokenizer, model = load_tokenizer(args.model), load_policy(args.model, Hardware())
+        talk(args, tokenizer, model)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -38,11 +38,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def talk(given: Any, tokenizer: Any, model: Any) -> None:
+def talk(args: Any, tokenizer: Any, model: Any) -> None:
     """Read prompts until the end of input; an empty line begins a new conversation."""
     interactive = sys.stdin.isatty()
-    settings = Sampling(temperature=given.temperature, top_p=given.top_p, max_new_tokens=given.max_new_tokens)
-    zero = given.zero_template.read_text() if given.zero_template else None
+    settings = Sampling(temperature=args.temperature, top_p=args.top_p, max_new_tokens=args.max_new_tokens)
+    zero = args.zero_template.read_text() if args.zero_template else None
     messages: list[Message] = []
     if interactive:
         print("An empty line begins a new conversation; Ctrl-D ends.", file=sys.stderr)
@@ -52,15 +52,15 @@ def talk(given: Any, tokenizer: Any, model: Any) -> None:
             messages = []
             continue
         # A base model's plain template holds one question; only a chat template knows turns.
-        messages = [*(messages if given.template == "chat" else []), {"role": "user", "content": line}]
-        prompt = prompt_tokens(tokenizer, messages, given.template, zero)
+        messages = [*(messages if args.template == "chat" else []), {"role": "user", "content": line}]
+        prompt = prompt_tokens(tokenizer, messages, args.template, zero)
         completion = sample(
             model,
             [prompt],
             1,
             settings,
             eos_id=tokenizer.eos_token_id,
-            seeds=[seed_of(given.seed, turn)],
+            seeds=[seed_of(args.seed, turn)],
         )[0][0]
         text = tokenizer.decode(completion.tokens, skip_special_tokens=True).strip()
         print(text, flush=True)

@@ -41,27 +41,27 @@ def main(arguments: list[str]) -> int:
         message, descriptors, _, _ = socket.recv_fds(connection, LONGEST, _HELD)
         if not message:
             return 0
-        asked = json.loads(message)
+        request = json.loads(message)
         child = os.fork()
         if child == 0:
-            return _become(asked, own, connection, descriptors)
+            return _become(request, own, connection, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(child, 0)
-        say(connection, launch=asked["launch"], pid=child, code=os.waitstatus_to_exitcode(status))
+        say(connection, launch=request["launch"], pid=child, code=os.waitstatus_to_exitcode(status))
 
 
-def _become(asked: dict[str, Any], parent: int, connection: socket.socket, descriptors: list[int]) -> int:
+def _become(request: dict[str, Any], parent: int, connection: socket.socket, descriptors: list[int]) -> int:
     """Be the trainer, whose exit code this is. It dies with `parent`, also if that is dead already."""
     os.setsid()
-    say(connection, launch=asked["launch"], pid=os.getpid())
+    say(connection, launch=request["launch"], pid=os.getpid())
     connection.close()
     log, *_ = descriptors  # the others stay open as long as this process lives
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(asked["environment"], R1FLOW_PARENT_PID=str(parent))
+    os.environ.update(request["environment"], R1FLOW_PARENT_PID=str(parent))
     random.seed()
-    return train.main(asked["arguments"])
+    return train.main(request["arguments"])
 
 
 def say(connection: socket.socket, **message: Any) -> None:

@@ -67,13 +67,13 @@ def read_job(path: Path) -> JobBase:
 
 def main(arguments: list[str]) -> int:
     """Runs the job of a job file. Returns the exit code."""
-    given = parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     _die_with_parent()
     try:
-        job = read_job(given.job)
-        processes, nodes = given.processes or job.where.processes, given.nodes or job.where.nodes
+        job = read_job(args.job)
+        processes, nodes = args.processes or job.where.processes, args.nodes or job.where.nodes
         if processes * nodes > 1 and not _WORKER:
-            return start(given.job, processes, nodes)
+            return start(args.job, processes, nodes)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -92,24 +92,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit-s", type=float, default=10.0, help="seconds for one answer (default: 10)")
     parser.add_argument("--memory-gb", type=float, default=4.0, help="memory of one process (default: 4)")
     parser.add_argument("--show", type=int, default=20, help="failing problems to print (default: 20)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        problems = read_problems(given.problems)
-        findings = _with_progress_bar(problems, given)
+        problems = read_problems(args.problems)
+        findings = _with_progress_bar(problems, args)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _report(problems, findings, given.show)
+    _report(problems, findings, args.show)
     return 2 if findings else 0
 
 
-def _with_progress_bar(problems: Sequence[Problem], given: argparse.Namespace) -> list[FailedAnswer]:
+def _with_progress_bar(problems: Sequence[Problem], args: argparse.Namespace) -> list[FailedAnswer]:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=sum(map(checkable, problems)))
-        memory_bytes = int(given.memory_gb * 1e9)
-        return validate(problems, given.workers, given.time_limit_s, memory_bytes, lambda: progress.advance(task))
+        memory_bytes = int(args.memory_gb * 1e9)
+        return validate(problems, args.workers, args.time_limit_s, memory_bytes, lambda: progress.advance(task))
 
 
 def _report(problems: Sequence[Problem], findings: Sequence[FailedAnswer], show: int) -> None:

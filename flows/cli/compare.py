@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     if len(args.runs) < 2:
         raise InputError("r1 compare: give two runs or more; `latest~1 latest` are the last two")
     reader = tracking().reader
-    found = [reader.find(reference) for reference in args.runs]
-    if len({run.id for run in found}) < len(found):
+    recipe_runs = [reader.find(reference) for reference in args.runs]
+    if len({run.id for run in recipe_runs}) < len(recipe_runs):
         raise InputError(f"r1 compare: {' '.join(args.runs)} name one run twice")
-    runs = [load_run(reader, store(), run) for run in found]
+    runs = [load_run(reader, store(), run) for run in recipe_runs]
     result = compare(runs)
-    path = (args.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in found)}.png").expanduser()
+    path = (args.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in recipe_runs)}.png").expanduser()
     try:
-        drawn = plot(reader, runs, [run.label for run in found], path)
+        drawn = plot(reader, runs, [run.label for run in recipe_runs], path)
     except (OSError, ValueError) as error:
         raise InputError(f"--plot {path}: {error}; give a .png in a folder that can be written") from None
     result["plot"] = str(drawn) if drawn else None
@@ -109,11 +109,11 @@ def show(result: dict[str, Any]) -> None:
     for row in result["stages"]:
         reasons: list[str] = next(filter(None, row["why"]), [])
         more = f" and {len(reasons) - _WHY_SHOWN} more" if len(reasons) > _WHY_SHOWN else ""
-        said = "shared" if row["shared"] else "differs: " + "; ".join(reasons[:_WHY_SHOWN]) + more
+        status = "shared" if row["shared"] else "differs: " + "; ".join(reasons[:_WHY_SHOWN]) + more
         missing = [letter for letter, key in zip(letters, row["keys"], strict=True) if key is None]
-        said = f"not in {', '.join(missing)}" if missing else said if row["shared"] or reasons else "differs"
+        status = f"not in {', '.join(missing)}" if missing else status if row["shared"] or reasons else "differs"
         times = [duration(s) if s is not None else "" for s in row["seconds"]]
-        rows.append({"stage": row["stage"], **dict(zip(letters, times, strict=True)), "": said})
+        rows.append({"stage": row["stage"], **dict(zip(letters, times, strict=True)), "": status})
     table("Stages, and what each took when it was made", rows, "none")
     _show_metrics(result, letters, table, PLAIN)
     print(f"\nLearning curves: {result['plot'] or 'all are the same'}")

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     everything = store().list()
     evaluation, metrics = _newest_metrics(checkpoint, everything)
     made_from = lineage(checkpoint, {manifest.digest: manifest for manifest in everything})
-    made = provenance(checkpoint.mlflow_run_id, tracking())
-    export(About(name, checkpoint, made_from, args.licence, evaluation, metrics, made), folder, store())
+    recipe_run = provenance(checkpoint.mlflow_run_id, tracking())
+    export(About(name, checkpoint, made_from, args.licence, evaluation, metrics, recipe_run), folder, store())
     print(f"{name} {checkpoint.key[:12]} is in {folder}", file=sys.stderr)
     return 0
 

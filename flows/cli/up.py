@@ -146,15 +146,15 @@ def _end_rest(place: Path) -> None:
 
 def _marked(place: Path) -> set[int]:
     """Processes with the installation's mark in their environment."""
-    wanted = f"{MARK}={place}".encode()
-    found = set()
+    mark = f"{MARK}={place}".encode()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0") and process_name(int(folder.name)):
-                found.add(int(folder.name))
+            if mark in (folder / "environ").read_bytes().split(b"\0") and process_name(int(folder.name)):
+                pids.add(int(folder.name))
         except OSError:  # it has ended, or belongs to another
             continue
-    return found - {os.getpid()}
+    return pids - {os.getpid()}
 
 
 def gpus() -> list[str]:
@@ -164,8 +164,10 @@ def gpus() -> list[str]:
         return [name for name in allowed.split(",") if name.strip() not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
         return []
-    asked = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
-    return asked.stdout.split() if asked.returncode == 0 else []
+    listing = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    return listing.stdout.split() if listing.returncode == 0 else []
 
 
 def workers(number: int, settings: dict[str, str]) -> list[Service]:

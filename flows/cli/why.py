@@ -30,11 +30,11 @@ def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dic
 def _why(
     old: Manifest, new: Manifest, known: Mapping[str, Manifest], seen: set[tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    reasons: list[dict[str, Any]] = []
     for difference in differences(Ingredients.of(old), Ingredients.of(new)):
         entry: dict[str, Any] = {"kind": difference.kind, "name": difference.name, "said": str(difference)}
         if difference.kind != "input":
-            found.append({**entry, "old": difference.old, "new": difference.new})
+            reasons.append({**entry, "old": difference.old, "new": difference.new})
             continue
         pair = [ref and ref.digest for ref in (difference.old, difference.new)]
         entry |= {"old": pair[0], "new": pair[1]}
@@ -44,8 +44,8 @@ def _why(
             entry["why"] = _why(makers[0], makers[1], known, seen)
             if makers[0].key == makers[1].key:
                 entry["said"] += f": attempt {makers[1].attempt} at the same key made other bytes"
-        found.append(entry)
-    return found
+        reasons.append(entry)
+    return reasons
 
 
 def add(commands: Any) -> None:
@@ -59,18 +59,18 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints why two artifacts differ. Returns the exit code."""
     old, new = artifact(args.old), artifact(args.new)
-    found = why(old, new, {manifest.digest: manifest for manifest in store().list()})
+    reasons = why(old, new, {manifest.digest: manifest for manifest in store().list()})
     if args.json:
-        print(json.dumps({"old": old.key, "new": new.key, "differences": found}))
+        print(json.dumps({"old": old.key, "new": new.key, "differences": reasons}))
         return 0
     print(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")
-    if not found:
+    if not reasons:
         print("  nothing differs" + ("" if old.digest == new.digest else f": attempt {new.attempt} made other bytes"))
-    _show(found, 1)
+    _show(reasons, 1)
     return 0
 
 
-def _show(found: list[dict[str, Any]], depth: int) -> None:
-    for entry in found:
+def _show(reasons: list[dict[str, Any]], depth: int) -> None:
+    for entry in reasons:
         print("  " * depth + entry["said"])
         _show(entry.get("why", []), depth + 1)

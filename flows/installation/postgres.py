@@ -64,8 +64,10 @@ class Cluster:
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/")
         if done.returncode != 0:
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise InputError(f"initdb failed: {said}; the folder must be reachable for user {_user()}: {self.folder}")
+            message = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise InputError(
+                f"initdb failed: {message}; the folder must be reachable for user {_user()}: {self.folder}"
+            )
         password.replace(self.folder / "password")
 
     def make_databases(self) -> None:
@@ -102,12 +104,12 @@ def check() -> None:
 def _program(name: str) -> str:
     """Path of a program of Postgres. Debian keeps them outside PATH, in a folder a version."""
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
-    found = shutil.which(name) or (str(installed[-1]) if installed else None)
-    if found is None:
+    program = shutil.which(name) or (str(installed[-1]) if installed else None)
+    if program is None:
         raise InputError(
             f"--postgres needs {name}, which is not installed: apt install postgresql, or leave the flag out"
         )
-    return found
+    return program
 
 
 def _user() -> str:

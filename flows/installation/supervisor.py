@@ -127,14 +127,14 @@ class Supervisor:
     def _orphans(self) -> set[int]:
         """Live children that are not services; reaps dead ones."""
         services = {service.process.pid for service in self.services if service.process}
-        found = set()
+        pids = set()
         for pid in children(os.getpid()) - services:
             if process_name(pid) is not None:
-                found.add(pid)
+                pids.add(pid)
             else:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-        return found
+        return pids
 
     def stop(self, *names: str) -> None:
         """Stops these services, or all, the last one first. Returns when they and their descendants are gone."""
@@ -159,11 +159,11 @@ class Supervisor:
 
 def children(pid: int) -> set[int]:
     """Direct children, from /proc; empty where there is none."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found |= {int(child) for child in path.read_text().split()}
-    return found
+            pids |= {int(child) for child in path.read_text().split()}
+    return pids
 
 
 def _signal(pid: int, number: int) -> None:

@@ -75,16 +75,16 @@ def schema(flow: Any) -> dict[str, Any]:
     the values of a deployment it does not. Short fields come first, so that nobody has to scroll past a whole
     configuration to the inputs.
     """
-    found: dict[str, Any] = parameter_schema(flow).model_dump_for_openapi()
-    for model in (found, *found.get("definitions", {}).values()):
+    form: dict[str, Any] = parameter_schema(flow).model_dump_for_openapi()
+    for model in (form, *form.get("definitions", {}).values()):
         for values in model.get("properties", {}).values():
             if values.get("default", "none") is None and (alone := _or_null(values)) is not None:
                 del values["anyOf"], values["default"]
                 values.update(alone)
-    ordered = sorted(found["properties"].values(), key=lambda values: ("type" not in values, values["position"]))
+    ordered = sorted(form["properties"].values(), key=lambda values: ("type" not in values, values["position"]))
     for position, values in enumerate(ordered):
         values["position"] = position
-    return found
+    return form
 
 
 def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:

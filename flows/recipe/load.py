@@ -96,14 +96,14 @@ def _explain(error: ValidationError) -> str:
 
     Unknown fields come first: where a name is misspelled, the correct one is missing too.
     """
-    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(first["loc"][-1]), _fields_beside(first["loc"]), n=1)
         return f"{field}: unknown field" + (f"; did you mean {close[0]!r}?" if close else "; remove it")
     message = first["msg"].removeprefix("Value error, ")
-    given = first["input"]
-    shown = f" (got {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    value = first["input"]
+    shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) else ""
     more = len(error.errors()) - 1
     return (f"{field}: " if field else "") + message + shown + (f"; and {more} more" if more else "")
 

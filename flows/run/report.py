@@ -30,14 +30,14 @@ def page_of(record: Tracking, run: RecipeRun) -> str:
 
 def _content(run: RecipeRun) -> Mapping[str, Any]:
     """The closing table and completions, from the stage report or from an evaluation without it."""
-    made = run.manifests
-    if "report" in made and (path := made["report"].path / CONTENT).is_file():
+    manifests = run.manifests
+    if "report" in manifests and (path := manifests["report"].path / CONTENT).is_file():
         return read_content(path)
-    if "evaluate" not in made:
+    if "evaluate" not in manifests:
         return {}
-    problems = made.get("problems") or store().find(made["evaluate"].inputs["problems"].key or "")
+    problems = manifests.get("problems") or store().find(manifests["evaluate"].inputs["problems"].key or "")
     shown = run.config.get("report", {}).get("samples", 0)
-    return content(made["evaluate"].path, problems.path if problems else None, shown)
+    return content(manifests["evaluate"].path, problems.path if problems else None, shown)
 
 
 def publish(record: Tracking, run_id: str) -> Path | None:

@@ -23,13 +23,13 @@ def build(context: Context) -> Outcome:
     """Writes the cold-start demonstrations: written by the miniature's writer, or sampled and filtered."""
     config: ColdStartData = context.config
     known = read_problems(context.path("problems") / TRAIN)
-    asked = [p for p in known if p.domain == "reasoning"][: config.problems]
-    asked += [p for p in known if p.domain == "general"][: config.general]
+    problems = [p for p in known if p.domain == "reasoning"][: config.problems]
+    problems += [p for p in known if p.domain == "general"][: config.general]
     if config.source == "sampled":
-        examples, counts = sampled(asked, _sample(context, len(asked)), config.filters)
+        examples, counts = sampled(problems, _sample(context, len(problems)), config.filters)
     else:
         writer = solution if config.habits is None else miniature_writer(config.habits, context.seed)
-        examples, counts = written(asked, writer, config.filters)
+        examples, counts = written(problems, writer, config.filters)
     if not examples:
         raise InputError(f"cold_start_data: the filters left none of {sum(counts.values())} demonstrations ({counts})")
     write_examples(context.out / EXAMPLES, examples)

@@ -89,10 +89,10 @@ def build(context: Context) -> Outcome:
 
 def checkpoints(stages: Iterable[str]) -> dict[str, str]:
     """Stage -> name of its checkpoint, for the stages that make one."""
-    given = list(stages)
-    later = {stage: stage.replace("alignment_rl", "r1") for stage in given if stage.startswith("alignment_rl_")}
-    taught = {stage: stage.removeprefix(PREFIX) for stage in given if stage.startswith(PREFIX)}
-    return {stage: name for stage, name in CHECKPOINTS.items() if stage in given} | later | taught
+    names = list(stages)
+    later = {stage: stage.replace("alignment_rl", "r1") for stage in names if stage.startswith("alignment_rl_")}
+    taught = {stage: stage.removeprefix(PREFIX) for stage in names if stage.startswith(PREFIX)}
+    return {stage: name for stage, name in CHECKPOINTS.items() if stage in names} | later | taught
 
 
 def stage_of(checkpoint: str) -> str:

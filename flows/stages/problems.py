@@ -72,13 +72,13 @@ def build(context: Context) -> Outcome:
 
 def files(config: Problems) -> dict[str, str | Path]:
     """Local files and folders that the sources read."""
-    found: dict[str, str | Path] = {}
+    paths: dict[str, str | Path] = {}
     for number, source in enumerate(config.sources):
         if isinstance(source, FileSource):
-            found[f"source{number}"] = source.path
+            paths[f"source{number}"] = source.path
         elif isinstance(source, HubSource):
-            found[f"source{number}"] = source.name
-    return found
+            paths[f"source{number}"] = source.name
+    return paths
 
 
 STAGE = Stage("problems", 4, (), build, files=files)

@@ -28,9 +28,9 @@ CONTENT = "report.json"
 def build(context: Context) -> Outcome:
     """Writes the content of the report page."""
     config: Report = context.config
-    made = content(context.path("evaluate"), context.path("problems"), config.samples)
-    (context.out / CONTENT).write_text(json.dumps(made, indent=2, ensure_ascii=False))
-    return Outcome(counts={"checkpoints": len(made["table"])})
+    report = content(context.path("evaluate"), context.path("problems"), config.samples)
+    (context.out / CONTENT).write_text(json.dumps(report, indent=2, ensure_ascii=False))
+    return Outcome(counts={"checkpoints": len(report["table"])})
 
 
 def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
     problems there are no completions."""
     table = json.loads((evaluated / TABLE).read_text())
     samples = {name: evaluated / "samples" / name for name in table}
-    asked = read_rows(problems / HELD_OUT, Problem) if problems else ()
-    return {"table": table, "completions": completions(asked, samples, shown)}
+    asked_problems = read_rows(problems / HELD_OUT, Problem) if problems else ()
+    return {"table": table, "completions": completions(asked_problems, samples, shown)}
 
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
@@ -54,9 +54,9 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
         )
 
 
-def shown(made: Manifest) -> str:
+def shown(manifest: Manifest) -> str:
     """The closing table as Markdown."""
-    return markdown(closing_frame(json.loads((made.path / CONTENT).read_text())["table"]))
+    return markdown(closing_frame(json.loads((manifest.path / CONTENT).read_text())["table"]))
 
 
 STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)

@@ -99,11 +99,11 @@ def build(context: Context, turn: Round = FIRST) -> Outcome:
 
 def _read_files(config: RewardModels, gathered: Gathered) -> None:
     for number, file in enumerate(config.files):
-        found = load_preferences(file, config.held_out_share)
-        gathered.rows[HELPFUL] += found.pairs
-        gathered.rows[SAFE] += found.labels
-        gathered.counts |= {f"file{number}_{name}": count for name, count in found.counts.items()}
-        gathered.bad_records += [{"file": number, "fault": fault} for fault in found.bad_records]
+        loaded = load_preferences(file, config.held_out_share)
+        gathered.rows[HELPFUL] += loaded.pairs
+        gathered.rows[SAFE] += loaded.labels
+        gathered.counts |= {f"file{number}_{name}": count for name, count in loaded.counts.items()}
+        gathered.bad_records += [{"file": number, "fault": fault} for fault in loaded.bad_records]
 
 
 def _judge(context: Context, policy: str, gathered: Gathered) -> None:
@@ -182,10 +182,10 @@ def _measure(context: Context, name: str, outcome: Outcome) -> None:
     """Metrics, tables and plots of the model on held-out preferences; empty without any."""
     if not (held_out := read_held_out(context.out / name)):
         return
-    found = quality(held_out)
-    outcome.metrics |= {f"{name}_{metric}": value for metric, value in found.metrics.items()}
-    outcome.tables |= tables(name, found)
-    for path in plot(found, context.out / PLOTS, name):
+    measured = quality(held_out)
+    outcome.metrics |= {f"{name}_{metric}": value for metric, value in measured.metrics.items()}
+    outcome.tables |= tables(name, measured)
+    for path in plot(measured, context.out / PLOTS, name):
         context.tracking.log_file(context.run_id, path, PLOTS)
 
 

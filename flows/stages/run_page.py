@@ -50,14 +50,17 @@ class RunPage:
 
         def show() -> None:
             if page := record.page(run_id):
-                said = "Parameters, curves, data sets and models of this run."
+                description = "Parameters, curves, data sets and models of this run."
                 create_link_artifact(
-                    link=page, link_text="Open in MLflow", key=f"mlflow-{artifact_key(self.name)}", description=said
+                    link=page,
+                    link_text="Open in MLflow",
+                    key=f"mlflow-{artifact_key(self.name)}",
+                    description=description,
                 )
 
         _try("the link to MLflow", show)
 
-    def progress(self, job: str, done: int, of: int, said: str) -> None:
+    def progress(self, job: str, done: int, of: int, line_text: str) -> None:
         """Updates the progress bar of a job, at most once in EVERY_S unless it is complete. A failed update is not
         repeated."""
         now = time.monotonic()
@@ -65,35 +68,35 @@ class RunPage:
             return
         self._shown[job] = now
         percent = round(100.0 * min(done, of) / of, 1)
-        line = f"{job}: {said}" if job else said
+        line = f"{job}: {line_text}" if job else line_text
 
         def show() -> None:
             if job in self._bars:
                 update_progress_artifact(self._bars[job], percent, line)
             else:
                 key = f"progress-{artifact_key(f'{self.name} {job}')}"
-                made = create_progress_artifact(percent, key=key, description=line)
-                assert isinstance(made, UUID)  # a coroutine only in asynchronous flows
-                self._bars[job] = made
+                artifact = create_progress_artifact(percent, key=key, description=line)
+                assert isinstance(artifact, UUID)  # a coroutine only in asynchronous flows
+                self._bars[job] = artifact
 
         _try("a progress bar", show, retries=0)
 
-    def stage(self, done: int, of: int, said: str) -> None:
+    def stage(self, done: int, of: int, text: str) -> None:
         """Shows the number of finished stages of a recipe, and the current one."""
         self._shown.clear()  # reused stages come faster than the interval, and each one should be seen
-        self.progress("", done, of, f"{done} of {of} stages done · {said}")
+        self.progress("", done, of, f"{done} of {of} stages done · {text}")
 
-    def result(self, made: Manifest, status: str, shown: Callable[[Manifest], str]) -> None:
+    def result(self, manifest: Manifest, status: str, shown: Callable[[Manifest], str]) -> None:
         """Shows a stage's result: the Markdown of `shown`, or else its numbers."""
 
         def show() -> None:
             lines = [
-                f"# {made.stage}: {'reused' if status == 'reused' else f'made in {duration(made.seconds)}'}",
-                shown(made) or table({**made.counts, **made.metrics}),
-                f"`r1 show {made.key[:12]}` has all of it, and what it was made from.",
+                f"# {manifest.stage}: {'reused' if status == 'reused' else f'made in {duration(manifest.seconds)}'}",
+                shown(manifest) or table({**manifest.counts, **manifest.metrics}),
+                f"`r1 show {manifest.key[:12]}` has all of it, and what it was made from.",
             ]
             key = f"result-{artifact_key(self.name)}"
-            create_markdown_artifact("\n\n".join(lines), key=key, description=f"What {made.stage} made.")
+            create_markdown_artifact("\n\n".join(lines), key=key, description=f"What {manifest.stage} made.")
 
         _try("the result", show)
 

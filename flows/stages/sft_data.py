@@ -134,7 +134,7 @@ def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -
     """The judge's agreement with the rules on verified answers."""
     settings = context.config.judge
     judge = judge_of(settings.model_dump_json(exclude_unset=True))
-    found = calibrate(
+    agreement = calibrate(
         judge,
         _verified(shards, folder),
         settings.agreement_min,
@@ -142,7 +142,7 @@ def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -
         seed=context.seed,
         on_disagreement=settings.on_disagreement,
     )
-    return {f"judge_{name}": value for name, value in found.items()}
+    return {f"judge_{name}": value for name, value in agreement.items()}
 
 
 def _verified(shards: Sequence[ProblemShard], folder: Path) -> Iterator[Verified]:
@@ -168,13 +168,13 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
     with Pool(workers, _DAY_S, None) if workers else nullcontext() as pool:
 
         def of_shard(number: int) -> dict[str, float]:
-            given = shards[number].samples(sampled), shards[number].problems, paths[number], settings
+            arguments = shards[number].samples(sampled), shards[number].problems, paths[number], settings
             if pool is None:
-                return select_shard(*given)
-            found = pool.submit(select_shard, *given).result()
-            if isinstance(found, Failure):
-                raise StageFailed(f"sft_data: filters failed on {given[0]}: {found.message}")
-            return found
+                return select_shard(*arguments)
+            counts_of_shard = pool.submit(select_shard, *arguments).result()
+            if isinstance(counts_of_shard, Failure):
+                raise StageFailed(f"sft_data: filters failed on {arguments[0]}: {counts_of_shard.message}")
+            return counts_of_shard
 
         filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
         named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {s.source}") for i, s in enumerate(shards)]
@@ -182,8 +182,8 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
             results = [run(number) for number, run in enumerate(named)]
         else:
             results = [f.result() for f in [run.submit(number) for number, run in enumerate(named)]]
-        for found in results:
-            counts.merge(found)
+        for counts_of_shard in results:
+            counts.merge(counts_of_shard)
     return paths, counts
 
 

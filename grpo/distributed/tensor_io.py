@@ -56,12 +56,12 @@ def read(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
 
 
 def _weights(modules: Modules) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for prefix, module in modules.items():
         every = dict(module.named_parameters())
         trained = {name: p for name, p in every.items() if p.requires_grad}
-        found |= {f"{prefix}.{name}": p.detach() for name, p in (trained or every).items()}
-    return found
+        weights |= {f"{prefix}.{name}": p.detach() for name, p in (trained or every).items()}
+    return weights
 
 
 def _names(modules: Modules) -> dict[Tensor, str]:
@@ -109,9 +109,9 @@ class _Reader(dcp.FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module in _KNOWN else None
-        if isinstance(found, torch.dtype) or name in _KNOWN.get(module, ()):
-            return found
+        cls = super().find_class(module, name) if module in _KNOWN else None
+        if isinstance(cls, torch.dtype) or name in _KNOWN.get(module, ()):
+            return cls
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 

@@ -42,15 +42,15 @@ class EndpointEngine:
             for number in range(count):
                 body = self._body(problem, sampling, seed + number)
                 futures[pool.submit(self._ask, http, body)] = index, number
-        found: dict[int, dict[int, tuple[TextCompletion, int]]] = {}
+        replies: dict[int, dict[int, tuple[TextCompletion, int]]] = {}
         try:
             for future in as_completed(futures):
                 index, number = futures.pop(future)
-                of_problem = found.setdefault(index, {})
+                of_problem = replies.setdefault(index, {})
                 of_problem[number] = future.result()
                 if len(of_problem) == count:
                     texts = [of_problem[n][0] for n in range(count)]
-                    yield index, TextCompletions(texts, found.pop(index)[0][1])
+                    yield index, TextCompletions(texts, replies.pop(index)[0][1])
         except Away as error:
             raise TrainingStopped(f"engine: {error}") from None
         except Refused as error:
@@ -64,7 +64,7 @@ class EndpointEngine:
         pass
 
     def _body(self, problem: Problem, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self._settings.model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -73,11 +73,11 @@ class EndpointEngine:
             **self._settings.body,
         }
         if self._template == "chat":
-            return "/chat/completions", {**asked, "messages": problem.messages}
-        return "/completions", {**asked, "prompt": zero_prompt(problem.messages, self._zero_template)}
+            return "/chat/completions", {**body, "messages": problem.messages}
+        return "/completions", {**body, "prompt": zero_prompt(problem.messages, self._zero_template)}
 
-    def _ask(self, http: Http, asked: tuple[str, dict[str, Any]]) -> tuple[TextCompletion, int]:
-        path, body = asked
+    def _ask(self, http: Http, request: tuple[str, dict[str, Any]]) -> tuple[TextCompletion, int]:
+        path, body = request
         reply = http.post(self._path + path, body)
         try:
             choice, usage = reply["choices"][0], reply.get("usage") or {}

@@ -89,8 +89,8 @@ def make_text_engine(
 ) -> TextEngine:
     """The engine that the settings choose, ready to write."""
     if isinstance(settings, OwnEngine):
-        made: TextEngine = import_function(settings.function)()
-        return made
+        engine: TextEngine = import_function(settings.function)()
+        return engine
     if isinstance(settings, Endpoint):
         return EndpointEngine(settings, prompting.template, prompting.zero_template)
     eos_id = load_tokenizer(model).eos_token_id

@@ -54,11 +54,11 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
 def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    wanted = LoraConfig(
+    config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     try:
-        return get_peft_model(policy, wanted)
+        return get_peft_model(policy, config)
     except ValueError as error:
         message = textwrap.shorten(str(error), 200)
         raise InputError(f"lora.target_modules: {model} has no such modules ({message})") from None

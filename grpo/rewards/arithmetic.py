@@ -66,7 +66,7 @@ def value(expression: str) -> Fraction | None:
 
 
 def _plain(line: str) -> str:
-    text = _SPELLING.sub(lambda found: _SPELLINGS[found[0]], line)
+    text = _SPELLING.sub(lambda match: _SPELLINGS[match[0]], line)
     text = _POWER.sub(r"^(\1)", _FRACTION.sub(r"((\1)/(\2))", text))
     return _BOX.sub(r"\1", text)
 
@@ -106,9 +106,9 @@ class _Evaluator:
             raise _Unreadable
         return value
 
-    def take(self, *wanted: str) -> str | None:
+    def take(self, *options: str) -> str | None:
         """The next token, if it is one of these."""
-        if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
+        if self.at < len(self.tokens) and self.tokens[self.at] in options:
             self.at += 1
             return self.tokens[self.at - 1]
         return None

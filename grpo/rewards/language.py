@@ -82,8 +82,8 @@ def language_consistency(text: str, target: str) -> float:
     for sentence in _sentences(text):
         # Kana tell Japanese from Chinese, which share the other characters.
         japanese = any(_script(word) in ("HIRAGANA", "KATAKANA") for word in sentence)
-        found = [_in_language(word, language, japanese) for word in sentence]
-        verdicts += [verdict for verdict in found if verdict is not None]
+        in_language = [_in_language(word, language, japanese) for word in sentence]
+        verdicts += [verdict for verdict in in_language if verdict is not None]
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
@@ -108,13 +108,13 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _words(sentence: str) -> list[str]:
-    found: list[str] = []
+    words: list[str] = []
     for run in _WORD.findall(sentence.lower()):
         if _script(run) == "CJK":
-            found += _segmenter()(run)
+            words += _segmenter()(run)
         elif len(run) > 1 or _script(run) in _WITHOUT_ALPHABET:
-            found.append(run)
-    return found
+            words.append(run)
+    return words
 
 
 @functools.cache

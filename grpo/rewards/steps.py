@@ -92,12 +92,12 @@ def step_rewards(name: str, problem: Problem, text: str) -> list[tuple[int, floa
     Raises ValueError if the step reward gives anything but a finite number or None.
     """
     function = find(name)
-    found: list[tuple[int, float]] = []
+    rewards: list[tuple[int, float]] = []
     for start, end in split_steps(text):
         reward = function(problem, text[start:end])
         if reward is None:
             continue
         if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
             raise ValueError(f"step reward {name!r} gave {reward!r}, which is no finite number")
-        found.append((end, float(reward)))
-    return found
+        rewards.append((end, float(reward)))
+    return rewards

@@ -19,9 +19,9 @@ def single_tags(text: str) -> float:
     return max(sum(counts[tag] == 1 for tag in tag_sequence(style)) / 4 for style in STYLES)
 
 
-def _is_subsequence(wanted: list[str], found: list[str]) -> bool:
-    left = iter(found)
-    return all(tag in left for tag in wanted)
+def _is_subsequence(expected: list[str], tags: list[str]) -> bool:
+    left = iter(tags)
+    return all(tag in left for tag in expected)
 
 
 # Scripts without spaces between words count by character: kana, Han.

@@ -28,15 +28,15 @@ def zipf(word: str, language: str, *, whole: bool = False) -> float:
     if language not in languages():
         return 0.0
     parts = [word] if whole else lossy_tokenize(word, language)
-    found = [_listed(part, language) for part in parts]
-    if not found or None in found:
+    ranks = [_listed(part, language) for part in parts]
+    if not ranks or None in ranks:
         return 0.0
-    if len(found) == 1:
-        return max(0.0, TOP - (found[0] or 0) / 100)
+    if len(ranks) == 1:
+        return max(0.0, TOP - (ranks[0] or 0) / 100)
     # Frequencies f of the parts: 1 / (1/f + 1/f + ...). In Chinese, where anything can be cut into words that are
     # listed, each cut makes it ten times rarer.
-    together = TOP - math.log10(sum(10 ** ((at or 0) / 100) for at in found))
-    return max(0.0, round(together - (len(found) - 1 if language == "zh" else 0), 2))
+    together = TOP - math.log10(sum(10 ** ((at or 0) / 100) for at in ranks))
+    return max(0.0, round(together - (len(ranks) - 1 if language == "zh" else 0), 2))
 
 
 def _listed(word: str, language: str) -> int | None:

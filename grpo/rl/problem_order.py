@@ -31,8 +31,8 @@ class ProblemOrder:
         self.seed, self.curriculum = seed, curriculum
         self.weights = dict(weights) if weights else {ALL: 1.0}
         self.sources = {name: [p for p in problems if name in (ALL, p.source)] for name in self.weights}
-        for name, found in self.sources.items():
-            if not found:
+        for name, of_source in self.sources.items():
+            if not of_source:
                 known = ", ".join(sorted({p.source for p in problems}))
                 raise InputError(f"source_weights: no problems of source {name!r}; sources here: {known}")
         self.positions = dict.fromkeys(self.sources, 0)

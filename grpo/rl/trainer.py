@@ -72,8 +72,8 @@ class Trainer:
         self.pending: Pending | None = None
         self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
-        if found := checkpoint.load_latest(self.parallel, job.state, *self._tensors()):
-            self._restore(*found)
+        if latest := checkpoint.load_latest(self.parallel, job.state, *self._tensors()):
+            self._restore(*latest)
         self.metrics = self._open_metrics()
 
     def _collector(self) -> Collector | Demonstrations:
@@ -191,11 +191,11 @@ class Trainer:
     def _roll_back(self, finding: HealthEvent) -> None:
         """Rolls back to the last good checkpoint. From there other completions are drawn, at half the learning rate."""
         attempt, findings = self.attempt + 1, self.findings
-        found = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())
-        if found is None or attempt > self.settings.health.max_roll_backs:
-            why = "no checkpoint to roll back to" if found is None else f"rolled back {self.attempt} times already"
+        latest = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())
+        if latest is None or attempt > self.settings.health.max_roll_backs:
+            why = "no checkpoint to roll back to" if latest is None else f"rolled back {self.attempt} times already"
             raise TrainingStopped(f"{finding.name}: {finding.message} ({why})")
-        self._restore(*found)
+        self._restore(*latest)
         self.attempt, self.findings, self.pending = attempt, findings, None
         self.metrics = self._open_metrics()
         logger.warning("rolled back to step %d, attempt %d", self.step, attempt + 1)

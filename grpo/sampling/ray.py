@@ -63,8 +63,8 @@ def make_on_ray(
 
 def _answers(address: str | None) -> None:
     """Whether anything answers; Ray itself would retry for minutes."""
-    if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""):
-        socket.create_connection((found[1], int(found[2])), timeout=10).close()
+    if match := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""):
+        socket.create_connection((match[1], int(match[2])), timeout=10).close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -62,8 +62,8 @@ class Shard:
             key = line["problem"], line["round"]
             self.groups[key] = replace(self.groups.get(key, SampledProblem(*key)), **line)
         number = 0
-        while asked := self._open(number):
-            for group, scores in self._under_way(self._written(asked, number, journal, engine), scorer):
+        while problems := self._open(number):
+            for group, scores in self._under_way(self._written(problems, number, journal, engine), scorer):
                 self._finish(group, scores, journal)
             number += 1
         self._stop_above(failure_share)
@@ -84,9 +84,9 @@ class Shard:
         return [p for p in self.problems if p.domain == "reasoning" and self._right(p, number) < task.enough_right]
 
     def _right(self, problem: Problem, rounds: int) -> int:
-        found = [self.groups.get((problem.id, number)) for number in range(rounds)]
+        groups = [self.groups.get((problem.id, number)) for number in range(rounds)]
         # A problem that was not sampled in a round had enough before it.
-        return self.task.samples_max if None in found else sum(group.right for group in found if group)
+        return self.task.samples_max if None in groups else sum(group.right for group in groups if group)
 
     def _by_sampling(self, problems: list[Problem]) -> Iterator[tuple[Sampling, list[Problem]]]:
         other = self.task.sampling_by_source
@@ -96,14 +96,14 @@ class Shard:
                 yield self.task.sampling if source is None else other[source], chosen
 
     def _written(
-        self, asked: list[Problem], number: int, journal: Journal, engine: TextEngine
+        self, asked_problems: list[Problem], number: int, journal: Journal, engine: TextEngine
     ) -> Iterator[SampledProblem]:
         """Groups of the round, those in the journal first."""
-        yield from [self.groups[p.id, number] for p in asked if (p.id, number) in self.groups]
+        yield from [self.groups[p.id, number] for p in asked_problems if (p.id, number) in self.groups]
         task, count = self.task, self.task.samples_per_problem
         if number:
             count = min(count, task.samples_max - number * count)
-        for sampling, problems in self._by_sampling([p for p in asked if (p.id, number) not in self.groups]):
+        for sampling, problems in self._by_sampling([p for p in asked_problems if (p.id, number) not in self.groups]):
             seeds = [seed_of_name(self.seed, problem.id, number) for problem in problems]
             for index, written in engine.write(problems, count, sampling, seeds):
                 group = SampledProblem(

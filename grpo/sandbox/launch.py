@@ -105,7 +105,7 @@ class Launch:
     def _limit(self) -> None:
         limits = self.order["limits"]
         cpu_s = math.ceil(limits["cpu_s"])
-        wanted = {
+        rlimits = {
             "RLIMIT_CPU": (cpu_s, cpu_s + 1),
             "RLIMIT_AS": (limits["memory_bytes"],) * 2,
             "RLIMIT_FSIZE": (limits["disk_bytes"],) * 2,
@@ -115,7 +115,7 @@ class Launch:
             "RLIMIT_MEMLOCK": (0, 0),
             "RLIMIT_MSGQUEUE": (0, 0),
         }
-        for name, (soft, hard) in wanted.items():
+        for name, (soft, hard) in rlimits.items():
             if (kind := getattr(resource, name, None)) is not None:
                 ceiling = resource.getrlimit(kind)[1]
                 if ceiling != resource.RLIM_INFINITY:

@@ -132,15 +132,15 @@ def _read_only(path: str) -> None:
     class Attributes(ctypes.Structure):
         _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
 
-    wanted = Attributes(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
+    attributes = Attributes(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     _call(
         "syscall",
         ctypes.c_long(_SYS_MOUNT_SETATTR),
         _AT_FDCWD,
         os.fsencode(path),
         _AT_RECURSIVE,
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
     )
 
 

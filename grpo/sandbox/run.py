@@ -227,9 +227,9 @@ def _sweep(mark: str) -> None:
 
 
 def _marked(mark: str) -> set[int]:
-    found = set()
+    pids = set()
     for name in os.listdir("/proc") if LINUX else ():
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if name.isdigit() and f"{_MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
-                found.add(int(name))
-    return found
+                pids.add(int(name))
+    return pids

@@ -61,9 +61,9 @@ def score_steps(model: Any, examples: Sequence[Steps], max_tokens: int) -> list[
     prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
     scores: list[list[float]] = [[] for _ in examples]
     for batch in micro_batches(prompts, rests, units, max_tokens):
-        found = iter(step_logits(model, [examples[i] for i in batch]).sigmoid().tolist())
+        scores_in_batch = iter(step_logits(model, [examples[i] for i in batch]).sigmoid().tolist())
         for i in batch:
-            scores[i] = [next(found) for _ in examples[i].places]
+            scores[i] = [next(scores_in_batch) for _ in examples[i].places]
     return scores
 
 
@@ -82,7 +82,7 @@ class StepScorer:
         ends = [[end for _, end in split_steps(response)] for response in responses]
         some = [(i, of) for i, of in enumerate(ends) if of]
         examples = [steps_of(self.tokenizer, messages, responses[i], of) for i, of in some]
-        found: list[list[tuple[int, float]]] = [[] for _ in responses]
+        steps: list[list[tuple[int, float]]] = [[] for _ in responses]
         for (i, of), scores in zip(some, score_steps(self.model, examples, self.max_tokens), strict=True):
-            found[i] = list(zip(of, scores, strict=True))
-        return found
+            steps[i] = list(zip(of, scores, strict=True))
+        return steps

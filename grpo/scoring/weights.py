@@ -32,12 +32,12 @@ def reward_weights(settings: RL) -> dict[str, float]:
 
 def branch_parts(breakdowns: Sequence[Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, float]:
     """Mean and population standard deviation of each branch's weighted part, over the completions that have one."""
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     for branch in get_args(Branch):
         parts = [
             [weights[name] * value for name, value in breakdown.items() if branch_of(name) == branch]
             for breakdown in breakdowns
         ]
         if sums := [sum(part) for part in parts if part]:
-            found |= {f"{branch}_mean": fmean(sums), f"{branch}_std": pstdev(sums)}
-    return found
+            statistics |= {f"{branch}_mean": fmean(sums), f"{branch}_std": pstdev(sums)}
+    return statistics

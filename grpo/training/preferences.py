@@ -42,8 +42,8 @@ def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) ->
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_prompt[json.dumps(row["messages"])].append(row)
-    made = [_ELEMENTS[loss](tokenizer, of_prompt, max_tokens) for of_prompt in by_prompt.values()]
-    return [element for of_prompt in made for element in of_prompt]
+    elements_of_prompts = [_ELEMENTS[loss](tokenizer, of_prompt, max_tokens) for of_prompt in by_prompt.values()]
+    return [element for of_prompt in elements_of_prompts for element in of_prompt]
 
 
 def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:

@@ -53,8 +53,8 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     rows = read_columns(job.data, COLUMNS)
-    made = [(row, _example(tokenizer, row, LABELS[settings.label])) for row in rows]
-    fitting = [(row, example) for row, example in made if example.tokens <= settings.max_tokens]
+    examples_of_rows = [(row, _example(tokenizer, row, LABELS[settings.label])) for row in rows]
+    fitting = [(row, example) for row, example in examples_of_rows if example.tokens <= settings.max_tokens]
     train = [example for row, example in fitting if not row["held_out"]]
     held_out = [(row, example) for row, example in fitting if row["held_out"]]
     if not train:

@@ -133,7 +133,7 @@ def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, paralle
         batches[-1].append(example)
         room -= example.tokens
     mine = {i: _scores(model, batches[i]).tolist() for i in range(parallel.rank, len(batches), parallel.world)}
-    scores = {i: found for part in parallel.gather(mine) for i, found in part.items()}
+    scores = {i: score for part in parallel.gather(mine) for i, score in part.items()}
     rows: list[Row] = []
     for i, batch in enumerate(batches):
         left = iter(scores[i])

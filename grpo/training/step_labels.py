@@ -48,7 +48,7 @@ def chains_of(problems: Sequence[Problem], samples: Sequence[Sample]) -> list[Ch
     Raises InputError for a sample of a problem that is not among the problems.
     """
     known = {problem.id: problem for problem in problems}
-    found: dict[tuple[str, str], Chain] = {}
+    chains: dict[tuple[str, str], Chain] = {}
     for sample in samples:
         if sample.domain != "reasoning":
             continue
@@ -58,8 +58,8 @@ def chains_of(problems: Sequence[Problem], samples: Sequence[Sample]) -> list[Ch
         if ends:
             prefixes = [prefix_to(sample.completion, end) for end in ends]
             chain = Chain(known[sample.problem_id], sample.completion, ends, prefixes)
-            found.setdefault((sample.problem_id, sample.completion), chain)
-    return [*found.values()]
+            chains.setdefault((sample.problem_id, sample.completion), chain)
+    return [*chains.values()]
 
 
 def prefix_to(text: str, end: int) -> str:
@@ -120,19 +120,19 @@ class Labeller:
 
     def __call__(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
         """Labelled rows. Steps that chains of a problem have in common are continued once."""
-        asked = list(dict.fromkeys((c.problem.id, prefix) for c in chains for prefix in c.prefixes))
-        right = dict(zip(asked, self._right({c.problem.id: c.problem for c in chains}, asked), strict=True))
+        prefixes = list(dict.fromkeys((c.problem.id, prefix) for c in chains for prefix in c.prefixes))
+        right = dict(zip(prefixes, self._right({c.problem.id: c.problem for c in chains}, prefixes), strict=True))
         return [
             label_row(c, [right[c.problem.id, p] for p in c.prefixes], self.job.rollouts, self.job.held_out_share)
             for c in chains
         ]
 
-    def _right(self, problems: dict[str, Problem], asked: Sequence[tuple[str, str]]) -> list[int]:
+    def _right(self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]) -> list[int]:
         """How many rollouts from each (problem, prefix) were right."""
-        counts = [0] * len(asked)
+        counts = [0] * len(prefixes)
         failures, waiting = Failures(), []
-        for place, responses in self._continued(problems, asked):
-            waiting.append((place, self.scorer.start(problems[asked[place][0]], responses)))
+        for place, responses in self._continued(problems, prefixes):
+            waiting.append((place, self.scorer.start(problems[prefixes[place][0]], responses)))
         for place, scores in waiting:
             scored = scores.finish()
             failures.add(scored.failures)
@@ -141,7 +141,7 @@ class Labeller:
         return counts
 
     def _continued(
-        self, problems: dict[str, Problem], asked: Sequence[tuple[str, str]]
+        self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[int, list[Response]]]:
         """The place of each (problem, prefix) and the whole completions that begin with the prefix."""
         prompts = [
@@ -149,14 +149,14 @@ class Labeller:
                 *prompt_tokens(self.tokenizer, problems[name].messages, "chat"),
                 *self.tokenizer(prefix, add_special_tokens=False)["input_ids"],
             ]
-            for name, prefix in asked
+            for name, prefix in prefixes
         ]
-        seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in asked]
+        seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in prefixes]
         longest, eos = self.job.sampling.max_new_tokens, self.tokenizer.eos_token_id
         groups = sample_groups(self.model, prompts, self.job.rollouts, self.job.sampling, eos_id=eos, seeds=seeds)
         for place, completions in groups:
             texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-            whole = [asked[place][1] + text for text in texts]
+            whole = [prefixes[place][1] + text for text in texts]
             pairs = zip(whole, completions, strict=True)
             yield place, [Response(text, parse(text), len(c.tokens), c.finished, longest) for text, c in pairs]
 

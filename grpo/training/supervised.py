@@ -38,8 +38,8 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(parameters, settings.optimizer)
     parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
-    found = checkpoint.load_latest(parallel, job.state, *kept)
-    step = found[0] if found else 0
+    latest = checkpoint.load_latest(parallel, job.state, *kept)
+    step = latest[0] if latest else 0
     metrics = Metrics(job.metrics, step) if parallel.main else None
     model.train()
     while step < steps:

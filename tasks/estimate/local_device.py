@@ -21,8 +21,8 @@ def local_device(home: Path) -> Device:
     Raises:
         InputError: for a GPU that nothing is known of.
     """
-    if (found := _gpu()) is not None:
-        name, memory = found
+    if (gpu := _gpu()) is not None:
+        name, memory = gpu
         known = next((device for device in DEVICES.values() if device.name in name), None)
         if known is None:
             raise InputError(f"nothing is known of the GPU {name!r}; give --device, and --assume for what differs")

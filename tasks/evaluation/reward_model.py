@@ -51,8 +51,8 @@ def quality(rows: Sequence[ScoredRow]) -> Quality:
             metrics |= {f"{name}_mean": float(np.mean(values)), f"{name}_std": float(np.std(values))}
             metrics |= {} if pairs else {f"{name}_right": _mean([(v > 0) == (name == "safe") for v in values])}
     if "uncertainty" in rows[0]:
-        for name, wanted in (("right", True), ("wrong", False)):
-            spread = [row["uncertainty"] for row, found in zip(rows, right, strict=True) if found == wanted]
+        for name, outcome in (("right", True), ("wrong", False)):
+            spread = [row["uncertainty"] for row, ok in zip(rows, right, strict=True) if ok == outcome]
             metrics |= {f"uncertainty_{name}": _mean(spread)} if spread else {}
     named = {f"held_out_{name}": value for name, value in metrics.items()}
     return Quality(named, bins, agreement(rows) if pairs else [], scores)
@@ -62,8 +62,8 @@ def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, f
     """Bootstrap interval of the accuracy. Prompts are resampled, since judgments of responses to one prompt are not
     independent."""
     groups: dict[str, list[bool]] = defaultdict(list)
-    for row, found in zip(rows, right, strict=True):
-        groups[prompt_text(row["messages"])].append(found)
+    for row, ok in zip(rows, right, strict=True):
+        groups[prompt_text(row["messages"])].append(ok)
     hits = np.array([sum(group) for group in groups.values()])
     sizes = np.array([len(group) for group in groups.values()])
     rng = np.random.default_rng(0)
@@ -89,11 +89,11 @@ def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: flo
         {
             "from": lowest + number * width,
             "to": lowest + (number + 1) * width,
-            "predicted": _mean([chance for chance, _ in found]),
-            "right": _mean([true for _, true in found]),
-            "count": len(found),
+            "predicted": _mean([chance for chance, _ in rows_of_bin]),
+            "right": _mean([true for _, true in rows_of_bin]),
+            "count": len(rows_of_bin),
         }
-        for number, found in sorted(bins.items())
+        for number, rows_of_bin in sorted(bins.items())
     ]
 
 
@@ -105,8 +105,8 @@ def agreement(rows: Sequence[ScoredRow]) -> list[dict[str, float]]:
         if row["source"] == JUDGE:
             by_strength[round(row["strength"] * 4) / 4].append(is_correct(row))
     return [
-        {"strength": strength, "agree": _mean(found), "count": len(found)}
-        for strength, found in sorted(by_strength.items())
+        {"strength": strength, "agree": _mean(rows_of_strength), "count": len(rows_of_strength)}
+        for strength, rows_of_strength in sorted(by_strength.items())
     ]
 
 
@@ -121,10 +121,10 @@ def combine(members: Sequence[Sequence[ScoredRow]]) -> list[ScoredRow]:
     return combined
 
 
-def tables(name: str, found: Quality) -> dict[str, list[dict[str, Any]]]:
+def tables(name: str, measured: Quality) -> dict[str, list[dict[str, Any]]]:
     """Tables for display, by name."""
-    made = {f"{name}_calibration": found.calibration, f"{name}_agreement": found.agreement}
-    return {table: rows for table, rows in made.items() if rows}
+    rows_of_table = {f"{name}_calibration": measured.calibration, f"{name}_agreement": measured.agreement}
+    return {table: rows for table, rows in rows_of_table.items() if rows}
 
 
 def _decides(row: ScoredRow) -> float:
@@ -146,8 +146,8 @@ def _scores(rows: Sequence[ScoredRow], pairs: bool) -> dict[str, list[float]]:
 
 def _error(bins: Sequence[Mapping[str, float]]) -> float:
     """Expected calibration error: |predicted - right|, mean over rows."""
-    total = sum(found["count"] for found in bins)
-    return sum(abs(found["predicted"] - found["right"]) * found["count"] for found in bins) / total
+    total = sum(row["count"] for row in bins)
+    return sum(abs(row["predicted"] - row["right"]) * row["count"] for row in bins) / total
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,31 +11,31 @@ from tasks.evaluation.reward_model import Quality
 from tasks.sft_data.plots import new_figure
 
 
-def plot(found: Quality, folder: Path, name: str) -> list[Path]:
+def plot(measured: Quality, folder: Path, name: str) -> list[Path]:
     """Writes NAME_calibration.png, NAME_scores.png and, for judged pairs, NAME_agreement.png into `folder`, which is
     created. Deterministic."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"calibration": _calibration(found), "scores": _scores(found)}
-    if found.agreement:
-        pictures["agreement"] = _agreement(found)
+    pictures = {"calibration": _calibration(measured), "scores": _scores(measured)}
+    if measured.agreement:
+        pictures["agreement"] = _agreement(measured)
     paths = [folder / f"{name}_{kind}.png" for kind in pictures]
     for path, picture in zip(paths, pictures.values(), strict=True):
         picture.savefig(path, dpi=120, metadata={"Software": None})
     return paths
 
 
-def _calibration(found: Quality) -> Any:
+def _calibration(measured: Quality) -> Any:
     """Accuracy over the predicted probability, on the diagonal for a calibrated model; below it the number of rows a
     bin."""
     picture = new_figure(4.8)
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    bins = found.calibration
-    lowest = 0.5 if "chosen" in found.scores else 0.0
+    bins = measured.calibration
+    lowest = 0.5 if "chosen" in measured.scores else 0.0
     above.plot([lowest, 1], [lowest, 1], color="grey", linestyle="dashed", label="calibrated")
     above.plot([row["predicted"] for row in bins], [row["right"] for row in bins], marker="o", label="held out")
     above.set_ylim(-0.02, 1.02)
     above.set_ylabel("share right")
-    above.set_title(f"expected calibration error {found.metrics['held_out_calibration_error']:.3f}")
+    above.set_title(f"expected calibration error {measured.metrics['held_out_calibration_error']:.3f}")
     above.legend(fontsize=8)
     left, widths = [row["from"] for row in bins], [row["to"] - row["from"] for row in bins]
     below.bar(left, [row["count"] for row in bins], width=widths, align="edge", edgecolor="white")
@@ -44,27 +44,27 @@ def _calibration(found: Quality) -> Any:
     return picture
 
 
-def _scores(found: Quality) -> Any:
+def _scores(measured: Quality) -> Any:
     """Overlaid histograms of the scores of better and worse responses."""
     picture = new_figure(3.6)
     axes = picture.add_subplot()
-    edges = np.histogram_bin_edges([value for values in found.scores.values() for value in values], bins=30)
-    for name, values in found.scores.items():
+    edges = np.histogram_bin_edges([value for values in measured.scores.values() for value in values], bins=30)
+    for name, values in measured.scores.items():
         axes.hist(values, bins=edges, alpha=0.6, label=f"{name}: {len(values):,}")
     axes.set_xlabel("score")
     axes.set_ylabel("rows")
-    axes.set_title(f"{found.metrics['held_out_accuracy']:.1%} of the held-out rows are right")
+    axes.set_title(f"{measured.metrics['held_out_accuracy']:.1%} of the held-out rows are right")
     axes.legend(fontsize=8)
     return picture
 
 
-def _agreement(found: Quality) -> Any:
+def _agreement(measured: Quality) -> Any:
     """Share of pairs ordered as the judge did, for each strength of its verdict."""
     picture = new_figure(3.6)
     axes = picture.add_subplot()
-    names = [f"{row['strength']:g}" for row in found.agreement]
-    bars = axes.bar(names, [row["agree"] for row in found.agreement])
-    axes.bar_label(bars, [f"{row['count']:,}" for row in found.agreement], fontsize=8)
+    names = [f"{row['strength']:g}" for row in measured.agreement]
+    bars = axes.bar(names, [row["agree"] for row in measured.agreement])
+    axes.bar_label(bars, [f"{row['count']:,}" for row in measured.agreement], fontsize=8)
     axes.axhline(0.5, color="grey", linestyle="dashed")
     axes.set_ylim(0, 1.1)
     axes.set_xlabel("strength of the judge's verdict; above the bars, pairs")

@@ -34,13 +34,13 @@ def compare(
     pairs = [Pair(problems[pid], a, b) for pid in mine for a, b in zip(mine[pid], yours.get(pid, []), strict=False)]
     forward = judge.compare_all(pairs)
     backward = judge.compare_all([Pair(p.problem, p.b, p.a) for p in pairs])
-    found = []
+    matchups = []
     for pair, one, other in zip(pairs, forward, backward, strict=True):
         votes = ([one] if one is not None else []) + ([-other] if other is not None else [])
         if votes:
             win = sum(1.0 if v > 0 else 0.5 if v == 0 else 0.0 for v in votes) / len(votes)
-            found.append(Matchup(win, len(pair.a) - len(pair.b)))
-    return found
+            matchups.append(Matchup(win, len(pair.a) - len(pair.b)))
+    return matchups
 
 
 def win_rate(comparisons: Sequence[Matchup]) -> float:

@@ -39,19 +39,19 @@ class About:
 
 def lineage(checkpoint: Manifest, known: Mapping[str, Manifest]) -> list[Manifest]:
     """The artifact and all its ancestors, nearest first, each once. `known`: digest -> manifest."""
-    found = {checkpoint.digest: checkpoint}
-    for manifest in _growing(found):
+    manifests = {checkpoint.digest: checkpoint}
+    for manifest in _growing(manifests):
         for ref in manifest.inputs.values():
             if ref.digest in known:
-                found.setdefault(ref.digest, known[ref.digest])
-    return list(found.values())
+                manifests.setdefault(ref.digest, known[ref.digest])
+    return list(manifests.values())
 
 
-def _growing(found: dict[str, Manifest]) -> Iterator[Manifest]:
+def _growing(manifests: dict[str, Manifest]) -> Iterator[Manifest]:
     seen: set[str] = set()
-    while waiting := [digest for digest in found if digest not in seen]:
+    while waiting := [digest for digest in manifests if digest not in seen]:
         seen.add(waiting[0])
-        yield found[waiting[0]]
+        yield manifests[waiting[0]]
 
 
 def base_model(made_from: Sequence[Manifest]) -> str | None:
@@ -109,8 +109,8 @@ def _header(about: About) -> str:
 
 
 def _opening(about: About) -> str:
-    stage, made = about.checkpoint, about.made
-    recipe = f" of the recipe `{made['recipe']}`" if "recipe" in made else ""
+    stage, provenance = about.checkpoint, about.made
+    recipe = f" of the recipe `{provenance['recipe']}`" if "recipe" in provenance else ""
     steps = f" in {stage.steps_completed:,} steps" if stage.steps_completed else ""
     return (
         f"What the stage `{stage.stage}`{recipe} made{steps}, {stage.created[:10]}. A whole model: weights, tokenizer, "
@@ -129,8 +129,10 @@ def _results(about: About) -> str:
     config = about.evaluation.config
     how = f"{config['samples_per_problem']} samples a problem, {_sampling(config['sampling'])}"
     level = f"{config['confidence']:.0%}"
-    said = f"Of evaluation `{about.evaluation.key[:12]}`, {about.evaluation.created[:10]}: held-out problems, {how}."
-    return f"{said}\n\n{table(['metric', 'value', f'{level} interval'], rows)}"
+    sentence = (
+        f"Of evaluation `{about.evaluation.key[:12]}`, {about.evaluation.created[:10]}: held-out problems, {how}."
+    )
+    return f"{sentence}\n\n{table(['metric', 'value', f'{level} interval'], rows)}"
 
 
 def _interval(bounds: Sequence[float] | None) -> str:
@@ -177,7 +179,7 @@ def _made(about: About) -> str:
 
 
 def _licence(about: About) -> str:
-    said = {"unknown": "Not known: name one with `--licence` when you export it again."}
+    remarks = {"unknown": "Not known: name one with `--licence` when you export it again."}
     origin = base_model(about.lineage)
     of_base = f" The base model is {origin}; its licence holds for what was made from it." if origin else ""
-    return said.get(about.licence, f"`{about.licence}`, as the person said who exported it.") + of_base
+    return remarks.get(about.licence, f"`{about.licence}`, as the person said who exported it.") + of_base

@@ -55,11 +55,11 @@ class Condition(BaseModel):
     @model_validator(mode="after")
     def _one_demand(self) -> Condition:
         demands = ("above", "below", "not_below_stage", "not_above_stage")
-        given = [name for name in demands if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(demands)}; given: {', '.join(given) or 'none'}")
+        bounds = [name for name in demands if getattr(self, name) is not None]
+        if len(bounds) != 1:
+            raise ValueError(f"give exactly one of {', '.join(demands)}; given: {', '.join(bounds) or 'none'}")
         if self.points and not self.compared:
-            raise ValueError(f"points belong to not_below_stage and not_above_stage; with {given[0]} change the value")
+            raise ValueError(f"points belong to not_below_stage and not_above_stage; with {bounds[0]} change the value")
         return self
 
 
@@ -170,8 +170,8 @@ def read_gate(gate: Gate, values: Values, names: Mapping[str, str]) -> Verdict:
 
 def decision_key(gate: Gate, artifacts: Mapping[str, str]) -> str:
     """Key of a decision: SHA-256 of the gate's conditions and of the keys of the artifacts (by stage) that it read."""
-    said = gate.model_dump(mode="json", exclude={"on_failure", "wait_hours"})
-    return hashlib.sha256(json.dumps([said, dict(artifacts)], sort_keys=True).encode()).hexdigest()
+    conditions = gate.model_dump(mode="json", exclude={"on_failure", "wait_hours"})
+    return hashlib.sha256(json.dumps([conditions, dict(artifacts)], sort_keys=True).encode()).hexdigest()
 
 
 def _find(gate: Gate, condition: Condition, values: Values, names: Mapping[str, str]) -> Finding:

@@ -70,10 +70,10 @@ class ModelJudge(Judge, Protocol):
         tallies: list[Counter[T]] = [Counter() for _ in prompts]
         cast = [0] * len(prompts)
         with self.counts.timed():
-            while asked := [i for i, t in enumerate(tallies) for _ in range(_needed(t, votes - cast[i], votes))]:
-                numbers = [cast[i] for i in asked]
-                readings = self._ask([prompts[i] for i in asked], numbers, key, verdicts)
-                for i, reading in zip(asked, readings, strict=True):
+            while pending := [i for i, t in enumerate(tallies) for _ in range(_needed(t, votes - cast[i], votes))]:
+                numbers = [cast[i] for i in pending]
+                readings = self._ask([prompts[i] for i in pending], numbers, key, verdicts)
+                for i, reading in zip(pending, readings, strict=True):
                     cast[i] += 1
                     if reading.verdict is not None:
                         tallies[i][reading.verdict] += 1

@@ -48,8 +48,8 @@ class LocalJudge(ModelJudge):
         replies = [Reply("", missing="prompt_too_long") for _ in dialogues]
         for start in range(0, len(fitting), self.settings.batch_size):
             batch = fitting[start : start + self.settings.batch_size]
-            made = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
-            for i, reply in zip(batch, made, strict=True):
+            generated = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
+            for i, reply in zip(batch, generated, strict=True):
                 replies[i] = reply
         return replies
 

@@ -118,5 +118,5 @@ ASK_AGAIN = {
 def again(dialogue: list[Message], reply: Reply, outcome: str) -> list[Message]:
     """The dialogue, followed by the reply without its reasoning and by what is wrong with it."""
     complaint = f"Your reply cannot be used: {ASK_AGAIN[outcome]}. Reply again, with the JSON object and nothing else."
-    said = {"role": "assistant", "content": _harmless(answer_of(reply.text)) or "(no reply)"}
-    return [*dialogue, said, {"role": "user", "content": complaint}]
+    turn = {"role": "assistant", "content": _harmless(answer_of(reply.text)) or "(no reply)"}
+    return [*dialogue, turn, {"role": "user", "content": complaint}]

@@ -60,15 +60,15 @@ def load_preferences(file: PreferenceFile, held_out_share: float) -> Loaded:
         try:
             if isinstance(row, InputError):
                 raise row
-            said = read_row(row, where)
+            judgments = read_row(row, where)
         except InputError as error:
             if file.on_bad_record == "stop":
                 raise
             loaded.bad_records.append(str(error))
             continue
-        tied += said.tied
-        loaded.pairs += [pair_row(said.messages, *pair, source, held_out_share) for pair in said.pairs]
-        loaded.labels += [label_row(said.messages, *label, source, held_out_share) for label in said.labels]
+        tied += judgments.tied
+        loaded.pairs += [pair_row(judgments.messages, *pair, source, held_out_share) for pair in judgments.pairs]
+        loaded.labels += [label_row(judgments.messages, *label, source, held_out_share) for label in judgments.labels]
     if not loaded.pairs and not loaded.labels:
         bad = loaded.bad_records
         why = f", {len(bad)} of them bad records, the first: {bad[0]}" if bad else f" ({tied} tied pairs)"

@@ -49,12 +49,12 @@ def pairs(
     candidates = [(pid, a, b) for pid, texts in by_prompt.items() for a, b in itertools.combinations(texts, 2)]
     fitting = [c for c in candidates if _length_ratio(c[1], c[2]) <= length_ratio_max]
     swaps = [[rng.random() < 0.5 for _ in range(judgments)] for _ in fitting]
-    asked = [
+    requests = [
         Pair(problems[pid], *((b, a) if swapped else (a, b)))
         for (pid, a, b), orders in zip(fitting, swaps, strict=True)
         for swapped in orders
     ]
-    verdicts = iter(judge.compare_all(asked))
+    verdicts = iter(judge.compare_all(requests))
     rows = []
     compared: list[Comparison] = []
     counts: Counter[str] = Counter({"candidates": len(candidates), "length": len(candidates) - len(fitting)})

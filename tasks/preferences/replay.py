@@ -28,5 +28,5 @@ def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float
     earlier = [row for path in history for row in pq.read_table(path).to_pylist()]
     old = [row for row in drop_duplicates([*rows, *earlier])[len(drop_duplicates(rows)) :] if not row["held_out"]]
     new = sum(not row["held_out"] for row in rows)
-    wanted = round(new * share / (1 - share))
-    return random.Random(f"replay/{seed}").sample(old, min(wanted, len(old)))
+    count = round(new * share / (1 - share))
+    return random.Random(f"replay/{seed}").sample(old, min(count, len(old)))

@@ -51,8 +51,8 @@ def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drops rows that repeat an earlier judgment of the same responses."""
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
-        said = [row["messages"], *(row.get(name) for name in ("chosen", "rejected", "response", "label"))]
-        first.setdefault(json.dumps(said), row)
+        identity = [row["messages"], *(row.get(name) for name in ("chosen", "rejected", "response", "label"))]
+        first.setdefault(json.dumps(identity), row)
     return list(first.values())
 
 

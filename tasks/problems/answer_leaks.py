@@ -31,10 +31,10 @@ _AROUND = " \t\n*_`$\"'“”.,:;!"
 
 def states_answer(prompt: str, answer: str) -> bool:
     """Whether the prompt announces exactly this answer, whatever its case; a number may have its unit behind it."""
-    wanted, prompt = _tokens(_plain(answer)), _plain(prompt)
-    if not wanted or wanted[0] not in prompt:  # most prompts: spares the search
+    answer_tokens, prompt = _tokens(_plain(answer)), _plain(prompt)
+    if not answer_tokens or answer_tokens[0] not in prompt:  # most prompts: spares the search
         return False
-    return any(_is_answer(_tokens(stated), wanted) for stated in _stated(prompt))
+    return any(_is_answer(_tokens(stated), answer_tokens) for stated in _stated(prompt))
 
 
 def _stated(prompt: str) -> Iterator[str]:
@@ -42,11 +42,11 @@ def _stated(prompt: str) -> Iterator[str]:
     for enclosed in _ENCLOSED.finditer(prompt):
         yield enclosed[1] or enclosed[2] or ""
     start = 0
-    while found := _ANNOUNCED.search(prompt, start):
-        clause = _END.split(found[1].strip(_AROUND), maxsplit=1)[0]
+    while match := _ANNOUNCED.search(prompt, start):
+        clause = _END.split(match[1].strip(_AROUND), maxsplit=1)[0]
         if "?" not in clause and "？" not in clause:
             yield clause
-        start = found.start(1)  # one line may announce twice
+        start = match.start(1)  # one line may announce twice
 
 
 def _plain(text: str) -> str:
@@ -60,13 +60,13 @@ def _tokens(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def _is_answer(stated: list[str], wanted: list[str]) -> bool:
-    if stated == wanted:
+def _is_answer(stated: list[str], answer_tokens: list[str]) -> bool:
+    if stated == answer_tokens:
         return True
-    unit = stated[len(wanted) :]
+    unit = stated[len(answer_tokens) :]
     return (
-        stated[: len(wanted)] == wanted
+        stated[: len(answer_tokens)] == answer_tokens
         and len(unit) == 1
         and (unit[0].isalpha() or unit[0] in "%°€£¥")
-        and bool(_NUMBER.match("".join(wanted)))
+        and bool(_NUMBER.match("".join(answer_tokens)))
     )

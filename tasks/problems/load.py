@@ -38,7 +38,7 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> Load
     generator. In a file the same is a fault of its author: a bad record, which is raised or skipped by the source's
     `on_bad_record`.
     """
-    found: list[Problem] = []
+    candidates: list[Problem] = []
     bad: list[str] = []
     unverifiable = 0
     if isinstance(source, ReasoningGymSource):
@@ -46,12 +46,12 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> Load
             if problem.answer and verify(problem, problem.answer) < 1.0:
                 unverifiable += 1
             else:
-                found.append(problem)
+                candidates.append(problem)
     else:
-        found = [*_read(source, bad)]
-        found = _with_right_solutions(source, found, bad)
-    problems, duplicates = drop_duplicates(found)
-    read = len(found) + unverifiable + len(bad)
+        candidates = [*_read(source, bad)]
+        candidates = _with_right_solutions(source, candidates, bad)
+    problems, duplicates = drop_duplicates(candidates)
+    read = len(candidates) + unverifiable + len(bad)
     if not problems:
         why = f", {len(bad)} of them bad records, the first: {bad[0]}" if bad else f" ({unverifiable} unverifiable)"
         raise InputError(f"{label(source)}: no problem left of {read} read{why}")

@@ -46,23 +46,25 @@ def mean_difference(old: Mapping[str, float], new: Mapping[str, float], confiden
 
 def _unpaired(old: Sequence[float], new: Sequence[float], confidence: float) -> tuple[float, float]:
     rng = random.Random(0)
-    found = sorted(mean(rng.choices(new, k=len(new))) - mean(rng.choices(old, k=len(old))) for _ in range(RESAMPLES))
+    resampled = sorted(
+        mean(rng.choices(new, k=len(new))) - mean(rng.choices(old, k=len(old))) for _ in range(RESAMPLES)
+    )
     tail = (1 - confidence) / 2
-    return found[int(tail * RESAMPLES)], found[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
+    return resampled[int(tail * RESAMPLES)], resampled[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
 
 
 def by_metric(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Metric of the closing table -> problem -> its value, of the metrics that are means over problems."""
     reasoning = by_problem([s for s in samples if s.domain == "reasoning"])
     general = by_problem([s for s in samples if s.domain == "general" and {"helpful", "safe"} <= s.rewards.keys()])
-    found = {
+    metrics = {
         "pass@1": {p: mean([s.rewards["accuracy"] for s in group]) for p, group in reasoning.items()},
         "cons@k": {p: consensus(group) for p, group in reasoning.items()},
         **{name: {p: mean([s.rewards[name] for s in g]) for p, g in reasoning.items()} for name in _REASONING},
         "mean_tokens": {p: mean([s.tokens for s in group]) for p, group in reasoning.items()},
         "alignment": {p: mean([s.rewards["helpful"] + s.rewards["safe"] for s in g]) for p, g in general.items()},
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in metrics.items() if values}
 
 
 def fields(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -89,23 +91,23 @@ def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
     """Every stage of any run: its keys and times, whether all have the same artifact, and why not, against the first
     run that has it."""
     names = dict.fromkeys(stage.name for run in runs for stage in run.stages)
-    found = []
+    rows = []
     for name in names:
         of_runs = [run.stage(name) for run in runs]
         keys = [stage.run.tags.get(KEY_TAG) if stage else None for stage in of_runs]
-        made = [run.manifests.get(name) for run in runs]
-        first = next((manifest for manifest in made if manifest), None)
-        found.append(
+        manifests = [run.manifests.get(name) for run in runs]
+        first = next((manifest for manifest in manifests if manifest), None)
+        rows.append(
             {
                 "stage": name,
                 "shared": None not in keys and len(set(keys)) == 1,
                 "keys": keys,
                 "seconds": [stage.seconds if stage else None for stage in of_runs],
                 "status": [stage.status if stage else None for stage in of_runs],
-                "why": [why(first, m) if first and m and m.key != first.key else [] for m in made],
+                "why": [why(first, m) if first and m and m.key != first.key else [] for m in manifests],
             }
         )
-    return found
+    return rows
 
 
 def why(old: Manifest, new: Manifest) -> list[str]:

@@ -57,14 +57,14 @@ def _panels(reader: RunReader, name: str, stages: Sequence[StageRun | None]) -> 
     if len(makers) < 2:
         return []
     logged = [stage.maker.metrics for stage in stages if stage is not None]
-    wanted = [
+    drawn = [
         (picture.title if label != "accuracy" else "Accuracy", metric)
         for picture in pictures(sorted({metric for metrics in logged for metric in metrics}))
         for label, metric in picture.parts
         if not metric.startswith("reward") or metric in _PARTS
     ]
     panels = []
-    for title, metric in wanted:
+    for title, metric in drawn:
         lines = [(number, thin(reader.curve(maker, metric))) for maker, number in makers.items()]
         shown = "Reward" if metric == "reward" else f"{title} ({metric})" if "/" in metric else title
         if any(points for _, points in lines):

@@ -12,24 +12,24 @@ from tasks.store.manifest import Manifest
 
 def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """Funnels of problems, demonstrations and SFT data: rows before, dropped by reason, and after."""
-    found = []
+    sections = []
     if problems := manifests.get("problems"):
-        found.append(_problem_funnel(problems.counts))
+        sections.append(_problem_funnel(problems.counts))
     if cold := manifests.get("cold_start_data"):
         counts = dict(cold.counts)
         rows = [("kept", counts.pop("kept", 0)), *sorted(counts.items(), key=lambda item: -item[1])]
-        found.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
+        sections.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
     if (sft := manifests.get("sft_data")) and (sft.path / data_statistics.STATISTICS).is_file():
         statistics = data_statistics.read(sft.path)
         (_, _, *columns), (_, *lines) = data_statistics.funnel(statistics["lines"], "part")
-        made = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in lines])
-        made["columns"] = columns
-        for row, line in zip(made["rows"], lines, strict=True):
+        funnel = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in lines])
+        funnel["columns"] = columns
+        for row, line in zip(funnel["rows"], lines, strict=True):
             row["values"] = line[2:]
-        made["tokens"] = statistics["tokens"]["parts"]
-        made["warnings"] = statistics["warnings"]
-        found.append(made)
-    return found
+        funnel["tokens"] = statistics["tokens"]["parts"]
+        funnel["warnings"] = statistics["warnings"]
+        sections.append(funnel)
+    return sections
 
 
 def _problem_funnel(counts: Mapping[str, int]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ _NO_SHARES = ("correlation", "calibration_error")
 
 def judges(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """Metrics of the judge and of the models trained on its judgments, by stage."""
-    found = []
+    rows = []
     for stage in ("sft_data", "reward_models"):
         if stage not in manifests:
             continue
@@ -102,8 +102,8 @@ def judges(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
                 bounds = [metrics.get(f"{name}_{side}") for side in ("low", "high")]
                 texts = [_share(name, bound) for bound in bounds if bound is not None]
                 row = {"stage": stage, "title": title, "value": _share(name, value), "interval": " to ".join(texts)}
-                found.append(row)
-    return found
+                rows.append(row)
+    return rows
 
 
 def _share(name: str, value: float) -> str:

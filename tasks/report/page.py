@@ -114,7 +114,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
 def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
     """Curves of the stages that trained: losses together, then each stage of reinforcement learning."""
     losses: list[dict[str, Any]] = []
-    found = []
+    sections = []
     for name in dict.fromkeys(stage.name for stage in run.stages):
         stage = run.stage(name)
         assert stage is not None
@@ -129,18 +129,18 @@ def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
         if len(pictures) == 1:
             losses.append({**pictures[0], "title": name})
         elif pictures:
-            found.append({"title": name, "reused": stage.status == "reused", "pictures": pictures})
-    return ([{"title": "Losses", "reused": False, "pictures": losses}] if losses else []) + found
+            sections.append({"title": name, "reused": stage.status == "reused", "pictures": pictures})
+    return ([{"title": "Losses", "reused": False, "pictures": losses}] if losses else []) + sections
 
 
 def gates(run: RecipeRun) -> list[dict[str, Any]]:
     """Every gate of the recipe: its outcome, and who decided what."""
-    found = []
+    rows = []
     for gate in run.config.get("gates", []):
         tags, name = run.run.tags, gate["name"]
         status = tags.get(gate_tag(name), "not reached")
         decision = tags.get(gate_tag(name, "decision"))
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "after": gate["after"],
@@ -150,7 +150,7 @@ def gates(run: RecipeRun) -> list[dict[str, Any]]:
                 "decision": json.loads(decision) if decision else None,
             }
         )
-    return found
+    return rows
 
 
 def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
@@ -177,12 +177,12 @@ def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
 
 def lineage(run: RecipeRun) -> dict[str, Any] | None:
     """Lineage of the artifacts: arcs, and a table that also names inputs from other runs."""
-    made = {stage: manifest for stage, manifest in run.manifests.items() if stage != "report"}  # this page itself
-    place = {manifest.digest: number for number, manifest in enumerate(made.values())}
-    if len(made) < 2:
+    manifests = {stage: manifest for stage, manifest in run.manifests.items() if stage != "report"}  # this page itself
+    place = {manifest.digest: number for number, manifest in enumerate(manifests.values())}
+    if len(manifests) < 2:
         return None
     edges, rows = [], []
-    for number, (stage, manifest) in enumerate(made.items()):
+    for number, (stage, manifest) in enumerate(manifests.items()):
         sources = []
         for name, ref in manifest.inputs.items():
             if ref.digest in place:
@@ -201,7 +201,7 @@ def lineage(run: RecipeRun) -> dict[str, Any] | None:
                 "sources": sources,
             }
         )
-    return {"svg": svg.arcs("What was made from what", list(made), sorted(set(edges))), "rows": rows}
+    return {"svg": svg.arcs("What was made from what", list(manifests), sorted(set(edges))), "rows": rows}
 
 
 def duration(seconds: float | None) -> str:

@@ -136,8 +136,8 @@ def _picture(width: int, height: int, parts: Sequence[Markup]) -> Markup:
     return head + Markup("").join(parts) + Markup("</svg>")
 
 
-def _title(title: str, said: str) -> Markup:
-    return Markup("<title>{}</title><desc>{}</desc>").format(title, said)
+def _title(title: str, description: str) -> Markup:
+    return Markup("<title>{}</title><desc>{}</desc>").format(title, description)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:

@@ -89,12 +89,12 @@ def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         values = [metrics.get(key) for metrics in table.values()]
         known = [value for value in values if value is not None]
-        wanted = None if key in _NEITHER or len(set(known)) < 2 else min(known) if key in _LOWER else max(known)
+        best = None if key in _NEITHER or len(set(known)) < 2 else min(known) if key in _LOWER else max(known)
         cells = [
             {
                 "text": "" if value is None else _cell(key, value),
                 "interval": _between([_cell(key, bound) for bound in metrics.get(key + INTERVAL, ())]),
-                "best": value is not None and value == wanted,
+                "best": value is not None and value == best,
             }
             for value, metrics in zip(values, table.values(), strict=True)
         ]
@@ -111,29 +111,31 @@ def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown:
 
     `samples`: checkpoint -> its samples' folder. Long texts are cut, and so is the list where it would get very long.
     """
-    asked: dict[str, Problem] = {}
+    shown_problems: dict[str, Problem] = {}
     for problem in problems:
-        if sum(p.domain == problem.domain for p in asked.values()) < shown:
-            asked[problem.id] = problem
-    answers = {name: _first(folder, asked) for name, folder in samples.items()}
-    found: list[dict[str, Any]] = []
+        if sum(p.domain == problem.domain for p in shown_problems.values()) < shown:
+            shown_problems[problem.id] = problem
+    answers = {name: _first(folder, shown_problems) for name, folder in samples.items()}
+    sections: list[dict[str, Any]] = []
     written = 0
-    for problem in sorted(asked.values(), key=lambda p: p.domain != "reasoning"):
-        said = [_answer(name, of[problem.id]) for name, of in answers.items() if problem.id in of]
-        written += sum(len(answer["text"]) for answer in said)
+    for problem in sorted(shown_problems.values(), key=lambda p: p.domain != "reasoning"):
+        answers_shown = [_answer(name, of[problem.id]) for name, of in answers.items() if problem.id in of]
+        written += sum(len(answer["text"]) for answer in answers_shown)
         if written > _ALL_TEXT:
             break
-        if said:
+        if answers_shown:
             gold = problem.answer if problem.domain == "reasoning" else ""
             asks = {"domain": problem.domain, "prompt": _cut(problem.text), "gold": _cut(gold)}
-            found.append({**asks, "number": 1 + sum(f["domain"] == problem.domain for f in found), "answers": said})
-    return found
+            sections.append(
+                {**asks, "number": 1 + sum(f["domain"] == problem.domain for f in sections), "answers": answers_shown}
+            )
+    return sections
 
 
-def _first(folder: Path, asked: Mapping[str, Problem]) -> dict[str, Sample]:
+def _first(folder: Path, problems: Mapping[str, Problem]) -> dict[str, Sample]:
     """Problem -> its first sample; reads no more than necessary."""
-    wanted = (s for s in read_rows(folder, Sample) if s.problem_id in asked and s.number == 0)
-    return {sample.problem_id: sample for sample in itertools.islice(wanted, len(asked))}
+    samples = (s for s in read_rows(folder, Sample) if s.problem_id in problems and s.number == 0)
+    return {sample.problem_id: sample for sample in itertools.islice(samples, len(problems))}
 
 
 def _answer(checkpoint: str, sample: Sample) -> dict[str, Any]:

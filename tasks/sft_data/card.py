@@ -113,8 +113,8 @@ def _size(statistics: Mapping[str, Any]) -> str:
     return "\n\n".join([by_part, *rest])
 
 
-def _size_wanted(wanted: int | None) -> int | str:
-    return "all there is" if wanted is None else wanted
+def _size_wanted(size: int | None) -> int | str:
+    return "all there is" if size is None else size
 
 
 def _with_tokens(lines: Sequence[Mapping[str, Any]], column: str) -> list[list[Any]]:

@@ -56,12 +56,14 @@ class Dropped:
         for reason in pc.unique(table["reason"]).to_pylist() if self._examples else []:
             rows = table.take(np.flatnonzero(pc.equal(table["reason"], reason)))
             first = rows.take(pc.select_k_unstable(rows, self._examples, _BY_ID))
-            found = self._shown.get(reason, [])
+            rows_shown = self._shown.get(reason, [])
             for row in first.to_pylist():
                 problem = problems.get(row["problem_id"])
-                found.append(shown_row(row, part_of(row["source"], row["domain"]), problem.text if problem else ""))
-            found.sort(key=lambda row: (row["problem_id"], row["number"]))
-            self._shown[reason] = found[: self._examples]
+                rows_shown.append(
+                    shown_row(row, part_of(row["source"], row["domain"]), problem.text if problem else "")
+                )
+            rows_shown.sort(key=lambda row: (row["problem_id"], row["number"]))
+            self._shown[reason] = rows_shown[: self._examples]
 
     def shown(self) -> dict[str, list[dict[str, Any]]]:
         return dict(sorted(self._shown.items()))
@@ -73,8 +75,8 @@ _BY_ID = [("problem_id", "ascending"), ("number", "ascending")]
 class Shown:
     """Samples to show of each part and outcome of the mix: those that came first in the draw."""
 
-    def __init__(self, outcome_of: Mapping[int, str], wanted: np.ndarray):
-        self.wanted = wanted
+    def __init__(self, outcome_of: Mapping[int, str], selected: np.ndarray):
+        self.wanted = selected
         self._outcome_of = outcome_of
         self._rows: dict[int, dict[str, Any]] = {}
 
@@ -91,9 +93,9 @@ class Shown:
                 group = np.flatnonzero((known == number) & (part == other))
                 first = group[np.argsort(candidates["draw"][group], kind="stable")][:examples]
                 outcome_of |= dict.fromkeys(first.tolist(), names[number])
-        wanted = np.zeros(len(candidates), bool)
-        wanted[list(outcome_of)] = True
-        return cls(outcome_of, wanted)
+        selected = np.zeros(len(candidates), bool)
+        selected[list(outcome_of)] = True
+        return cls(outcome_of, selected)
 
     def add(self, numbers: np.ndarray, rows: pa.Table) -> None:
         """Keeps those of these candidates, given as rows of the data set, that are to be shown."""
@@ -102,11 +104,11 @@ class Shown:
             self._rows[number] = shown_row(row, row["part"], prompt_text(row["messages"]))
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_part: dict[str, list[dict[str, Any]]] = {}
         rows = sorted(self._rows.items(), key=lambda item: (item[1]["part"], item[1]["problem_id"], item[1]["number"]))
         for number, row in rows:
-            found.setdefault(self._outcome_of[number], []).append(row)
-        return found
+            by_part.setdefault(self._outcome_of[number], []).append(row)
+        return by_part
 
 
 def shown_row(row: Mapping[str, Any], part: str, prompt: str) -> dict[str, Any]:
@@ -181,23 +183,23 @@ class Tally:
         }
 
     def _parts(self, settings: MixSettings) -> dict[str, dict[str, Any]]:
-        wanted, parts = settings.wanted(), {}
+        sizes, parts = settings.wanted(), {}
         for name in settings.parts:
             of_part = {key: line[0] for key, line in self._lines.items() if key[0].part == name}
             kept = sum(samples for (_, outcome), samples in of_part.items() if outcome == KEPT)
             validation = sum(count for cell, count in self._held_out.items() if cell.part == name)
             parts[name] = {
-                "wanted": wanted[name],
+                "wanted": sizes[name],
                 "sampled": sum(of_part.values()),
                 "kept": kept,
-                "shortage": max(0, (wanted[name] or 0) - kept),
+                "shortage": max(0, (sizes[name] or 0) - kept),
                 "train": kept - validation,
                 "validation": validation,
             }
         return parts
 
     def _warnings(self, settings: MixSettings, parts: Mapping[str, Any], sources: Sequence[str]) -> list[str]:
-        found = [
+        warnings = [
             f"part {name!r} has {part['kept']} examples, {part['shortage']} fewer than the {part['wanted']} wanted; "
             "sample more of its problems, or more of each"
             for name, part in parts.items()
@@ -207,15 +209,15 @@ class Tally:
         named += [("think", source) for source in ([] if isinstance(settings.think, str) else settings.think)]
         for where, name in named:
             if not any(matches(source, [name]) for source in sources):
-                found.append(f"{where}: no sample is from source {name!r}; the sources are {', '.join(sources)}")
+                warnings.append(f"{where}: no sample is from source {name!r}; the sources are {', '.join(sources)}")
         if (unasked := self.outcomes().get("no_part", 0)) > 0:
             of = sorted({cell.source for (cell, outcome) in self._lines if outcome == "no_part"})
-            found.append(f"{unasked} good samples belong to no part; their sources: {', '.join(of)}")
+            warnings.append(f"{unasked} good samples belong to no part; their sources: {', '.join(of)}")
         if settings.validation_share and not self._held_out:
-            found.append(
+            warnings.append(
                 f"nothing is held out: no part has enough examples for validation_share {settings.validation_share}"
             )
-        return found
+        return warnings
 
 
 def histograms(lengths: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -46,10 +46,10 @@ def look(manifest: Manifest, reason: str | None, count: int) -> dict[str, Any]:
     known = list(statistics["outcomes"])
     if reason is not None and reason not in known:
         raise InputError(f"--reason {reason}: no sample has it; there are {', '.join(known)}")
-    wanted = known if reason is None else [reason]
-    found = {outcome: _samples(folder, statistics, outcome, count) for outcome in wanted} if count else {}
+    outcomes = known if reason is None else [reason]
+    samples = {outcome: _samples(folder, statistics, outcome, count) for outcome in outcomes} if count else {}
     head = {name: getattr(manifest, name) for name in ("stage", "digest", "key", "created", "seconds")}
-    return {**head, "path": str(folder), **statistics, "samples": found}
+    return {**head, "path": str(folder), **statistics, "samples": samples}
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -70,11 +70,11 @@ def _counted(shards: Sequence[Path]) -> dict[str, Any]:
                 lines[key] += 1
                 tokens[key] += row["tokens"]
     names = ("part", "domain", "source", "language", "outcome")
-    made = [
+    examples = [
         {**dict(zip(names, key, strict=True)), "samples": lines[key], "tokens": tokens[key]} for key in sorted(lines)
     ]
-    outcomes = {outcome: n for (outcome,), n in by(made, "outcome").items()}
-    return {"sampled": lines.total(), "kept": outcomes.get(KEPT, 0), "outcomes": outcomes, "lines": made}
+    outcomes = {outcome: n for (outcome,), n in by(examples, "outcome").items()}
+    return {"sampled": lines.total(), "kept": outcomes.get(KEPT, 0), "outcomes": outcomes, "lines": examples}
 
 
 def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: int) -> list[dict[str, Any]]:
@@ -93,10 +93,10 @@ def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: i
 
 def _of_outcome(shards: Sequence[Path], outcome: str, count: int) -> list[dict[str, Any]]:
     """The first rows of an outcome; the mix alone knows duplicates across shards."""
-    wanted = (pc.field("reason") == ("" if outcome == KEPT else outcome)) & (
+    condition = (pc.field("reason") == ("" if outcome == KEPT else outcome)) & (
         pc.field("verdict") == (KEPT if outcome == KEPT else DROPPED)
     )
-    return ds.dataset(list(shards)).head(count, filter=wanted, batch_size=4096).to_pylist()
+    return ds.dataset(list(shards)).head(count, filter=condition, batch_size=4096).to_pylist()
 
 
 def _who(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +152,9 @@ _STYLES = {"sampled": "bold", KEPT: "bold green"}
 def _parts(view: Mapping[str, Any]) -> Table:
     table = _table("\nParts", "part", "sampled", "wanted", "examples", "train", "validation", "short of")
     for name, part in view["parts"].items():
-        wanted = "all" if part["wanted"] is None else f"{part['wanted']:,}"
+        size = "all" if part["wanted"] is None else f"{part['wanted']:,}"
         rest = (f"{part[column]:,}" for column in ("kept", "train", "validation", "shortage"))
-        table.add_row(name, f"{part['sampled']:,}", wanted, *rest)
+        table.add_row(name, f"{part['sampled']:,}", size, *rest)
     return table
 
 

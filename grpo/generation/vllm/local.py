@@ -89,8 +89,8 @@ class LocalVLLM:
         engine = self._llm.llm_engine
         try:
             for own, index, prompt, seed in self._everyones(prompts, seeds):
-                asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
-                request = params.SamplingParams(**asked, output_kind=params.RequestOutputKind.FINAL_ONLY)
+                sampling_parameters = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
+                request = params.SamplingParams(**sampling_parameters, output_kind=params.RequestOutputKind.FINAL_ONLY)
                 self._requests += 1
                 name = f"r1flow-{self._requests}"
                 engine.add_request(name, {"prompt_token_ids": list(prompt)}, request)
@@ -111,13 +111,13 @@ class LocalVLLM:
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> Iterator[tuple[bool, int, Sequence[int], int]]:
         """(whether it is ours, index, prompt, seed): ranks that share a model compute the prompts of all of them."""
-        asked = [*zip(prompts, seeds, strict=True)]
-        gathered: list[Any] = [asked]
+        requests = [*zip(prompts, seeds, strict=True)]
+        gathered: list[Any] = [requests]
         place = 0
         if self._partners > 1:
             group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
             gathered, place = [None] * self._partners, group.rank_in_group
-            dist.all_gather_object(gathered, asked, group=group.cpu_group)
+            dist.all_gather_object(gathered, requests, group=group.cpu_group)
         for number, theirs in enumerate(gathered):
             for index, (prompt, seed) in enumerate(theirs):
                 yield number == place, index, prompt, seed
@@ -143,8 +143,8 @@ class LocalVLLM:
 
     def _hand_over(self, bucket: list[tuple[str, Tensor]]) -> None:
         # What goes to another process is pickled with all of its storage, which may be far more than the tensor.
-        given = ((name, tensor.detach()) for name, tensor in bucket)
-        self.part(tensors=[(name, t.cpu().clone() if self._spawned else t) for name, t in given])
+        tensors = ((name, tensor.detach()) for name, tensor in bucket)
+        self.part(tensors=[(name, t.cpu().clone() if self._spawned else t) for name, t in tensors])
 
     def version(self) -> int:
         """What the workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""

@@ -92,8 +92,8 @@ class ServerVLLM:
         http, pool = self._client(), ThreadPoolExecutor(self._settings.concurrency)
         futures: dict[Future[list[Completion]], int] = {}
         for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            asked = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
-            futures[pool.submit(self._ask, http, prompt, asked, self._held)] = index
+            request = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
+            futures[pool.submit(self._ask, http, prompt, request, self._held)] = index
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -104,8 +104,8 @@ class ServerVLLM:
             http.abandon()
             pool.shutdown()
 
-    def _ask(self, http: Http, prompt: Sequence[int], asked: dict[str, Any], version: int) -> list[Completion]:
-        body = {"model": self._name, "token_ids": list(prompt), "sampling_params": asked}
+    def _ask(self, http: Http, prompt: Sequence[int], request: dict[str, Any], version: int) -> list[Completion]:
+        body = {"model": self._name, "token_ids": list(prompt), "sampling_params": request}
         choices = sorted(http.post("/inference/v1/generate", body)["choices"], key=lambda choice: choice["index"])
         return [self._completion(choice, version) for choice in choices]
 

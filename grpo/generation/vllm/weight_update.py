@@ -75,9 +75,9 @@ def version_of(states: list[dict[str, Any]]) -> int:
 def check_sampled_by(versions: Iterable[str], expected: int) -> None:
     """Raises TrainingStopped if tokens of a completion were sampled from other weights than the last sent: by a server
     that was restarted, or that another trainer uses too."""
-    for found in versions:
-        if expected != UNKNOWN and found != str(expected):
-            raise TrainingStopped(f"vllm: a completion was sampled by version {found} of the weights, not {expected}")
+    for label in versions:
+        if expected != UNKNOWN and label != str(expected):
+            raise TrainingStopped(f"vllm: a completion was sampled by version {label} of the weights, not {expected}")
 
 
 def _check(states: list[dict[str, Any]]) -> None:
