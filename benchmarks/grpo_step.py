@@ -146,7 +146,7 @@ def ours(case: Case) -> dict[str, Any]:
     from grpo.data.template import prompt_tokens
     from grpo.model.loading import load_tokenizer
     from grpo.processes.metrics_log import Metrics
-    from grpo.rl.collector import Collector
+    from grpo.rl.collector import RolloutCollector
     from grpo.train import main
 
     folder = Path(case.folder)
@@ -165,7 +165,7 @@ def ours(case: Case) -> dict[str, Any]:
     Path(files["metrics"]).unlink(missing_ok=True)
     starts, ends, peaks = list[float](), list[float](), list[float]()
     watch, laps = Stopwatch(), list[dict[str, float]]()
-    watch.watch(Collector, "_measure", "reference")
+    watch.watch(RolloutCollector, "_measure", "reference")
     watch.watch(torch.Tensor, "backward", "backward")
     watch.watch(grpo.rl.update, "clip_grad_norm", "clip")
     watch.watch(torch.optim.AdamW, "step", "optimizer")

@@ -136,9 +136,9 @@ def run(job: JobBase) -> int:
         print(f"error: training stopped: {stopped}", file=sys.stderr)
         return 1
     except Exception as error:
-        from grpo.distributed.process_group import lost_peer
+        from grpo.distributed.process_group import is_peer_failure
 
-        if lost_peer(error):
+        if is_peer_failure(error):
             time.sleep(LOST_S)
             print("error: a process on another machine is gone; the trainer's log there says why", file=sys.stderr)
             return 1

@@ -31,14 +31,14 @@ def save(
     """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`; deletes older
     checkpoints once it is on disk. All processes call it, and see the checkpoint when it returns."""
     writing, final = state / "writing", state / f"{_PREFIX}{step:08d}"
-    if parallel.main:
+    if parallel.is_main:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
     parallel.barrier()
     if not writing.is_dir():
         raise InputError(f"{state}: not shared with the first process's machine; keep it on a shared file system")
     tensor_io.write(writing / _TENSORS, modules, optimizers)
-    if parallel.main:
+    if parallel.is_main:
         with (writing / _PLAIN).open("wb") as file:
             torch.save(plain, file)
             file.flush()
@@ -56,7 +56,7 @@ def load_latest(
     parallel: Parallel, state: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]] | None:
     """Loads the newest checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or None."""
-    newest = parallel.same(_saved(state)[-1:])
+    newest = parallel.broadcast(_saved(state)[-1:])
     if not newest:
         return None
     tensor_io.read(newest[0] / _TENSORS, modules, optimizers)

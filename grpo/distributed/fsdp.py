@@ -50,7 +50,7 @@ class Sharded(nn.Module):
         return function(self.model, *args)
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Any]:
+    def gathered(self) -> Iterator[Any]:
         """The model with all its weights in each process, without gradients: for sampling and log-probabilities, called
         as often as each process needs. All processes enter together."""
         if not self._empty:
@@ -85,8 +85,8 @@ class Sharded(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' Auto classes load, with adapters merged. All processes call it."""
-        tensors = {name: tensor.cpu() for name, tensor in self.full_tensors() if self.parallel.main}
-        if self.parallel.main:
+        tensors = {name: tensor.cpu() for name, tensor in self.full_tensors() if self.parallel.is_main}
+        if self.parallel.is_main:
             _base(self.model).save_pretrained(folder, state_dict=tensors)
         self.parallel.barrier()
 
@@ -96,7 +96,7 @@ class Sharded(nn.Module):
                 module.reshard()
 
 
-def arithmetic(hardware: Hardware) -> torch.dtype | None:
+def compute_dtype(hardware: Hardware) -> torch.dtype | None:
     """Type of the arithmetic of a trained model under mixed precision; None: that of its weights."""
     return getattr(torch, hardware.dtype) if hardware.mixed_precision else None
 

@@ -53,11 +53,11 @@ class Parallel:
         return cls(rank, world, local_rank, device)
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes files."""
         return self.rank == 0
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank. Values must be picklable."""
         if self.world == 1:
             return [value]
@@ -65,7 +65,7 @@ class Parallel:
         dist.all_gather_object(values, value)
         return values
 
-    def same(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first process's value, on all of them."""
         if self.world == 1:
             return value
@@ -80,7 +80,7 @@ class Parallel:
         metrics.
         """
         total: dict[str, float] = {}
-        for measured in self.gather(dict(stats)):
+        for measured in self.all_gather(dict(stats)):
             for name, value in measured.items():
                 total[name] = _merge(name, total[name], value) if name in total else value
         return total
@@ -115,7 +115,7 @@ def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
     """Whether an exception only says that another process of the job is gone. The cause is in that process's log.
     torchrun blames whichever process ends first, so a process that lost a peer should wait to be stopped."""
     gone = r"Connection (closed|reset) by peer|remote process exited|Broken pipe|Connection refused"

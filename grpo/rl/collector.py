@@ -39,7 +39,7 @@ PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
 """(prompts, completions) -> one value a completion token, [B, C]."""
 
 
-class Collector:
+class RolloutCollector:
     """Collects the rollouts of one job."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Collector:
         """Each process computes and scores its share; all processes get all groups, in the order of the problems."""
         failures, of_problem = Failures(), dict[int, CompletionGroup]()
         for share, (groups, failed) in zip(
-            request.shares, self.parallel.gather(self._finish_share(request)), strict=True
+            request.shares, self.parallel.all_gather(self._finish_share(request)), strict=True
         ):
             of_problem |= zip(share, groups, strict=True)
             failures.add(failed)
@@ -212,10 +212,10 @@ class Collector:
                 measured["ref_logprobs"] = logprobs_of(reference)
         # A single update starts from the current policy and computes these itself.
         if inexact and self.settings.minibatches * self.settings.inner_epochs > 1:
-            with self.models.policy.whole() as policy:
+            with self.models.policy.gathered() as policy:
                 measured["old_logprobs"] = logprobs_of(policy)
         if self.models.value is not None:
-            with self.models.value.whole() as value:
+            with self.models.value.gathered() as value:
                 measured["values"] = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
         return {name: _grouped(values, len(prompts), self.settings.group_size) for name, values in measured.items()}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.config.rl import RL
-from grpo.distributed.fsdp import Sharded, arithmetic, local, shard
+from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
@@ -31,7 +31,7 @@ class Models:
         self.settings, self.method = settings, method
         self.version = 0  # of the policy: increases with every change of its weights
         hardware = settings.hardware
-        kept, computed = hardware.to_train(), arithmetic(hardware)
+        kept, computed = hardware.to_train(), compute_dtype(hardware)
         policy = load_policy(model, kept, settings.lora)
         self.value: Sharded | None = None
         if kind := method.value_model(settings):
@@ -50,16 +50,16 @@ class Models:
         """The reference: the policy at the start, or at the last refresh; unsharded in each process, without
         gradients."""
         if self.initial is not None:
-            with self.initial.whole() as model:
+            with self.initial.gathered() as model:
                 yield model
         else:
-            with self.policy.whole() as model, model.disable_adapter():
+            with self.policy.gathered() as model, model.disable_adapter():
                 yield model
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:
         """The model that samples the completions; unsharded in each process, without gradients."""
-        with self.policy.whole() if self.method.online else self.reference() as model:
+        with self.policy.gathered() if self.method.online else self.reference() as model:
             yield model
 
     @property

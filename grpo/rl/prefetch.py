@@ -92,7 +92,7 @@ class Prefetcher:
         """The request with all its completions, as plain data. Waits for them; all processes call it together."""
         results = request.results.result()
         mine = {n: [(c.tokens, c.logprobs, c.finished) for c in completions] for n, (completions, _) in results.items()}
-        gathered = [result for share in self.parallel.gather(mine) for result in share.items()]
+        gathered = [result for share in self.parallel.all_gather(mine) for result in share.items()]
         return {
             "step": request.step,
             "age": version - request.version,

@@ -24,7 +24,7 @@ from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import Metrics, closing_means, write_result
 from grpo.rl.batch import Rollout
-from grpo.rl.collector import Collector
+from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
@@ -76,15 +76,17 @@ class Trainer:
             self._restore(*latest)
         self.metrics = self._open_metrics()
 
-    def _collector(self) -> Collector | Demonstrations:
+    def _collector(self) -> RolloutCollector | Demonstrations:
         if self.scorer is None:
             return Demonstrations(self.job, self.tokenizer)
         models = self.job.helpful_model, self.job.safe_model
         self.scorer.load_models(*models, self.settings.hardware, self.settings.uncertainty_penalty)
-        return Collector(self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel)
+        return RolloutCollector(
+            self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel
+        )
 
     def _open_metrics(self) -> Metrics | None:
-        return Metrics(self.job.metrics, self.step) if self.parallel.main else None
+        return Metrics(self.job.metrics, self.step) if self.parallel.is_main else None
 
     def _tensors(self) -> tuple[dict[str, torch.nn.Module], dict[str, torch.optim.Optimizer]]:
         return self.models.modules(), {"adamw": self.update.optimizer}
@@ -98,7 +100,7 @@ class Trainer:
             if self.scorer is not None:
                 self.scorer.close()
         self.models.policy.save(self.job.out)
-        if self.parallel.main:
+        if self.parallel.is_main:
             save_tokenizer(self.tokenizer, self.job.model, self.job.out)
             write_result(
                 self.job.result,
@@ -138,7 +140,7 @@ class Trainer:
         rollout = self.collect(self.step, minibatches, self.attempt)
         following = minibatches * settings.inner_epochs
         if settings.rollouts_ahead and following < left:
-            assert isinstance(self.collect, Collector)
+            assert isinstance(self.collect, RolloutCollector)
             self.collect.begin(self.step + following, self._minibatches(left - following), self.attempt)
         updates: list[list[int]] = []
         for epoch in range(settings.inner_epochs):
@@ -170,7 +172,7 @@ class Trainer:
             "sampling_s": sampling_s,
             "update_s": update_s,
         }
-        record = self.parallel.same(record)  # times differ between processes, which must all decide alike
+        record = self.parallel.broadcast(record)  # times differ between processes, which must all decide alike
         if self.metrics is not None:
             self.metrics.log(self.step, self.settings.steps, **record)
         return record

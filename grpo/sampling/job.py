@@ -49,7 +49,7 @@ def run_sampling(job: SampleJob) -> None:
     """Writes out/<task>/shard-NNNNN.parquet for every task of the job."""
     parallel = Parallel.start(job.hardware)
     places = [place for task in job.tasks for place in places_of(task, job)]
-    progress = Progress(job, places, Metrics(job.metrics) if parallel.main else None)
+    progress = Progress(job, places, Metrics(job.metrics) if parallel.is_main else None)
     if job.ray:
         left = [place for place in places if not place.path.exists()]
         make_on_ray(job.ray, left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
@@ -60,7 +60,7 @@ def run_sampling(job: SampleJob) -> None:
         worker.make_all(places[shift:] + places[:shift])
         worker.close()
     parallel.barrier()
-    if parallel.main:
+    if parallel.is_main:
         for place in places:
             writing_file(place.path).unlink(missing_ok=True)  # left by a killed worker
         progress.log()

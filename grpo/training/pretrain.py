@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from grpo.config.jobs import PretrainJob
 from grpo.config.supervised import Pretrain
 from grpo.data.examples import Example
-from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.packed.attention import NAME
@@ -56,12 +56,12 @@ def pretrain(job: PretrainJob) -> None:
     model.to(getattr(torch, settings.hardware.to_train().dtype)).set_attn_implementation(NAME)
     parallel = Parallel.start(settings.hardware)
     parameters = sum(p.numel() for p in model.parameters())
-    sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
+    sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
     # The first token of a block is only context.
     examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
     done = fit(job, sharded, examples, cross_entropy, settings, settings.steps)
     sharded.save(job.out)
-    if parallel.main:
+    if parallel.is_main:
         tokenizer.save_pretrained(job.out)
         counts = {"documents": len(documents), "tokens": sum(map(len, blocks)), "parameters": parameters}
         write_result(job.result, done, settings.steps, counts=counts, metrics=closing_loss(job.metrics))

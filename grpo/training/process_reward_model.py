@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from grpo.config.jobs import ProcessRewardJob
 from grpo.data.held_out import write_held_out
 from grpo.data.records import read_columns
-from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
@@ -65,12 +65,12 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     setattr(model.config, MARK, settings.label)
     steps = planned_steps(len(train), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
+    sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
     done = fit(job, sharded, train, step_loss, settings, steps)
-    with sharded.whole() as trained:
+    with sharded.gathered() as trained:
         scores = score_steps(trained, [example for _, example in held_out], settings.micro_batch_tokens)
     sharded.save(job.out)
-    if parallel.main:
+    if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)
         if held_out:
             write_held_out(job.out, [{**row, "scores": s} for (row, _), s in zip(held_out, scores, strict=True)])

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.config.jobs import RewardModelJob
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import is_correct, write_held_out
-from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
@@ -79,12 +79,12 @@ def train_reward_model(job: RewardModelJob) -> None:
     model.config.pad_token_id = tokenizer.pad_token_id
     steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    sharded = shard(model, parallel, dtype=arithmetic(settings.hardware))
+    sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
     done = fit(job, sharded, learnt, _LOSSES[job.loss](settings), settings, steps)
-    with sharded.whole() as trained:
+    with sharded.gathered() as trained:
         scored = _score(trained, held_out, settings.micro_batch_tokens, parallel)
     sharded.save(job.out)
-    if parallel.main:
+    if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)
         if scored:
             write_held_out(job.out, scored)
@@ -133,7 +133,7 @@ def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, paralle
         batches[-1].append(example)
         room -= example.tokens
     mine = {i: _scores(model, batches[i]).tolist() for i in range(parallel.rank, len(batches), parallel.world)}
-    scores = {i: score for part in parallel.gather(mine) for i, score in part.items()}
+    scores = {i: score for part in parallel.all_gather(mine) for i, score in part.items()}
     rows: list[Row] = []
     for i, batch in enumerate(batches):
         left = iter(scores[i])

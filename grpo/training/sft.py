@@ -10,7 +10,7 @@ from grpo.config.jobs import SFTJob
 from grpo.data.examples import Example
 from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
-from grpo.distributed.fsdp import arithmetic, shard
+from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
@@ -29,10 +29,10 @@ def train_sft(job: SFTJob) -> None:
     steps = planned_steps(len(examples), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
     policy = load_policy(job.model, settings.hardware.to_train(), settings.lora)
-    model = shard(policy, parallel, dtype=arithmetic(settings.hardware))
+    model = shard(policy, parallel, dtype=compute_dtype(settings.hardware))
     done = fit(job, model, examples, cross_entropy, settings, steps)
     model.save(job.out)
-    if parallel.main:
+    if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)
         counts = {"sequences": len(examples), "too_long": dropped}
         write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))

@@ -89,7 +89,7 @@ def run_step_labels(job: StepLabelsJob) -> None:
     if not chains:
         raise InputError(f"{job.samples}: no sample of a reasoning problem has steps, lines between its think tags")
     shards = [chains[start : start + job.shard_chains] for start in range(0, len(chains), job.shard_chains)]
-    metrics = Metrics(job.metrics) if parallel.main else None
+    metrics = Metrics(job.metrics) if parallel.is_main else None
     labeller = Labeller(job)
     try:
         for number in range(parallel.rank, len(shards), parallel.world):
@@ -102,7 +102,7 @@ def run_step_labels(job: StepLabelsJob) -> None:
     finally:
         labeller.close()
     parallel.barrier()
-    if parallel.main:
+    if parallel.is_main:
         rows = [row for path in sorted(job.out.glob("labels-*.parquet")) for row in pq.read_table(path).to_pylist()]
         counts = {"chains": len(rows), "steps": sum(len(row["ends"]) for row in rows)}
         write_result(job.result, len(chains), len(chains), counts=counts, metrics=_shares(rows))

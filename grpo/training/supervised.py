@@ -40,7 +40,7 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
     parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
     latest = checkpoint.load_latest(parallel, job.state, *kept)
     step = latest[0] if latest else 0
-    metrics = Metrics(job.metrics, step) if parallel.main else None
+    metrics = Metrics(job.metrics, step) if parallel.is_main else None
     model.train()
     while step < steps:
         started = time.perf_counter()

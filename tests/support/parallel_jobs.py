@@ -149,7 +149,7 @@ def learn(parallel: Parallel, model: Sharded, optimizer: torch.optim.Optimizer, 
     everything = sequences(step)
     mine = divide([len(tokens) for tokens in everything], parallel.world)[parallel.rank]
     batches = [(everything[i], 1.0) for i in mine]
-    rounds = max(parallel.gather(len(batches)))
+    rounds = max(parallel.all_gather(len(batches)))
     fillers = rounds - len(batches)
     for tokens, weight in batches + [FILLER] * fillers:
         (model(likelihood, tokens, weight) / 52).backward()  # tokens in all
@@ -210,14 +210,14 @@ def sample_unevenly(parallel: Parallel, name: str) -> list[bool]:
     model = shard(MODELS[name](), parallel)
     optimizer = adamw(model)
     same = []
-    with torch.inference_mode(), model.whole() as whole:
+    with torch.inference_mode(), model.gathered() as whole:
         for number in range(2 * parallel.rank + 1):
             tokens = sequences(number)[1]
             same.append(torch.equal(logits_of(whole, tokens), logits_of(expected, tokens)))
     learn(parallel, model, optimizer, 0)
     alone = shard(expected, ALONE)
     learn(ALONE, alone, adamw(alone), 0)
-    with torch.no_grad(), model.whole() as whole:
+    with torch.no_grad(), model.gathered() as whole:
         same.append(torch.allclose(logits_of(whole, [5, 6]), logits_of(expected, [5, 6]), rtol=0, atol=1e-9))
         left = {p.device.type for p in whole.parameters()}
     same.append(left == {"cpu"} and (parallel.world == 1 or {p.device.type for p in whole.parameters()} == {"meta"}))
@@ -313,7 +313,7 @@ def rounded_arithmetic(parallel: Parallel) -> dict[str, Any]:
     gradients = {p.grad.dtype for p in model.parameters() if p.grad is not None}
     optimizer.step()
     after = weights(model)
-    with model.whole() as whole:
+    with model.gathered() as whole:
         sampling = {p.dtype for p in whole.parameters()}
     moved = sum((before[name] != after[name]).sum() for name in before) / sum(a.size for a in after.values())
     return {"loss": loss.dtype, "gradients": gradients, "sampling": sampling, "moved": moved}
@@ -378,9 +378,9 @@ def talk(parallel: Parallel) -> dict[str, Any]:
     nan = {"ratio_max": float("nan") if rank == 1 else 1.0}
     parallel.barrier()
     return {
-        "gathered": parallel.gather({"rank": rank, "tokens": [rank] * (rank + 1)}),
-        "same": parallel.same(f"from {rank}"),
+        "gathered": parallel.all_gather({"rank": rank, "tokens": [rank] * (rank + 1)}),
+        "same": parallel.broadcast(f"from {rank}"),
         "reduced": parallel.reduce(stats),
         "nan": parallel.reduce(nan),
-        "main": parallel.main,
+        "main": parallel.is_main,
     }

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config.common import Hardware
 from grpo.distributed import tensor_io
-from grpo.distributed.process_group import Parallel, divide, lost_peer
+from grpo.distributed.process_group import Parallel, divide, is_peer_failure
 from grpo.errors import InputError
 from tests.support import parallel_jobs as jobs
 from tests.support.job_runner import ENVIRONMENT, ROOT
@@ -67,8 +67,12 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     parallel = Parallel.start(CPU)
-    assert parallel == jobs.ALONE and parallel.main and not torch.distributed.is_initialized()
-    assert parallel.gather(3) == [3] and parallel.same("x") == "x" and parallel.reduce({"loss": 2.0}) == {"loss": 2.0}
+    assert parallel == jobs.ALONE and parallel.is_main and not torch.distributed.is_initialized()
+    assert (
+        parallel.all_gather(3) == [3]
+        and parallel.broadcast("x") == "x"
+        and parallel.reduce({"loss": 2.0}) == {"loss": 2.0}
+    )
     parallel.barrier()
     parallel.close()
 
@@ -290,16 +294,16 @@ KILLED = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
 from grpo.config.common import Hardware
-from grpo.distributed.process_group import Parallel, lost_peer
+from grpo.distributed.process_group import Parallel, is_peer_failure
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
 if parallel.rank == 1:
     print("killed at", time.time(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    parallel.gather("waiting")
+    parallel.all_gather("waiting")
 except Exception as error:
-    print("lost peer:", lost_peer(error), flush=True)
+    print("lost peer:", is_peer_failure(error), flush=True)
     time.sleep(60)
 """
 
@@ -319,8 +323,10 @@ def test_a_killed_process_ends_the_job_and_is_blamed(tmp_path):
 
 
 def test_nccls_words_for_a_lost_peer():
-    assert lost_peer(RuntimeError("NCCL error: remote process exited or there was a network error"))
+    assert is_peer_failure(RuntimeError("NCCL error: remote process exited or there was a network error"))
 
 
 def test_other_errors_are_no_lost_peer():
-    assert not lost_peer(RuntimeError("out of memory")) and not lost_peer(ValueError("Connection closed by peer"))
+    assert not is_peer_failure(RuntimeError("out of memory")) and not is_peer_failure(
+        ValueError("Connection closed by peer")
+    )

@@ -307,7 +307,7 @@ rank = int(os.environ['RANK'])
 """
 JOINED = """
 from grpo.config.common import Hardware
-from grpo.distributed.process_group import Parallel, lost_peer
+from grpo.distributed.process_group import Parallel, is_peer_failure
 parallel = Parallel.start(Hardware(device="cpu"))
 parallel.barrier()
 print("joined")
@@ -315,9 +315,9 @@ def boom():
     raise ValueError("boom")
 def wait():
     try:
-        parallel.gather(rank)
+        parallel.all_gather(rank)
     except Exception as error:
-        assert lost_peer(error)
+        assert is_peer_failure(error)
         time.sleep(60)
 """
 
