@@ -1,4 +1,4 @@
-"""Talk to a checkpoint in the terminal: ``python -m grpo.chat MODEL [--template r1_zero]``."""
+"""Chat with a checkpoint in the terminal: ``python -m grpo.chat MODEL [--template r1_zero]``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def talk(args: Any, tokenizer: Any, model: Any) -> None:
-    """Read prompts until the end of input; an empty line begins a new conversation."""
+    """Reads prompts until the end of input; an empty line starts a new conversation."""
     interactive = sys.stdin.isatty()
     settings = Sampling(temperature=args.temperature, top_p=args.top_p, max_new_tokens=args.max_new_tokens)
     zero = args.zero_template.read_text() if args.zero_template else None
@@ -51,7 +51,7 @@ def talk(args: Any, tokenizer: Any, model: Any) -> None:
         if not line:
             messages = []
             continue
-        # A base model's plain template holds one question; only a chat template knows turns.
+        # The plain-text template of a base model holds one question; only a chat template has turns.
         messages = [*(messages if args.template == "chat" else []), {"role": "user", "content": line}]
         prompt = prompt_tokens(tokenizer, messages, args.template, zero)
         completion = sample(

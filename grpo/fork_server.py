@@ -1,14 +1,13 @@
-"""A process that has loaded what trainers load, and becomes one each time that it is asked to: ``python -m
-grpo.fork_server SOCKET PARENT``.
+"""A process with torch and transformers loaded that forks trainers: ``python -m grpo.fork_server SOCKET PARENT``.
 
-Loading torch and transformers takes seconds, which a stage in miniature spends more on than on its work. A fork of a
-process that has done it begins at once and knows nothing of other trainers. Linux only, and not where there is a GPU:
-CUDA does not survive a fork.
+Loading torch and transformers takes seconds, longer than the work of many a miniature stage. A fork of a process that
+has loaded them starts at once and shares no state with other trainers. Linux only, and not with a GPU: CUDA does not
+survive a fork.
 
-The socket is a file descriptor. A message is one JSON object; the first asks, the two others answer:
-``{"launch": 3, "arguments": [...], "environment": {...}}`` with the log's descriptor and any others to hold,
-``{"launch": 3, "pid": 4711}`` from the trainer as soon as it has a session of its own, and
-``{"launch": 3, "pid": 4711, "code": 0}`` when it has ended, as of a subprocess. One trainer at a time.
+The socket is a file descriptor. Each message is one JSON object. A request is ``{"launch": 3, "arguments": [...],
+"environment": {...}}`` with the log's descriptor and any others to keep open. The answers are ``{"launch": 3, "pid":
+4711}`` from the trainer as soon as it has its own session, and ``{"launch": 3, "pid": 4711, "code": 0}`` when it has
+ended, with the exit code of a subprocess. One trainer at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from grpo import train
 from grpo.processes.lifetime import die_with_parent
 
 LONGEST = 2**20
-"""Bytes of a message, at most."""
+"""Maximum size of a message, bytes."""
 _HELD = 8
 
 
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(arguments[1]))
     for runner in train.RUNNERS.values():
         importlib.import_module(runner.partition(":")[0])
-    gc.freeze()  # what is loaded stays shared with the trainers, whose collections would touch all of it
+    gc.freeze()  # loaded modules stay shared with the trainers, whose garbage collection would touch all of their pages
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, LONGEST, _HELD)
         if not message:
@@ -52,11 +51,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _become(request: dict[str, Any], parent: int, connection: socket.socket, descriptors: list[int]) -> int:
-    """Be the trainer, whose exit code this is. It dies with `parent`, also if that is dead already."""
+    """Runs the trainer in the fork and returns its exit code. It dies with `parent`, even if that is dead already."""
     os.setsid()
     say(connection, launch=request["launch"], pid=os.getpid())
     connection.close()
-    log, *_ = descriptors  # the others stay open as long as this process lives
+    log, *_ = descriptors  # the others stay open for the life of this process
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["environment"], R1FLOW_PARENT_PID=str(parent))

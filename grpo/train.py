@@ -1,6 +1,8 @@
-"""Run one job: ``python -m grpo.train [--processes N] [--nodes M] job.json``, or under a torchrun of your own,
-``torchrun ... -m grpo.train job.json``. On several machines each runs the same command; where they meet stands in
-PET_RDZV_ENDPOINT, which torchrun reads, as it does its other PET_ variables.
+"""Runs one job: ``python -m grpo.train [--processes N] [--nodes M] job.json``, or under your own torchrun, ``torchrun
+... -m grpo.train job.json``.
+
+On several machines each runs the same command. PET_RDZV_ENDPOINT, one of torchrun's PET_ variables, names their
+rendezvous.
 
 Exit codes: 0 done, 2 bad input (the last line of stderr says what), else a failure with a traceback.
 """
@@ -36,19 +38,19 @@ RUNNERS = {
     "sample": "grpo.sampling.job:run_sampling",
     "copy_model": "grpo.training.copy_model:copy_model",
 }
-"""Named, not imported: a sampling job need not load what only training needs."""
+"""Names instead of imports: a sampling job need not load the training code."""
 FULL_BYTES = 2**20
-"""A job that fails with less than this free failed for want of space."""
+"""A job that fails with less free space than this has run out of it."""
 LOST_S = 20.0
-"""What a process waits that lost another. One on this machine is blamed by torchrun, which stops the others within a
-second; who ends first gets the blame. One on another machine is nobody's to stop but ours."""
+"""Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others
+within a second, so the process at fault must end first. If it ran on another machine, only we can end this one."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
 _WORKER = "LOCAL_RANK" in os.environ
 """Whether torchrun started this process."""
 
 
 def read_job(path: Path) -> JobBase:
-    """The typed job in a JSON file; unknown kinds, keys and values out of range are InputErrors."""
+    """Reads the typed job in a JSON file. Raises InputError for unknown kinds, keys and values out of range."""
     try:
         raw = json.loads(path.read_text())
     except OSError as error:
@@ -92,9 +94,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def start(job: Path, processes: int, nodes: int) -> int:
-    """Run the job in `processes` processes here, and as many on each of the other machines, as torchrun does.
+    """Runs the job in `processes` processes here, and as many on each other machine, with torchrun.
 
-    In this process, so that torchrun too dies with who started it; its workers die with torchrun.
+    torchrun runs in this process, so that it dies with its parent; its workers die with torchrun.
     """
     meeting = ["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d"]
     if nodes > 1 and not re.fullmatch(r".+:\d+", os.environ.get(ENDPOINT, "")):
@@ -120,7 +122,7 @@ def start(job: Path, processes: int, nodes: int) -> int:
 
 
 def run(job: JobBase) -> int:
-    """The job, in this process as one of its processes."""
+    """Runs the job in this process, as one of its processes."""
     try:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +144,7 @@ def run(job: JobBase) -> int:
             time.sleep(LOST_S)
             print("error: a process on another machine is gone; the trainer's log there says why", file=sys.stderr)
             return 1
-        # Each library has its own words for a full disk, some of them none.
+        # Each library reports a full disk differently, some not at all.
         if shutil.disk_usage(job.out).free > FULL_BYTES:
             raise
         print(f"error: no space left on {job.out}: free some or write elsewhere", file=sys.stderr)
@@ -157,15 +159,15 @@ def _count(text: str) -> int:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the launching process is gone, so that no trainer outlives a killed flow, and no
-    worker its torchrun."""
+    """Has the kernel send SIGKILL when the parent dies, so that no trainer outlives a killed flow, and no worker its
+    torchrun."""
     parent = os.environ.get("R1FLOW_PARENT_PID")
     if (parent is None and not _WORKER) or sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if parent is not None and os.getppid() != int(parent) and not _WORKER:
-        os._exit(1)  # it died before we asked
+        os._exit(1)  # it died before prctl took effect
 
 
 if __name__ == "__main__":
@@ -173,8 +175,7 @@ if __name__ == "__main__":
         write_whole_lines()
     code = main(sys.argv[1:])
     if _WORKER:
-        # Threads of torch's that are still about while Python ends abort it now and then, and torchrun would say that
-        # a job that is done has failed.
+        # Torch's threads now and then abort Python's shutdown, and torchrun would report a finished job as failed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -26,12 +26,12 @@ from grpo.processes.pool import Failure, Pool
 from grpo.rewards.verifiers import verify
 
 IN_FLIGHT = 1000
-"""Problems that are handed to the pool ahead of its work; bounds memory only."""
+"""Maximum number of problems in flight; bounds memory only."""
 
 
 @dataclass(frozen=True)
 class FailedAnswer:
-    """A problem whose gold answer does not earn full reward, and what happened instead."""
+    """A problem whose gold answer does not earn full reward, with the actual outcome."""
 
     problem_id: str
     verifier: str
@@ -50,10 +50,9 @@ def validate(
     memory_bytes: int = 4_000_000_000,
     done: Callable[[], object] = lambda: None,
 ) -> list[FailedAnswer]:
-    """Scores each gold answer in a process that can be killed; what fails, in the order of the problems.
+    """Scores each gold answer in a killable process. Returns the failures, in the order of the problems.
 
-    Problems that are not `checkable` are passed over. `workers`: None for one a core. `done` is called after each
-    problem that is not.
+    Problems that are not `checkable` are skipped. `workers`: None for one a core. Calls `done` after each problem.
     """
     findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
@@ -73,7 +72,7 @@ def validate(
 def _what_is_wrong(problem: Problem, future: Future[Any]) -> str | None:
     try:
         score = future.result()
-    except InputError as error:  # say a verifier that does not exist: this problem's fault, and no reason to stop
+    except InputError as error:  # such as an unknown verifier: a fault of this problem, and no reason to stop
         return str(error)
     if isinstance(score, Failure):
         return f"{score.kind}: {score.message}"
@@ -85,7 +84,7 @@ def _short(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 if every gold answer passes, 2 if one fails or the input is bad."""
+    """Checks the files. Returns the exit code: 0 if every gold answer passes, 2 if one fails or the input is bad."""
     parser = argparse.ArgumentParser(prog="python -m grpo.validate", description="Checks every gold answer.")
     parser.add_argument("problems", nargs="+", type=Path, help="parquet files of problems, or folders of them")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")

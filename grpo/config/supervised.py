@@ -14,7 +14,7 @@ from grpo.settings import Settings
 
 
 class Supervised(Settings):
-    """What the loop of pretraining, SFT and reward models reads."""
+    """Common settings of pretraining, SFT and reward models."""
 
     batch_size: int = Field(128, ge=1, description="Sequences a step. R1 SFT: 128; distillation: 64.")
     micro_batch_tokens: int = Field(

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible service as an engine: many requests at a time, repeated with back-off, each with its seed."""
+"""Any OpenAI-compatible service as an engine: concurrent requests with retries, each with its own seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo.http.rate_limit import Pace
 
 
 class EndpointEngine:
-    """One request a completion, so that a request that fails costs one, and its tokens are counted by themselves."""
+    """Sends one request a completion, so that a failure costs only one, and tokens are counted for each."""
 
     def __init__(self, settings: Endpoint, template: Template, zero_template: str | None):
         key = None
@@ -55,7 +55,7 @@ class EndpointEngine:
             raise TrainingStopped(f"engine: {error}") from None
         except Refused as error:
             raise InputError(f"engine: {settings.base_url} refused with {error}; check base_url and model") from None
-        finally:  # the caller may have stopped listening
+        finally:  # the caller may have stopped iterating
             pool.shutdown(wait=False, cancel_futures=True)
             http.abandon()
             pool.shutdown()

@@ -35,26 +35,26 @@ class TextEngine(Protocol):
     """Writes completions as text for sampling jobs."""
 
     identity: str
-    """What wrote a completion, kept with it."""
+    """Name of the engine, stored with each completion."""
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, TextCompletions]]:
-        """Each problem's index and its `count` completions, in any order; `seeds`: one for each problem."""
+        """Yields each problem's index and its `count` completions, in any order; `seeds`: one for each problem."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Prompting:
-    """How problems become prompts."""
+    """The template that turns problems into prompts."""
 
     template: Template
     zero_template: str | None
 
 
 class TokenEngine:
-    """Any sampler of tokens, with the model's own tokenizer."""
+    """A sampler of tokens together with the model's tokenizer."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TokenEngine:
 def make_text_engine(
     settings: TextEngineSettings | None, model: str, prompting: Prompting, hardware: Hardware
 ) -> TextEngine:
-    """The engine that the settings choose, ready to write."""
+    """Creates the engine of the settings."""
     if isinstance(settings, OwnEngine):
         engine: TextEngine = import_function(settings.function)()
         return engine

@@ -156,5 +156,5 @@ def _in_language(word: str, target: str, japanese: bool) -> bool | None:
 
 
 def _zipf(word: str, language: str) -> float:
-    # wordfreq would cut Japanese and Korean by MeCab; here the word is a foreign one, and whole.
+    # wordfreq would segment Japanese and Korean with MeCab; here the word is foreign and taken whole.
     return zipf(word, language, whole=language in ("ja", "ko"))

@@ -78,11 +78,12 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 def reasoning_gym(problem: Problem, answer: str) -> float:
     """1.0 if reasoning-gym's scorer for the problem's family gives full marks, else 0.0.
 
-    Part marks are no verdict: a third of the families, which have no scorer of their own, give them to any answer that
-    contains the gold one, so -4 would earn half the marks of 4, and others give them for trying.
-    `metadata` holds "family", "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some
-    scorers read. A scorer that cannot read an answer raises whatever its parsing happens to: if it gives the gold
-    answer full marks, the fault is the answer's, and it is wrong; if not, the error is raised.
+    Partial marks are not used. A third of the families have no scorer of their own and give partial marks to any answer
+    that contains the gold one, so -4 would earn half the marks of 4; others reward attempts. `metadata` holds "family",
+    "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some scorers read.
+
+    A scorer may raise any exception on an answer that it cannot read. If it gives the gold answer full marks, the
+    answer is wrong; if not, the exception is raised.
     """
     try:
         family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])

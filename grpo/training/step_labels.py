@@ -1,8 +1,8 @@
-"""Labels for the steps of chains of reasoning, without people: how often the right answer is reached from each step on
-(Math-Shepherd, arXiv 2312.08935).
+"""Labels for the steps of chains of reasoning, without annotators: how often the correct answer is reached from each
+step (Math-Shepherd, arXiv 2312.08935).
 
-From the end of each step `rollouts` completions are sampled and verified. Departure from the paper: the completer is
-whatever model the job names, as a rule the policy itself, and steps are lines.
+From the end of each step `rollouts` completions are sampled and verified. Departures from the paper: the completer is
+any model that the job names, usually the policy itself, and steps are lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 
 
 class Chain(NamedTuple):
-    """A completion and its steps: `ends` are the characters where they end, `prefixes` what is continued."""
+    """A completion and its steps: `ends` are the character offsets of their ends, `prefixes` the texts to continue."""
 
     problem: Problem
     response: str
@@ -63,13 +63,13 @@ def chains_of(problems: Sequence[Problem], samples: Sequence[Sample]) -> list[Ch
 
 
 def prefix_to(text: str, end: int) -> str:
-    """The text up to the end of a step's line, line break included: a policy goes on where a line begins."""
+    """The text up to the end of a step's line with its line break: a policy continues with a new line."""
     return text[:end] + _REST_OF_LINE.match(text, end)[0]  # type: ignore[index]
 
 
 def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share: float) -> dict[str, Any]:
-    """`right`: of each step, how many of the rollouts from its end were right. By the problem's text a row is held out,
-    so that no problem is on both sides."""
+    """A row of labels. `right`: number of correct rollouts from each step. Held out by the problem's text, so that no
+    problem is on both sides."""
     digest = hashlib.sha256(chain.problem.text.encode()).hexdigest()
     return {
         "problem_id": chain.problem.id,
@@ -83,7 +83,7 @@ def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share:
 
 
 def run_step_labels(job: StepLabelsJob) -> None:
-    """Write out/labels-NNNNN.parquet, a shard at a time: a killed job loses at most one. Processes share the shards."""
+    """Writes out/labels-NNNNN.parquet, shard by shard: a killed job loses at most one. Processes share the shards."""
     parallel = Parallel.start(job.hardware)
     chains = chains_of(read_problems(job.problems), [*read_rows(job.samples, Sample)])
     if not chains:
@@ -110,7 +110,7 @@ def run_step_labels(job: StepLabelsJob) -> None:
 
 
 class Labeller:
-    """A completer and the verifiers of what it writes."""
+    """A completer, and the verifiers of its completions."""
 
     def __init__(self, job: StepLabelsJob):
         self.job = job
@@ -119,7 +119,7 @@ class Labeller:
         self.model = load_policy(job.model, job.hardware)
 
     def __call__(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        """Labelled rows. Steps that chains of a problem have in common are continued once."""
+        """Labelled rows. Steps that several chains of a problem share are continued once."""
         prefixes = list(dict.fromkeys((c.problem.id, prefix) for c in chains for prefix in c.prefixes))
         right = dict(zip(prefixes, self._right({c.problem.id: c.problem for c in chains}, prefixes), strict=True))
         return [
@@ -128,7 +128,7 @@ class Labeller:
         ]
 
     def _right(self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]) -> list[int]:
-        """How many rollouts from each (problem, prefix) were right."""
+        """Number of correct rollouts from each (problem, prefix)."""
         counts = [0] * len(prefixes)
         failures, waiting = Failures(), []
         for place, responses in self._continued(problems, prefixes):
@@ -143,7 +143,7 @@ class Labeller:
     def _continued(
         self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[int, list[Response]]]:
-        """The place of each (problem, prefix) and the whole completions that begin with the prefix."""
+        """Index of each (problem, prefix), and the whole completions that begin with the prefix."""
         prompts = [
             [
                 *prompt_tokens(self.tokenizer, problems[name].messages, "chat"),

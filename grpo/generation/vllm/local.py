@@ -1,8 +1,8 @@
-"""vLLM in the trainer's process: the same devices, and weights that are handed over by reference.
+"""vLLM in the trainer's process, on the same devices; weights are passed by reference.
 
-One process: `tensor_parallel_size` above 1 makes vLLM start workers of its own. Under torchrun every rank has an engine
-(vLLM's external launcher): alone with its prompts, or, with `tensor_parallel_size` n, sharing a model with its n - 1
-neighbours, where each of them must call `sample` as often as the others.
+In one process, `tensor_parallel_size` above 1 makes vLLM start workers. Under torchrun every rank has an engine (vLLM's
+external launcher): one with prompts of its own, or, with `tensor_parallel_size` n, one that shares a model with n - 1
+neighbours, all of which must call `sample` equally often.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1
 
 
 class LocalVLLM:
-    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, where the settings name none. Without `logprobs`,
-    completions carry none, and any nucleus is allowed."""
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. Without `logprobs`,
+    completions have none, and any top-p is allowed."""
 
-    exact = False  # other kernels, which round otherwise
+    exact = False  # other kernels round differently
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", logprobs: bool = True):
         if importlib.util.find_spec("vllm") is None:
@@ -51,7 +51,7 @@ class LocalVLLM:
         self._sleeps: bool = self._llm.model_config.enable_sleep_mode
 
     def _start(self, model: str, settings: VLLM, dtype: str) -> Any:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's loop runs here, and not in a process beside
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this process instead of a child
         vllm: Any = importlib.import_module("vllm")
         platform = importlib.import_module("vllm.platforms").current_platform
         cache = settings.kv_cache_gb
@@ -78,10 +78,9 @@ class LocalVLLM:
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Each prompt's index and its completions as soon as the last of them ended.
+        """Yields each prompt's index and its completions as soon as the last of them has ended.
 
-        The same seeds give the same completions, if prompts and settings are the same. The trainer's random numbers
-        are not drawn from.
+        Equal seeds, prompts and settings give equal completions. Does not draw from the trainer's random generators.
         """
         check(prompts, settings, self._longest, self._logprobs)
         params: Any = importlib.import_module("vllm.sampling_params")
@@ -96,7 +95,8 @@ class LocalVLLM:
                 engine.add_request(name, {"prompt_token_ids": list(prompt)}, request)
                 waiting[name] = index if own else None
             while waiting:
-                state = torch.get_rng_state()  # the CPU's sampler draws from it, to no effect where all have seeds
+                # the CPU's sampler draws from the global generator, without effect where all requests have seeds
+                state = torch.get_rng_state()
                 outputs = engine.step()
                 torch.set_rng_state(state)
                 for output in outputs:
@@ -110,7 +110,7 @@ class LocalVLLM:
     def _everyones(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> Iterator[tuple[bool, int, Sequence[int], int]]:
-        """(whether it is ours, index, prompt, seed): ranks that share a model compute the prompts of all of them."""
+        """(whether it is ours, index, prompt, seed) of all prompts of the ranks that share a model."""
         requests = [*zip(prompts, seeds, strict=True)]
         gathered: list[Any] = [requests]
         place = 0
@@ -131,10 +131,8 @@ class LocalVLLM:
         return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
 
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """From when this returns, completions come from `weights`: full tensors by their Hugging Face names.
-
-        Raises TrainingStopped when the workers do not hold all of them afterwards.
-        """
+        """Replaces the weights: full tensors by their Hugging Face names. Raises TrainingStopped if the workers do not
+        hold all of them afterwards."""
         self._held = UNKNOWN
         replace_weights(self, weights, version, self._hand_over)
         if not self._llm.reset_prefix_cache():
@@ -142,12 +140,12 @@ class LocalVLLM:
         self._held = version
 
     def _hand_over(self, bucket: list[tuple[str, Tensor]]) -> None:
-        # What goes to another process is pickled with all of its storage, which may be far more than the tensor.
+        # Pickling a tensor for another process includes its whole storage, which may be much larger.
         tensors = ((name, tensor.detach()) for name, tensor in bucket)
         self.part(tensors=[(name, t.cpu().clone() if self._spawned else t) for name, t in tensors])
 
     def version(self) -> int:
-        """What the workers say they hold; UNKNOWN (-1) before the first update, or where they differ."""
+        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or where they differ."""
         return version_of(self.states())
 
     # The steps of an update: grpo.generation.vllm.weight_update.Control.
@@ -168,7 +166,7 @@ class LocalVLLM:
         return self._llm.collective_rpc("policy_weights")
 
     def sleep(self) -> None:
-        """Weights move to the processor's memory and the cache is dropped; on a CPU nothing happens."""
+        """Moves the weights to CPU memory and drops the cache; no-op on a CPU."""
         if self._sleeps:
             self._llm.sleep(level=1)
 
@@ -179,7 +177,7 @@ class LocalVLLM:
     def close(self) -> None:
         client = self._llm.llm_engine.engine_core
         if self._shared:
-            # vLLM's own way to end destroys the default process group too, which here is the trainer's.
+            # vLLM's own shutdown would destroy the default process group, which is the trainer's.
             client._finalizer.detach()
             client.engine_core.model_executor.shutdown()
             importlib.import_module("vllm.distributed.parallel_state").destroy_model_parallel()
@@ -189,8 +187,8 @@ class LocalVLLM:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """vLLM seeds and draws from the process's random generators, sets torch's threads, and leaves variables in the
-    environment that every process started later would inherit; none of it is its own to change here."""
+    """Restores process state that vLLM changes: random generators, torch's threads, and environment variables that
+    later processes would inherit."""
     state = rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     variables = {name: os.environ.get(name) for name in _LEAKING}

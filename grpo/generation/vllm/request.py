@@ -1,4 +1,4 @@
-"""What both ways to sample with vLLM ask of it, and the checks that go before."""
+"""Sampling requests to vLLM, in process and over HTTP, and the checks before them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLDEST = 0.01
 
 
 def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, logprobs: bool) -> None:
-    """InputError for what vLLM would answer, but otherwise than asked."""
+    """Raises InputError for settings that vLLM would silently handle differently."""
     if logprobs and settings.top_p < 1:
         raise InputError(
             f"sampling.top_p is {settings.top_p}, but vLLM reports log-probabilities after the nucleus cut, and "
@@ -33,10 +33,8 @@ def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, lo
 
 
 def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logprobs: bool) -> dict[str, Any]:
-    """Fields of vLLM's SamplingParams.
-
-    All that changes the distribution is named: a server fills what is left out from the model's generation_config.json.
-    """
+    """Fields of vLLM's SamplingParams. Everything that changes the distribution is set explicitly: a server takes
+    missing fields from the model's generation_config.json."""
     return {
         "n": per_prompt,
         "max_tokens": settings.max_new_tokens,
@@ -48,7 +46,7 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": seed,
-        # The trainer's end mark alone ends a completion, whatever the model's folder names besides.
+        # Only the trainer's end token ends a completion, whatever else the model's folder names.
         "ignore_eos": True,
         "stop_token_ids": [eos_id],
         "logprobs": 0 if logprobs else None,
@@ -57,12 +55,12 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
 
 
 def prompt_seed(seed: int) -> int:
-    """vLLM counts up from a prompt's seed for its completions, so the seeds of two prompts must lie far apart."""
+    """vLLM adds 1, 2, ... to a prompt's seed for its completions, so seeds of two prompts must be far apart."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 def chunked_prefill() -> bool:
-    """Whether vLLM may cut long prompts into parts. On a CPU, vLLM 0.32 dies of a cut prompt that has a seed: it turns
-    the random generator back after a part, and those of a CPU cannot be."""
+    """Whether vLLM may split long prompts. On a CPU, vLLM 0.32 crashes on a split prompt with a seed: it rewinds the
+    random generator after a part, which CPU generators do not support."""
     return not importlib.import_module("vllm.platforms").current_platform.is_cpu()

@@ -27,7 +27,7 @@ REASSOCIATE = frozenset({"reassoc", "contract", "arcp", "nsz"})
 """Sums may add several numbers at a time. NaN and infinity keep their meaning."""
 
 _lock = threading.Lock()
-"""Numba's own threads, used where there is no OpenMP, end a process in which two callers want them at a time."""
+"""Numba's own threading layer, used without OpenMP, crashes a process in which two threads call it at once."""
 _threads = threading.local()
 _on_disk: set[Any] = set()
 """Dispatchers of which this process runs only what is on disk."""
