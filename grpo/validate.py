@@ -52,7 +52,7 @@ def validate(
 ) -> list[FailedAnswer]:
     """Scores each gold answer in a killable process. Returns the failures, in the order of the problems.
 
-    Problems that are not `checkable` are skipped. `workers`: None for one a core. Calls `done` after each problem.
+    Problems that are not `checkable` are skipped. `workers`: None for one a core. Calls `done` after each checked one.
     """
     findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
