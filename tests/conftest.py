@@ -9,6 +9,9 @@ import tempfile
 # Matplotlib, which MLflow loads, caches fonts in the home folder; the tests leave nothing there.
 os.environ.setdefault("MPLCONFIGDIR", tempfile.mkdtemp(prefix="r1flow-matplotlib-"))
 
+# Prefect waits 20 s for a temporary server of its own, which is short on a busy machine.
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+
 # A worker of pytest-xdist has one core to itself.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -56,6 +56,7 @@ def test_every_variable_is_used_and_explained(kind: Kind) -> None:
     assert all(values["description"] and values["title"] for values in variables.values())
 
 
+@pytest.mark.system
 def test_a_process_has_the_gpus_that_its_run_names_and_beats_every_30_seconds() -> None:
     named = render("process", "r1-gpu", cuda_visible_devices="2,3", env={"MINE": "1"})
     assert (named.env["CUDA_VISIBLE_DEVICES"], named.env["MINE"]) == ("2,3", "1")
