@@ -60,6 +60,7 @@ class Hardware(Settings):
     )
     fused: bool = Field(
         True,
+        exclude_if=bool,  # true is left out of records, so that those of earlier versions compare equal
         description="false: train and sample through transformers' own modules and PyTorch's own operations, on any "
         "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; to tell whether a fault lies "
         "in a kernel.",
