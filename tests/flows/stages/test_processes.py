@@ -25,12 +25,12 @@ def only_stage(result: dict[str, Any]) -> dict[str, Any]:
     return stage
 
 
-def test_processes_and_machines_are_no_part_of_the_key() -> None:
+def test_where_and_how_a_stage_computes_is_no_part_of_the_key() -> None:
     from flows.stages.cold_start_sft import STAGE as stage
 
     keys = {
         key_of(stage, load_recipe("tiny", [f"cold_start_sft.hardware.{field}"]).cold_start_sft, 0, {})
-        for field in ("device=cpu", "processes=8", "nodes=4")
+        for field in ("device=cpu", "fused=false", "processes=8", "nodes=4")
     }
     assert len(keys) == 1
     mixed = "cold_start_sft.hardware={dtype='bfloat16',mixed_precision=true}"
