@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from grpo.data.records import Problem, Sample, read_samples, write_rows
-from tests.grpo.generation.vllm.test_server import served
 from tests.support.job_runner import CPU, ROOT, result, run, user, write_job
 from tests.support.vllm_models import needs_vllm, tiny_llama
+from tests.support.vllm_server import served
 
 SMOLLM = ROOT / "build/real_model/SmolLM2-135M-Instruct"
 MODELS = {

@@ -13,9 +13,9 @@ from tasks.judges.base import Claim, Pair, Response
 from tasks.judges.calibration import Verified, calibrate
 from tasks.judges.create import make_judge
 from tasks.judges.settings import JudgeSettings
-from tests.grpo.generation.vllm.test_server import served
 from tests.support.job_runner import ROOT
 from tests.support.vllm_models import needs_vllm
+from tests.support.vllm_server import served
 
 SMOLLM = ROOT / "build/real_model/SmolLM2-135M-Instruct"
 GSM8K = ROOT / "build/real_model/gsm8k.jsonl"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,34 +23,14 @@ from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import load_tokenizer
 from tests.support.job_runner import ROOT
-from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
+from tests.support.vllm_models import needs_vllm, tiny_llama
 from tests.support.vllm_probe import largest_difference, perturb
+from tests.support.vllm_server import served
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 
 SMOLLM = ROOT / "build/real_model/SmolLM2-135M-Instruct"
 EXACT = 2e-4
-
-
-@contextlib.contextmanager
-def served(model, log, *options):
-    """The address of a server that is ended, with all its processes, at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "1G")
-    command = [PYTHON, "-m", "grpo.generation.vllm.server", model, "--port", port, *common, *options]
-    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        yield f"http://127.0.0.1:{port}", server.pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
 
 
 def loaded(model):

@@ -10,9 +10,9 @@ import pytest
 
 from grpo.errors import TrainingStopped
 from grpo.generation.vllm.server import ServerVLLM
-from tests.grpo.generation.vllm.test_server import served
 from tests.support.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, write_job
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
+from tests.support.vllm_server import served
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 
