@@ -64,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             server.times.append(time.monotonic())
             act = server.plan(number, body)
             server.served[act if act in FAULTS else "reply"] += 1
+            self.counted = True
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
         try:
@@ -72,8 +73,13 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.reply(act)
         finally:
-            with server.lock:
-                server.at_once -= 1
+            self.leave()
+
+    def leave(self) -> None:
+        """Counts the request as done: before the client can have read all of the reply, and may send another."""
+        with self.server.lock:
+            self.server.at_once -= self.counted
+            self.counted = False
 
     def reply(self, content: str | None, finish_reason: str = "stop") -> None:
         message = {"role": "assistant", "content": content}
@@ -85,6 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content_Length": str(len(text.encode())), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
+        self.leave()
         self.wfile.write(text.encode())
 
     def log_message(self, format: str, *args: Any) -> None:
