@@ -29,7 +29,7 @@ from grpo.config.rl import RL
 from grpo.data.completions import Completion
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import parse
-from grpo.generation.decoder import Decoder
+from grpo.model.decoder import Decoder
 from grpo.model.fused import blocks
 from grpo.model.fused.decode_step import can_decode
 from grpo.model.fused.layers import fuse

@@ -43,8 +43,8 @@ class Optimizer(Settings):
 class Hardware(Settings):
     """Where and how a job computes.
 
-    `device`, `fused`, `processes` and `nodes` are not part of a stage's key: they only change the order of sums, so
-    results differ by rounding, and an artifact made with one choice is reused under another.
+    `device`, `fused`, `attention`, `processes` and `nodes` are not part of a stage's key: they only change the order of
+    sums, so results differ by rounding, and an artifact made with one choice is reused under another.
     """
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' takes a GPU where there is one.")
@@ -64,6 +64,14 @@ class Hardware(Settings):
         description="false: train and sample through transformers' own modules and PyTorch's own operations, on any "
         "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; to tell whether a fault lies "
         "in a kernel.",
+    )
+    attention: Literal["auto", "packed", "plain"] = Field(
+        "auto",
+        exclude_if=lambda value: value == "auto",
+        description="packed: sequences side by side without padding, a group's prompt computed once. plain: "
+        "transformers' own forward pass and `generate` on sequences of one length; right for every model that it can "
+        "run, but slower. auto: packed where a few short sequences have the same log-probabilities both ways when the "
+        "model is loaded, else plain.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
     processes: int = Field(

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
-from grpo.generation.decoder import Decoder
-from grpo.model.decoding import is_worth_prepacking, sample_tokens, supports
+from grpo.generation.draw import draw_tokens, uniforms_of
+from grpo.generation.plain_sampler import sample_groups_plain
+from grpo.model.decoder import Decoder
+from grpo.model.decoding import is_worth_prepacking
+from grpo.model.loading import decodes_packed, plain_attention
 from grpo.processes import malloc
-
-CANDIDATES = 1024
-"""Most probable tokens that top-p considers first; all are sorted only where their mass is too small."""
 
 
 class _Rows:
@@ -36,10 +35,8 @@ class _Rows:
 
     def join(self, prompts: Sequence[int], size: int, seeds: Sequence[int]) -> None:
         length = self.tokens.shape[1]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        drawn = [torch.rand(size, length, dtype=torch.float64, generator=generator) for generator in generators]
         self.owners += [(prompt, number) for prompt in prompts for number in range(size)]
-        self.uniforms = torch.cat([self.uniforms, *drawn])
+        self.uniforms = torch.cat([self.uniforms, uniforms_of(seeds, size, length)])
         self.counts, self.tokens, self.logprobs = (
             torch.cat([table, table.new_zeros(len(prompts) * size, table.shape[1])])
             for table in (self.counts, self.tokens, self.logprobs)
@@ -55,7 +52,7 @@ class _Rows:
         return tokens
 
     def ended(self, eos_id: int) -> list[int]:
-        """Rows owners last token is the end token, or that have reached the maximum length."""
+        """Rows whose last token is the end token, or that have reached the maximum length."""
         ended = (self.tokens.gather(1, self.counts - 1) == eos_id) | (self.counts == self.tokens.shape[1])
         return ended.flatten().nonzero().flatten().tolist()
 
@@ -114,6 +111,10 @@ def sample_groups(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Like `sample`, but yields each prompt's index and completions as soon as the last of them has ended, so that a
     caller can use them while others are sampled."""
+    if not decodes_packed(model, max(map(len, prompts)) + settings.max_new_tokens):
+        with plain_attention(model):
+            yield from sample_groups_plain(model, prompts, per_prompt, settings, eos_id=eos_id, seeds=seeds)
+        return
     rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
     packs = is_worth_prepacking(rows, settings.max_new_tokens)
     if packs:  # give memory that an update has freed back before the copies take more
@@ -159,56 +160,3 @@ def _sample(
             rows.keep(remaining)
             tokens = tokens[remaining]
         logits = decoder.step(tokens) if rows.owners else None
-
-
-def draw_tokens(logits: Tensor, settings: Sampling, uniforms: Tensor, *, fused: bool = True) -> tuple[Tensor, Tensor]:
-    """One token a row from logits [B, V], by inverse transform sampling with `uniforms` [B] in [0, 1).
-
-    Returns tokens [B] and their log-probabilities [B] before top-p. `fused`: by a CPU kernel where there is one.
-    """
-    if settings.temperature != 1:
-        logits = logits / settings.temperature
-    if settings.top_p == 1 and fused and supports(logits):
-        return sample_tokens(logits, uniforms)
-    largest = logits.amax(1, keepdim=True)
-    masses, order = (logits - largest).exp_(), None
-    total = masses.sum(1, keepdim=True)
-    if settings.top_p < 1:
-        masses, order = _nucleus(masses, settings.top_p * total)
-    index = _inverse_cdf(masses, uniforms[:, None])
-    token = index if order is None else order.gather(1, index)
-    return token.squeeze(1), (logits.gather(1, token) - largest - total.log()).squeeze(1)
-
-
-def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
-    """Index [B, 1] of the first entry of each row [B, V] up to which the share of the mass exceeds `uniforms` [B, 1].
-
-    First the block of entries, then the entry, so that the cumulative sums of a whole row are never stored.
-    """
-    rows, count = masses.shape
-    size = 1 << count.bit_length() // 2  # near the square root of the count
-    missing = -count % size
-    blocks = (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
-    of_block = blocks.sum(2)
-    up_to_block = of_block.cumsum(1, dtype=torch.float64)
-    threshold = uniforms * up_to_block[:, -1:]
-    block = _first_above(up_to_block, threshold)
-    before = up_to_block.gather(1, block) - of_block.gather(1, block)
-    entries = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
-    return block * size + _first_above(entries.cumsum(1, dtype=torch.float64), threshold - before)
-
-
-def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
-    """Index of each row's first entry above its threshold; never past the last entry of positive mass."""
-    index = torch.searchsorted(cumulative, threshold, right=True)
-    return torch.minimum(index, torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
-
-
-def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Masses of the most probable tokens that together hold `kept` [B, 1], descending, others 0; and their tokens."""
-    descending, order = masses.topk(min(CANDIDATES, masses.shape[1]))
-    if (descending.sum(1, keepdim=True) < kept).any():
-        descending, order = masses.sort(1, descending=True)
-    # A token stays if the mass before it is below the share kept, so the most probable one always stays.
-    outside = descending.cumsum(1) - descending >= kept
-    return descending.masked_fill(outside, 0), order

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import textwrap
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,22 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from grpo.config.common import Hardware, Lora
 from grpo.errors import InputError
+from grpo.model import probe
 from grpo.model.fused.blocks import fuse_blocks
-from grpo.model.fused.layers import fuse
-from grpo.model.packed.attention import NAME, PLAIN
+from grpo.model.fused.layers import fuse, unfuse
+from grpo.model.head import backbone_of, is_policy
+from grpo.model.packed.attention import NAME, UNFUSED, is_packed
+from grpo.model.probe import (
+    attention_as,
+    first_difference,
+    own_logprobs,
+    own_scores,
+    score_difference,
+    set_attention,
+)
+from grpo.model.rope import rope_limit
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device(hardware: Hardware) -> torch.device:
@@ -39,10 +54,8 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
 
     With `lora` only adapters are trained.
     """
-    policy = _load(AutoModelForCausalLM, model, "language model", **_options(hardware))
-    if hardware.fused:
-        fuse(policy)
-        fuse_blocks(policy)
+    policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
+    _choose_attention(policy, model, hardware)
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
         policy.enable_input_require_grads()
@@ -72,13 +85,72 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         "reward model",
         new=("score.weight",),
         num_labels=1,
-        **_options(hardware),
+        dtype=getattr(torch, hardware.dtype),
     )
+    _choose_attention(loaded, model, hardware)
     return loaded.to(choose_device(hardware)).eval()
 
 
-def _options(hardware: Hardware) -> dict[str, Any]:
-    return {"dtype": getattr(torch, hardware.dtype), "attn_implementation": NAME if hardware.fused else PLAIN}
+def _choose_attention(loaded: Any, model: str, hardware: Hardware) -> None:
+    """Lets the model attend packed where it then computes what it computes alone; else plain, by transformers' fastest
+    attention that is right, or by its definition.
+
+    Raises InputError where transformers cannot run the model, and where neither way is right.
+    """
+    own, difference = (own_logprobs, probe.difference) if is_policy(loaded) else (own_scores, score_difference)
+    backbone = backbone_of(loaded)
+    fastest = backbone.config._attn_implementation
+    loaded.eval()
+    try:
+        set_attention(loaded, "eager")
+        expected = own(loaded)
+    except Exception as error:  # any model may fail in any way
+        raise InputError(f"{model}: transformers cannot run this model here: {_in_one_line(error)}") from error
+    packed = NAME if hardware.fused else UNFUSED
+    ways = {"auto": (packed, fastest, "eager"), "packed": (packed,), "plain": (fastest, "eager")}[hardware.attention]
+    reasons: list[str] = []
+    for way in ways:
+        set_attention(loaded, way)
+        if way == NAME and is_policy(loaded):
+            fuse(loaded)
+            fuse_blocks(loaded)
+        try:
+            problem = difference(loaded, expected)
+        except Exception as error:
+            problem = _in_one_line(error)
+        if problem is None:
+            break
+        unfuse(loaded)
+        place = first_difference(loaded, lambda: attention_as(loaded, "eager")) if way == packed else None
+        reasons.append(f"{problem}, first in {place}" if place else problem)
+    else:
+        what = f"hardware.attention = {hardware.attention!r} computes something else"
+        raise InputError(f"{model}: {what}: {'; '.join(dict.fromkeys(reasons))}")
+    backbone.own_attention = fastest if way == packed else way
+    if way != packed and reasons:
+        logger.warning(
+            "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
+            "completion, and only sequences of one length together",
+            model,
+            reasons[0],
+        )
+
+
+def _in_one_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+
+
+def decodes_packed(model: Any, longest: int) -> bool:
+    """Whether completions of sequences up to so many tokens can be decoded packed."""
+    backbone = backbone_of(model)
+    limit = rope_limit(backbone)
+    return is_packed(backbone) and (limit is None or longest <= limit)
+
+
+def plain_attention(model: Any) -> AbstractContextManager[None]:
+    """Within it a model attends as transformers does."""
+    backbone = backbone_of(model)
+    return attention_as(model, getattr(backbone, "own_attention", backbone.config._attn_implementation))
 
 
 def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:

@@ -20,9 +20,9 @@ from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
-from grpo.model.packed.logprobs import completion_logprobs
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
-from grpo.model.packed.value_head import values_of
+from grpo.model.value_head import values_of
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup, Rollout, TokenStep
 from grpo.rl.credit import CREDITS, CreditInputs

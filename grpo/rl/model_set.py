@@ -18,9 +18,9 @@ from grpo.config.rl import RL
 from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
+from grpo.model.head import backbone_of
 from grpo.model.loading import load_policy
-from grpo.model.packed.logprobs import backbone_of
-from grpo.model.packed.value_head import Value
+from grpo.model.value_head import Value
 from grpo.rl.methods import Method
 
 

@@ -14,9 +14,9 @@ from grpo.algorithms.tokens import Normalizers, Tokens, pad
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
-from grpo.model.packed.logprobs import completion_logprobs
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
-from grpo.model.packed.value_head import values_of
+from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models

@@ -12,8 +12,8 @@ from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.data.records import Message
 from grpo.model.loading import load_reward_model, load_tokenizer
-from grpo.model.packed.attention import hidden_states
-from grpo.model.packed.packing import pack, shared_prefix
+from grpo.model.logprobs import token_states
+from grpo.model.packed.packing import shared_prefix
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
@@ -66,7 +66,6 @@ def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
 
 def score_sequences(model: Any, prompts: Sequence[Sequence[int]], rests: Sequence[Sequence[int]]) -> torch.Tensor:
     """Scalar head at the last token of each of B sequences prompt + rest (token ids). Returns [B]."""
-    device = next(model.parameters()).device
-    packed = pack(prompts, rests, device)
-    hidden = hidden_states(model.base_model, packed.ids, packed.positions, packed.attention)
-    return model.score(hidden[torch.tensor(packed.last, device=device)]).squeeze(-1).float()
+    last = torch.tensor([len(prompt) + len(rest) - 1 for prompt, rest in zip(prompts, rests, strict=True)])
+    states = token_states(model.base_model, prompts, rests, torch.arange(len(last)), last)
+    return model.score(states).squeeze(-1).float()

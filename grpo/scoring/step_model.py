@@ -16,8 +16,8 @@ from grpo.data.records import Message
 from grpo.data.template import prompt_tokens
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer
-from grpo.model.packed.attention import hidden_states
-from grpo.model.packed.packing import micro_batches, pack
+from grpo.model.logprobs import token_states
+from grpo.model.packed.packing import micro_batches
 from grpo.rewards.steps import split_steps
 
 MARK = "r1flow_step_label"
@@ -47,11 +47,10 @@ def steps_of(
 
 def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
     """The head's output at the end of every step, example after example: [S]."""
-    device = next(model.parameters()).device
-    packed = pack([e.prompts[0] for e in examples], [e.rests[0] for e in examples], device)
-    hidden = hidden_states(model.base_model, packed.ids, packed.positions, packed.attention)
-    index = [start + place for start, e in zip(packed.starts, examples, strict=True) for place in e.places]
-    return model.score(hidden[torch.tensor(index, device=device)]).squeeze(-1).float()
+    prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
+    ends = [(row, len(e.prompts[0]) + place) for row, e in enumerate(examples) for place in e.places]
+    rows, columns = torch.tensor(ends).unbind(1)
+    return model.score(token_states(model.base_model, prompts, rests, rows, columns)).squeeze(-1).float()
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
-from grpo.model.packed.logprobs import completion_logprobs
+from grpo.model.logprobs import completion_logprobs
 from grpo.processes.metrics_log import write_result
 from grpo.training.supervised import closing_loss, fit, planned_steps
 

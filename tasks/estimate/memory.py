@@ -3,7 +3,7 @@
 Counted are the tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them,
 activations as autograd saves them for the backward pass of a transformers decoder with grouped attention and a gated
 feed-forward block (counted as in Korthikanti et al., arXiv 2205.05198, section 4), the head as
-`grpo.model.packed.logprobs` computes it, caches as `grpo.generation.decoder` does. Not counted: the program and its
+`grpo.model.logprobs` computes it, caches as `grpo.model.decoder` does. Not counted: the program and its
 libraries, memory that an allocator keeps, buffers of NCCL.
 """
 

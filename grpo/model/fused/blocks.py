@@ -22,6 +22,7 @@ from grpo.model.fused.layers import all_close
 from grpo.model.packed.attention import NAME
 from grpo.model.packed.autograd import add_product, call
 from grpo.model.packed.packing import pack
+from grpo.model.packed.scores import ScoreOptions
 
 BACKBONES = {
     LlamaModel: LlamaDecoderLayer,
@@ -44,7 +45,7 @@ def fuse_blocks(model: Any) -> None:
 
 
 def _has_window(block: Any) -> bool:
-    """Whether a block has sliding-window attention; `grpo.model.packed.attention.attend` refuses what it cannot do."""
+    """Whether a block has sliding-window attention, which only transformers' own form computes."""
     attention = block.self_attn
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) is not None
 
@@ -79,14 +80,15 @@ def _backbone(
     input_ids: Tensor | None = None,
     *,
     position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     layout: Any = None,
     use_cache: bool | None = None,
     **others: Any,
 ) -> Any:
     """Forward pass of a backbone; calls that do not come from `hidden_states` go to transformers' own."""
     if layout is None or others or input_ids is None:
-        inputs = dict(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache)
-        return type(self).forward(self, **inputs, **others)
+        others |= dict(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask)
+        return type(self).forward(self, use_cache=use_cache, **others)
     x = self.embed_tokens(input_ids)
     rotation = self.rotary_emb(x, position_ids)
     for block in self.layers:
@@ -114,7 +116,7 @@ def _block(
         q, k = attention.q_norm(q), attention.k_norm(k)
     cos, sin = (angles[0, :, None] for angles in position_embeddings)
     q, k = call(Rotary, q, cos, sin), call(Rotary, k, cos, sin)
-    attended = layout.attend(attention.layer_idx, q, k, v, attention.scaling).flatten(1)
+    attended = layout.attend(attention.layer_idx, q, k, v, ScoreOptions(attention.scaling)).flatten(1)
     x = call(_AddProjection, x, attended, linears[3].weight)
     if linears[3].bias is not None:
         x = x + linears[3].bias

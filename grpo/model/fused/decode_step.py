@@ -19,8 +19,9 @@ from grpo.model.cpu import kernels
 from grpo.model.cpu.prepacked_linear import PrepackedLinear
 from grpo.model.fused.blocks import has_fused_blocks
 from grpo.model.fused.layers import detached_copy, epsilon, is_fused
+from grpo.model.packed.scores import ScoreOptions
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, ScoreOptions], Tensor]
 """Signature of `grpo.model.packed.attention.Layout.attend`."""
 
 MAX_CONCATENATED = 2**18
@@ -106,7 +107,7 @@ class _Block:
 
     def __init__(self, block: Any):
         attention, mlp = block.self_attn, block.mlp
-        self.layer, self.width, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
+        self.layer, self.width, self.options = attention.layer_idx, attention.head_dim, ScoreOptions(attention.scaling)
         self.mlp_norm = _weight_and_epsilon(block.post_attention_layernorm)
         self.qkv = _Linears([attention.q_proj, attention.k_proj, attention.v_proj])
         self.heads = attention.q_proj.out_features // self.width
@@ -129,7 +130,7 @@ class _Block:
             q, k = states[:, : self.heads], states[:, self.heads : self.rotated]
             states = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
         qk = kernels.rotary(states, cos, sin, self.rotated, -1)
-        attended = attend(self.layer, qk[:, : self.heads], qk[:, self.heads :], v, self.scale)
+        attended = attend(self.layer, qk[:, : self.heads], qk[:, self.heads :], v, self.options)
         normed = kernels.add_rms_norm(x, self.out(_pad_rows(attended.flatten(1), x.shape[0])), *self.mlp_norm)
         return self.down(kernels.swiglu_fused(self.gate_up(normed)))
 

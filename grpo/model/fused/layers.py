@@ -37,6 +37,12 @@ def fuse(model: Any) -> None:
                 module.forward = fused
 
 
+def unfuse(model: Any) -> None:
+    """Give all modules of `model` their classes' forward again."""
+    for module in model.modules():
+        module.__dict__.pop("forward", None)
+
+
 def is_fused(module: Any) -> bool:
     """Whether a norm or an MLP has a fused forward."""
     return getattr(module.forward, "__func__", None) in (_norm, _mlp)

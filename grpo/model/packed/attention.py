@@ -1,10 +1,11 @@
 """Attention over packs and key-value caches, registered with transformers as an attention implementation.
 
 A model loaded with `attn_implementation=NAME` calls `attend` in every layer with its queries, keys and values. Which
-keys each query may see comes with the call as `layout=`, an object with a method `attend`. So every architecture that
+sequence each token belongs to comes with the call as `layout=`, an object with a method `attend`. What the layer does
+to its scores (scale, window, softcap, sinks) comes from the model itself, as `ScoreOptions`. So every architecture that
 transformers can run with a custom attention works, and the rest of the model is unchanged.
 
-`PLAIN` is the same with PyTorch's own operations and autograd alone (`hardware.fused = false`).
+`UNFUSED` is the same with PyTorch's own operations and autograd alone (`hardware.fused = false`).
 """
 
 from __future__ import annotations
@@ -17,24 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 from grpo.errors import InputError
 from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
+from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention, window_of
 
 NAME = "r1flow"
-PLAIN = "r1flow-plain"
+UNFUSED = "r1flow-unfused"
 
 
 class Layout(Protocol):
-    """The tokens of one forward pass, and the keys that each of them may see."""
+    """The tokens of one forward pass, and the sequences that they belong to."""
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         """Attention outputs [N, H, D] for the queries [N, H, D], keys and values [N, Hkv, D] of the N tokens."""
 
 
@@ -42,8 +41,8 @@ def attend(
     module: Any,
     query: Tensor,  # [1, H, N, D]
     key: Tensor,  # [1, Hkv, N, D]
-    value: Tensor,
-    attention_mask: Tensor | None,
+    value: Tensor,  # [1, Hkv, N, Dv]
+    attention_mask: VisibleTokens | Tensor | None,
     *,
     layout: Layout | None = None,
     scaling: float | None = None,
@@ -52,41 +51,55 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention implementation registered with transformers. Returns [1, N, H, D].
-
-    Raises InputError for a sliding window shorter than a sequence, capped scores, and attention sinks.
-    """
+    """Attention implementation registered with transformers. Returns [1, N, H, Dv]."""
     if layout is None:
         raise RuntimeError(
-            "this model attends by layout only: call it through grpo.model.packed.logprobs or grpo.generation.sampler"
+            "this model attends by layout only: call it through grpo.model.logprobs or grpo.generation.sampler"
         )
-    if sliding_window is not None and layout.longest > sliding_window:
-        raise InputError(
-            f"sequences of {layout.longest} tokens: the model looks back at {sliding_window} only (sliding window), "
-            "which is not supported; take shorter sequences or another model"
-        )
-    if softcap is not None or s_aux is not None:
-        raise InputError("the model caps its attention scores or has attention sinks, which is not supported")
-    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    return layout.attend(module.layer_idx, q, k, v, scaling)[None], None
+    if isinstance(attention_mask, Tensor):
+        raise InputError("the model makes a mask of its own")
+    window = attention_mask
+    if window is None and sliding_window is not None:
+        window = VisibleTokens(sliding_window_causal_mask_function(sliding_window), sliding_window)
+    width, value_width = query.shape[-1], value.shape[-1]
+    options = ScoreOptions(scaling if scaling is not None else width**-0.5, window, softcap, s_aux)
+    q, k, v = (_widened(states[0].transpose(0, 1), max(width, value_width)) for states in (query, key, value))
+    return layout.attend(module.layer_idx, q, k, v, options)[None, ..., :value_width], None
 
 
-AttentionInterface.register(NAME, attend)
-AttentionInterface.register(PLAIN, attend)
+def _widened(states: Tensor, width: int) -> Tensor:
+    """Heads [..., D] padded with zeros, which change neither scores nor the outputs that are kept: the kernels need
+    values as wide as keys, and latent attention has narrower ones."""
+    return states if states.shape[-1] == width else pad(states, (0, width - states.shape[-1]))
 
 
-def is_plain(backbone: Any) -> bool:
+for name in (NAME, UNFUSED):
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, window_of)
+
+
+def is_packed(backbone: Any) -> bool:
+    """Whether a model attends by layout."""
+    return backbone.config._attn_implementation in (NAME, UNFUSED)
+
+
+def is_unfused(backbone: Any) -> bool:
     """Whether a model was loaded with `hardware.fused = false`."""
-    return bool(backbone.config._attn_implementation == PLAIN)
+    return bool(backbone.config._attn_implementation == UNFUSED)
 
 
 def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """Last hidden states [N, hidden size] of a transformer without its head, for tokens [1, N] at positions [1, N]."""
-    if backbone.config._attn_implementation not in (NAME, PLAIN):  # any other would silently ignore the layout
+    if not is_packed(backbone):  # any other would silently ignore the layout
         raise RuntimeError(f"load the model with attn_implementation={NAME!r}, or call set_attn_implementation on it")
-    output = backbone(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
-    states: Tensor = output.last_hidden_state[0]
+    states: Tensor = backbone(use_cache=False, **packed_inputs(ids, positions, layout)).last_hidden_state[0]
     return states
+
+
+def packed_inputs(ids: Tensor, positions: Tensor, layout: Layout) -> dict[str, Any]:
+    """Arguments of a backbone's forward pass over a pack."""
+    # Without a mask transformers would look for sequences in the positions, and mask by place in the pack.
+    return dict(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), layout=layout)
 
 
 @dataclass(frozen=True)
@@ -116,14 +129,14 @@ class Packed:
     query slots that nothing reads.
     """
 
-    def __init__(self, calls: list[Rows], tokens: int, plain: bool = False):
-        """`tokens`: length of the pack. `plain`: no kernels, and autograd's own backward passes."""
+    def __init__(self, calls: list[Rows], tokens: int, unfused: bool = False):
+        """`tokens`: length of the pack. `unfused`: no kernels, and autograd's own backward passes."""
         self.calls = [rows for rows in calls if rows.places.numel()]
         self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
         self.queries, self.keys = _Queries(self.calls, tokens), _Keys(self.calls, tokens)
-        self.plain = plain
+        self.unfused = unfused
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         query_slots = self._gather(q, self.queries).split([rows.places.numel() for rows in self.calls])
         sizes = [len(rows.places) * (rows.before.shape[1] + rows.places.shape[1]) for rows in self.calls]
         key_slots, value_slots = (self._gather(states, self.keys).split(sizes) for states in (k, v))
@@ -131,12 +144,13 @@ class Packed:
         for rows, *gathered in zip(self.calls, query_slots, key_slots, value_slots, strict=True):
             count = len(rows.places)
             queries, keys, values = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in gathered)
-            outputs.append(_causal(queries, keys, values, scale).transpose(1, 2).reshape(-1, *q.shape[1:]))
+            attended = _causal(queries, keys, values, options, self.longest)
+            outputs.append(attended.transpose(1, 2).reshape(-1, *q.shape[1:]))
         slots = torch.cat(outputs)
-        return slots.index_select(0, self.queries.order) if self.plain else call(_Scatter, slots, self.queries)
+        return slots.index_select(0, self.queries.order) if self.unfused else call(_Scatter, slots, self.queries)
 
     def _gather(self, states: Tensor, slots: _Queries | _Keys) -> Tensor:
-        return states.index_select(0, slots.places) if self.plain else call(_Gather, states, slots)
+        return states.index_select(0, slots.places) if self.unfused else call(_Gather, states, slots)
 
 
 class _Queries:
@@ -217,7 +231,19 @@ class _Scatter(torch.autograd.Function):
         return ctx.slots.spread_gradients(gradient), None
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Attention whose last query sees all keys, the one before it all but the last, and so on."""
-    mask: Any = causal_lower_right(q.shape[2], k.shape[2])
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+def _causal(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, longest: int) -> Tensor:
+    """Attention [R, H, L, D] of the last L of K tokens, q [R, H, L, D], to all K, k and v [R, Hkv, K, D].
+
+    The last query sees all keys, the one before it all but the last, and so on, as far as the layer's window allows.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    if options.is_plain(longest):
+        bias: Any = causal_lower_right(queries, keys)
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=grouped)
+    positions = torch.arange(keys, device=q.device)
+    query_positions = positions[keys - queries :, None]
+    mask = positions <= query_positions
+    if (window := options.window_in(longest)) is not None:
+        mask = mask & window.mask(query_positions, positions)
+    return masked_attention(q, k, v, options, mask)

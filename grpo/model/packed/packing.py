@@ -31,8 +31,8 @@ class Pack:
     starts: list[int]  # B: index of the first token after the prompt
 
 
-def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, plain: bool = False) -> Pack:
-    """Pack the sequences prompt + rest. Either may be empty, not both. `plain`: see
+def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, unfused: bool = False) -> Pack:
+    """Pack the sequences prompt + rest. Either may be empty, not both. `unfused`: see
     `grpo.model.packed.attention.Packed`.
 
     A prompt that only one sequence has is treated as part of its rest. Shared prompts of the same length, and the rests
@@ -64,7 +64,7 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
         ids=integers(ids)[None].to(device),
         positions=ranges(*integers(spans).T)[None].to(device),
         attention=Packed(
-            [c for (shared, _), group in calls.items() for c in group.rows(shared, device)], len(ids), plain
+            [c for (shared, _), group in calls.items() for c in group.rows(shared, device)], len(ids), unfused
         ),
         last=last,
         first=first,

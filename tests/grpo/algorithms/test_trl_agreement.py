@@ -23,8 +23,8 @@ from grpo.algorithms.advantages import ADVANTAGES
 from grpo.algorithms.dpo import dpo_loss
 from grpo.algorithms.objectives import Objective
 from grpo.algorithms.tokens import Normalizers, Tokens
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import completion_logprobs
 
 LENGTHS = [5, 1, 3, 4, 2, 5, 4, 1]
 WIDTH, BUDGET, BETA = 5, 6, 0.3

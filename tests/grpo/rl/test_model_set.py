@@ -12,7 +12,7 @@ from grpo.distributed.fsdp import Sharded
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
-from grpo.model.packed.logprobs import completion_logprobs
+from grpo.model.logprobs import completion_logprobs
 from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 

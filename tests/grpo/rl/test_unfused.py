@@ -28,8 +28,8 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KERNELS:
         if name != "supports":
             monkeypatch.setattr(kernels, name, refuse)
-    monkeypatch.setattr("grpo.generation.decoder.decode_attention", refuse)
-    monkeypatch.setattr("grpo.generation.sampler.sample_tokens", refuse)
+    monkeypatch.setattr("grpo.model.decoder.decode_attention", refuse)
+    monkeypatch.setattr("grpo.generation.draw.sample_tokens", refuse)
 
 
 def trained(folder: Path, fields: dict, fused: bool) -> Path:

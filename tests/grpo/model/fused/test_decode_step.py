@@ -21,14 +21,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grpo.generation.decoder import Decoder
 from grpo.model.cpu.prepacked_linear import MAX_ROWS, MIN_STEPS, PrepackedLinear, is_worth_prepacking
+from grpo.model.decoder import Decoder
 from grpo.model.fused import decode_step
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.decode_step import MAX_CONCATENATED, can_decode
 from grpo.model.fused.layers import fuse
+from grpo.model.head import backbone_of
 from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import backbone_of
 from tests.support import small_models
 
 SHAPE = small_models.SHAPE | dict(head_dim=8)

@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import completion_logprobs
 from tests.support.small_models import SHAPE
 
 PROMPTS, COMPLETIONS = [[5, 6, 7], [5, 6, 7], [8]], [[3, 4, 0], [9] * 5, [0, 2]]

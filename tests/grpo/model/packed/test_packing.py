@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from transformers import (
-    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     OlmoConfig,
@@ -19,14 +18,14 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo.config.common import Sampling
-from grpo.errors import InputError
 from grpo.generation.sampler import sample
 from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
-from grpo.model.packed.attention import NAME
-from grpo.model.packed.logprobs import completion_logprobs, token_logprobs
+from grpo.model.logprobs import completion_logprobs
+from grpo.model.packed.attention import NAME, hidden_states
 from grpo.model.packed.packing import micro_batches, pack, shared_prefix
+from grpo.model.packed.token_logprobs import token_logprobs
 
 CPU = torch.device("cpu")
 SHAPE = dict(
@@ -157,22 +156,9 @@ def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, monkeypatch)
 
 def test_another_attention_is_refused():
     _, plain = make(CONFIGS["Llama"])
+    packed = pack([[5]], [[6]], CPU)
     with pytest.raises(RuntimeError, match="attn_implementation='r1flow'"):
-        completion_logprobs(plain, [[5]], [[6]], 1.0)
-
-
-def test_a_sliding_window_is_refused_where_it_would_matter():
-    packed, _ = make(MistralConfig(**SHAPE, sliding_window=8))
-    assert completion_logprobs(packed, [[5, 6]], [[7] * 7], 1.0).shape == (1, 7)  # 8 tokens are computed, not the last
-    with pytest.raises(InputError, match="sequences of 9 tokens: the model looks back at 8 only"):
-        completion_logprobs(packed, [[5, 6]], [[7] * 8], 1.0)
-
-
-def test_attention_sinks_are_refused():
-    shape = {**SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-    packed, _ = make(GptOssConfig(**shape, layer_types=["full_attention"] * 2))
-    with pytest.raises(InputError, match="attention sinks"):
-        completion_logprobs(packed, [[5, 6]], [[7]], 1.0)
+        hidden_states(plain.model, packed.ids, packed.positions, packed.attention)
 
 
 def test_micro_batches_by_hand():

@@ -1,8 +1,8 @@
-"""Log-probabilities of completions under a model, without ever holding the logits of a whole batch."""
+"""Log-probabilities of tokens from hidden states, without ever holding the logits of a whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,50 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
-from grpo.model.packed.attention import hidden_states, is_plain
 from grpo.model.packed.autograd import add_product
-from grpo.model.packed.packing import integers, pack, ranges
-
-
-def backbone_of(model: Any) -> Any:
-    """The transformer under a language model's head, with its adapters active."""
-    return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
-
-
-def completion_states(
-    backbone: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Last hidden state before each completion token.
-
-    `backbone` is a transformer without its head. Returns states [N, H] for the batch's N completion tokens, row after
-    row, the tokens themselves [N], and each one's row [N] and column [N] in a [B, C] table of completions.
-    """
-    device = next(backbone.parameters()).device
-    # A completion's last token predicts nothing, so it is left out.
-    packed = pack(prompts, [completion[:-1] for completion in completions], device, plain=is_plain(backbone))
-    hidden = hidden_states(backbone, packed.ids, packed.positions, packed.attention)
-    lengths = integers([len(completion) for completion in completions])
-    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-    columns = ranges(torch.zeros_like(lengths), lengths)
-    first, starts = integers(packed.first)[rows], integers(packed.starts)[rows]
-    places = torch.where(columns == 0, first, starts + columns - 1)
-    targets = integers([token for completion in completions for token in completion])
-    index = torch.stack([places, targets, rows, columns]).to(device)
-    return hidden.index_select(0, index[0]), index[1], index[2], index[3]
-
-
-def completion_logprobs(
-    model: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
-) -> Tensor:
-    """Log-probability of every completion token given the tokens before it, at a softmax temperature.
-
-    Returns [B, C] with C the longest completion, 0 beyond a completion's end.
-    """
-    backbone = backbone_of(model)
-    states, targets, rows, columns = completion_states(backbone, prompts, completions)
-    logprobs_of = plain_token_logprobs if is_plain(backbone) else token_logprobs
-    logprobs = logprobs_of(states, model.get_output_embeddings(), targets, temperature)
-    return logprobs.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), logprobs)
 
 
 def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
@@ -62,13 +19,16 @@ def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, tempe
     return logprobs
 
 
-def plain_token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
-    """`token_logprobs` by PyTorch's own operations and autograd; chunks are recomputed in the backward pass."""
+def unfused_token_logprobs(
+    states: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, targets: Tensor, temperature: float
+) -> Tensor:
+    """`token_logprobs` of any function from states [N, H] to logits [N, V], by autograd's own backward pass; chunks are
+    recomputed in it."""
 
     def logprobs(states: Tensor, targets: Tensor) -> Tensor:
         return torch.log_softmax(head(states).float() / temperature, 1).gather(1, targets[:, None]).squeeze(1)
 
-    chunks = [(states[c], targets[c]) for c in _chunks(states, head.weight, keeps=0)]
+    chunks = [(states[c], targets[c]) for c in _chunks(states, vocabulary, keeps=0)]
     return torch.cat([checkpoint(logprobs, *chunk, use_reentrant=False) for chunk in chunks])
 
 
@@ -79,7 +39,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
         ctx.save_for_backward(states, weight, bias, targets)
         keeps = _limit(KEPT_BYTES, states) // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
-        ctx.temperature, ctx.kept, ctx.chunks = t, None, _chunks(states, weight, keeps)
+        ctx.temperature, ctx.kept, ctx.chunks = t, None, _chunks(states, len(weight), keeps)
         logprobs = []
         for c in ctx.chunks:
             logits = _logits(states[c], weight, bias, t)
@@ -120,10 +80,10 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_states, grad_weight, grad_bias, None, None
 
 
-def _chunks(states: Tensor, weight: Tensor, keeps: int) -> list[slice]:
+def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
     """Slices of tokens: first the `keeps` tokens whose softmax is kept, in one chunk because each chunk writes the
     gradient of the weights once; then chunks of the others."""
-    size = max(1, _limit(CHUNK_BYTES, states) // (4 * len(weight)))
+    size = max(1, _limit(CHUNK_BYTES, states) // (4 * vocabulary))
     keeps = min(keeps, len(states))
     kept = [slice(0, keeps)] if keeps else []
     return kept + [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]

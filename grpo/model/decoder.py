@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.model.decoding import INITIAL_CACHE_TOKENS, decode_attention, make_decode_step, supports
-from grpo.model.packed.attention import Packed, hidden_states, is_plain
-from grpo.model.packed.logprobs import backbone_of
+from grpo.model.cpu.kernels import decode_attention, supports
+from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS
+from grpo.model.fused.decode_step import DecodeStep, can_decode
+from grpo.model.head import Head, backbone_of
+from grpo.model.packed.attention import Packed, hidden_states, is_unfused
 from grpo.model.packed.packing import pack
+from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention
+from grpo.model.rope import reset_rope
 
 
 class Decoder:
@@ -24,24 +28,22 @@ class Decoder:
 
     def __init__(self, model: Any, packed_rows: int = 0):
         """`packed_rows`: as `prepacked_rows` of `grpo.model.fused.decode_step.DecodeStep`."""
-        self.backbone, self.head = backbone_of(model), model.get_output_embeddings()
+        self.backbone, self.head = backbone_of(model), Head(model)
+        reset_rope(self.backbone)
         self.device = next(model.parameters()).device
-        self.fused = not is_plain(self.backbone)
-        self._decode_step = make_decode_step(self.backbone, self.head, packed_rows)
+        self.fused = not is_unfused(self.backbone)
+        self._decode_step: DecodeStep | None = None
+        if self.head.scale == 1 and can_decode(self.backbone, self.head.linear):
+            self._decode_step = DecodeStep(self.backbone, self.head.linear, packed_rows)
         self.caches: dict[int, _Cache] = {}
         self.prompt_lengths: list[int] = []  # of the groups
         self.group_of: list[int] = []  # of the rows
         self.generated = torch.zeros(0, dtype=torch.long, device=self.device)  # tokens of each row so far
         self._batch: _Batch | None = None
 
-    @property
-    def longest(self) -> int:
-        assert self._batch is not None
-        return self._batch.prompt_width + self._batch.width
-
     def add_groups(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
         """Appends a group of `size` rows for each prompt. Returns the logits after each prompt, [g, V]."""
-        packed = pack(prompts, [[] for _ in prompts], self.device, plain=not self.fused)
+        packed = pack(prompts, [[] for _ in prompts], self.device, unfused=not self.fused)
         layout = _Prefill(packed.attention)
         hidden = hidden_states(self.backbone, packed.ids, packed.positions, layout)
         first, width = len(self.prompt_lengths), max(map(len, prompts))
@@ -92,23 +94,26 @@ class Decoder:
         self._batch = None
         return kept
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         assert self._batch is not None
-        cache, scale = self.caches[layer], scale if scale is not None else q.shape[-1] ** -0.5
-        cache.reserve(len(q), self._batch.width)
-        return self._batch.attend(cache, q, k, v, scale)
+        cache, batch = self.caches[layer], self._batch
+        cache.reserve(len(q), batch.width)
+        longest = batch.prompt_width + batch.width
+        if options.is_plain(longest):
+            return batch.attend(cache, q, k, v, options.scale)
+        return batch.attend_masked(cache, q, k, v, options, options.window_in(longest))
 
 
 class _Prefill:
     """Layout of prompts that also keeps their keys and values, [N, Hkv, D] a layer."""
 
     def __init__(self, inner: Packed):
-        self.inner, self.longest = inner, inner.longest
+        self.inner = inner
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         self.kept[layer] = (k, v)
-        return self.inner.attend(layer, q, k, v, scale)
+        return self.inner.attend(layer, q, k, v, options)
 
 
 class _Cache:
@@ -132,7 +137,7 @@ class _Cache:
 
     def add_tokens(self, keys: Tensor, values: Tensor, batch: _Batch) -> None:
         for table, new in zip(self.rows, (keys, values), strict=True):
-            if batch.future is None:
+            if batch.even:
                 table[: len(new), :, batch.width - 1] = new
             else:
                 table[batch.every_row, :, batch.generated] = new
@@ -221,6 +226,24 @@ class _Batch:
         share = (self._to_rows(prompt_lse, queries) - own_lse).sigmoid_()[..., None]
         output = torch.lerp(own_output, self._to_rows(prompt_output, queries), share.to(q.dtype))
         return output.transpose(1, 2).flatten(1, 2)
+
+    def attend_masked(
+        self, cache: _Cache, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, window: VisibleTokens | None
+    ) -> Tensor:
+        """[n, H, D]: as `attend`, for layers with windows, softcaps or sinks; copies the prompt for each row."""
+        cache.add_tokens(k, v, self)
+        groups = self.slot // self.members.shape[1]
+        own = [table[: len(q), :, : self.width] for table in cache.rows]
+        prompts = [table[:, :, : self.prompt_width].index_select(0, groups) for table in cache.prompts]
+        keys, values = (torch.cat(pair, 2) for pair in zip(prompts, own, strict=True))
+        places = torch.arange(self.prompt_width + self.width, device=q.device)
+        lengths, count = self.row_prompt_lengths[:, None], self.generated[:, None]
+        in_prompt = places < self.prompt_width
+        positions = torch.where(in_prompt, places, places - self.prompt_width + lengths)
+        mask = torch.where(in_prompt, places < lengths, places - self.prompt_width <= count)
+        if window is not None:
+            mask = mask & window.mask(lengths + count, positions)
+        return masked_attention(q[:, :, None], keys, values, options, mask[:, None, None]).squeeze(2)
 
     def _to_groups(self, rows: Tensor) -> Tensor:
         """[n, Hkv, r, D] to [g, Hkv, m * r, D]."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.model.packed.logprobs import completion_states
+from grpo.model.logprobs import completion_states
 
 
 class Value(nn.Module):

@@ -1,0 +1,74 @@
+"""Drawing tokens from logits by random numbers that belong to each completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from grpo.config.common import Sampling
+from grpo.model.decoding import sample_tokens, supports
+
+CANDIDATES = 1024
+"""Most probable tokens that top-p considers first; all are sorted only where their mass is too small."""
+
+
+def uniforms_of(seeds: Sequence[int], size: int, length: int) -> Tensor:
+    """Random numbers in [0, 1) for `size` completions of each of P seeds, one a token: [P * size, length]."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return torch.cat([torch.rand(size, length, dtype=torch.float64, generator=generator) for generator in generators])
+
+
+def draw_tokens(logits: Tensor, settings: Sampling, uniforms: Tensor, *, fused: bool = True) -> tuple[Tensor, Tensor]:
+    """One token a row from logits [B, V], by inverse transform sampling with `uniforms` [B] in [0, 1).
+
+    Returns tokens [B] and their log-probabilities [B] before top-p. `fused`: by a CPU kernel where there is one.
+    """
+    if settings.temperature != 1:
+        logits = logits / settings.temperature
+    if settings.top_p == 1 and fused and supports(logits):
+        return sample_tokens(logits, uniforms)
+    largest = logits.amax(1, keepdim=True)
+    masses, order = (logits - largest).exp_(), None
+    total = masses.sum(1, keepdim=True)
+    if settings.top_p < 1:
+        masses, order = _nucleus(masses, settings.top_p * total)
+    index = _inverse_cdf(masses, uniforms[:, None])
+    token = index if order is None else order.gather(1, index)
+    return token.squeeze(1), (logits.gather(1, token) - largest - total.log()).squeeze(1)
+
+
+def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
+    """Index [B, 1] of the first entry of each row [B, V] up to which the share of the mass exceeds `uniforms` [B, 1].
+
+    First the block of entries, then the entry, so that the cumulative sums of a whole row are never stored.
+    """
+    rows, count = masses.shape
+    size = 1 << count.bit_length() // 2  # near the square root of the count
+    missing = -count % size
+    blocks = (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
+    of_block = blocks.sum(2)
+    up_to_block = of_block.cumsum(1, dtype=torch.float64)
+    threshold = uniforms * up_to_block[:, -1:]
+    block = _first_above(up_to_block, threshold)
+    before = up_to_block.gather(1, block) - of_block.gather(1, block)
+    entries = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
+    return block * size + _first_above(entries.cumsum(1, dtype=torch.float64), threshold - before)
+
+
+def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
+    """Index of each row's first entry above its threshold; never past the last entry of positive mass."""
+    index = torch.searchsorted(cumulative, threshold, right=True)
+    return torch.minimum(index, torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
+
+
+def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Masses of the most probable tokens that together hold `kept` [B, 1], descending, others 0; and their tokens."""
+    descending, order = masses.topk(min(CANDIDATES, masses.shape[1]))
+    if (descending.sum(1, keepdim=True) < kept).any():
+        descending, order = masses.sort(1, descending=True)
+    # A token stays if the mass before it is below the share kept, so the most probable one always stays.
+    outside = descending.cumsum(1) - descending >= kept
+    return descending.masked_fill(outside, 0), order

@@ -1,0 +1,63 @@
+"""Sampling by transformers' own `generate`, for models that cannot decode packed (`grpo.model.probe`).
+
+The same completions as `grpo.generation.sampler` would draw, up to rounding: each has random numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.config.common import Sampling
+from grpo.data.completions import Completion
+from grpo.generation.draw import draw_tokens, uniforms_of
+from grpo.model.head import base_of
+from grpo.model.plain import generate
+
+
+def sample_groups_plain(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    *,
+    eos_id: int,
+    seeds: Sequence[int],
+) -> Iterator[tuple[int, list[Completion]]]:
+    """As `grpo.generation.sampler.sample_groups`. A call holds prompts of one length, so that none is padded."""
+    by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    at_once = max(1, settings.batch_size // per_prompt)
+    for _, same_length in groupby(by_length, key=lambda i: len(prompts[i])):
+        numbers = [*same_length]
+        for start in range(0, len(numbers), at_once):
+            batch = numbers[start : start + at_once]
+            ids = torch.tensor([[*prompts[i]] for i in batch], device=model.device).repeat_interleave(per_prompt, 0)
+            uniforms = uniforms_of([seeds[i] for i in batch], per_prompt, settings.max_new_tokens)
+            completions = _sample(base_of(model), ids, settings, eos_id, uniforms)
+            for place, number in enumerate(batch):
+                yield number, completions[place * per_prompt : (place + 1) * per_prompt]
+
+
+def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, uniforms: Tensor) -> list[Completion]:
+    """A completion of each of B prompts [B, P]; `uniforms` [B, T]: random numbers of their tokens."""
+    drawn_logprobs: list[Tensor] = []
+
+    def draw(logits: Tensor) -> Tensor:
+        of_step = uniforms[:, len(drawn_logprobs)]
+        tokens, logprobs = draw_tokens(logits.cpu(), settings, of_step, fused=False)
+        drawn_logprobs.append(logprobs)
+        return tokens
+
+    rows = generate(model, prompts, settings.max_new_tokens, eos_id, draw).tolist()
+    logprobs = torch.stack(drawn_logprobs, 1).tolist()
+    return [_completion(*row, eos_id) for row in zip(rows, logprobs, strict=True)]
+
+
+def _completion(tokens: list[int], logprobs: list[float], eos_id: int) -> Completion:
+    finished = eos_id in tokens
+    count = tokens.index(eos_id) + 1 if finished else len(tokens)
+    return Completion(tokens[:count], logprobs[:count], finished)

@@ -1,0 +1,130 @@
+"""From last hidden states to logits, as each model does it: some scale the logits, some cap them.
+
+The rule is in no configuration that all models share, so the model itself is asked: its forward pass is called with a
+backbone that returns given states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import GenerationMixin, PreTrainedModel
+
+from grpo.model.float32 import Float32
+from grpo.model.packed.attention import is_unfused
+from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
+
+PROBE_ROWS, PROBE_LOGIT = 4, 1000.0
+"""States of the probe, and its largest logit: far above any cap, so that a cap shows."""
+TOLERANCE = 1e-4
+"""Relative, in float32 arithmetic."""
+
+
+def base_of(model: Any) -> Any:
+    """A language model without the wrapper of its adapters, which stay active."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def is_policy(model: Any) -> bool:
+    """Whether a model writes text; else it is a reward model."""
+    return isinstance(model, GenerationMixin)
+
+
+def backbone_of(model: Any) -> Any:
+    """The transformer under a language model's head, with its adapters active."""
+    base: Any = base_of(model)
+    decoder = base.get_decoder() if is_policy(base) else base.base_model
+    if decoder is base:  # its class names no base model
+        decoder = next((part for part in base.children() if isinstance(part, PreTrainedModel)), base)
+    return decoder
+
+
+class Head:
+    """The head of a language model with all that the model does to its logits."""
+
+    def __init__(self, model: Any):
+        self.model, self.backbone, self.linear = base_of(model), backbone_of(model), model.get_output_embeddings()
+        if not hasattr(self.model, "r1flow_logit_scale"):
+            self.model.r1flow_logit_scale = _scale_of(self)
+        self.scale: float | None = self.model.r1flow_logit_scale
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits [N, V] of states [N, H]."""
+        if self.scale == 1:
+            logits: Tensor = self.linear(states)
+            return logits
+        return self.own(states)
+
+    def own(self, states: Tensor) -> Tensor:
+        """Logits [N, V] by the model's own code."""
+        ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+        with _returning(self.backbone, states[None]) as calls:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        if not calls:
+            raise RuntimeError("its head cannot be called apart from its transformer")
+        return logits[0]
+
+    def logprobs(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """log softmax(logits / temperature) at `targets` [N], for states [N, H]; float32."""
+        if self.scale is not None and not is_unfused(self.backbone):
+            return token_logprobs(states, self.linear, targets, temperature / self.scale)
+        return unfused_token_logprobs(states, self, self.linear.weight.shape[0], targets, temperature)
+
+
+def _scale_of(head: Head) -> float | None:
+    """s where the logits are s (W x + b) for states x; None where they are something else, such as capped."""
+    if type(head.linear) is not nn.Linear:
+        return None
+    weight = head.linear.weight
+    if weight.is_meta or head.backbone is head.model:
+        return 1.0
+    with torch.no_grad(), Float32():
+        count = PROBE_ROWS * weight.shape[1]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        states = torch.arange(count, dtype=dtype, device=weight.device).sin().view(PROBE_ROWS, -1)
+        states = states * (PROBE_LOGIT / linear(states, weight).abs().max().clamp_min(1e-30))
+        plain = linear(states, weight, head.linear.bias).double()
+        own = head.own(states).double()
+        scale = ((own * plain).sum() / plain.square().sum()).item()
+        if not torch.allclose(own, scale * plain, rtol=TOLERANCE, atol=TOLERANCE * own.abs().max().item()):
+            return None
+    return 1.0 if abs(scale - 1) < TOLERANCE / 10 else scale
+
+
+class _Output:
+    """Output of a backbone with nothing in it but the last hidden states."""
+
+    def __init__(self, states: Tensor):
+        self.last_hidden_state = states
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, _: str) -> None:
+        return None
+
+
+@contextmanager
+def _returning(backbone: Any, states: Tensor) -> Iterator[list[bool]]:
+    """Within it the backbone returns `states` [1, N, H] whatever it is called with. Yields a list with an element for
+    each call."""
+    calls: list[bool] = []
+
+    def forward(*_: Any, **__: Any) -> _Output:
+        calls.append(True)
+        return _Output(states)
+
+    before = backbone.__dict__.get("forward")
+    backbone.forward = forward
+    try:
+        yield calls
+    finally:
+        if before is None:
+            del backbone.forward
+        else:
+            backbone.forward = before

@@ -1,0 +1,94 @@
+"""What training asks a model for: hidden states and log-probabilities of given sequences, with gradients.
+
+Packed (`grpo.model.packed`) where the model was found to compute the same that way, else by transformers' own forward
+pass on rows of one length. `grpo.model.probe` decides, once, when the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.model.head import Head, backbone_of
+from grpo.model.packed.attention import hidden_states, is_packed, is_unfused
+from grpo.model.packed.packing import integers, pack, ranges
+from grpo.model.plain import plain_states
+from grpo.model.rope import reset_rope, rope_limit
+
+Tokens = Sequence[int]
+
+
+def token_states(
+    backbone: Any, prompts: Sequence[Tokens], rests: Sequence[Tokens], rows: Tensor, columns: Tensor
+) -> Tensor:
+    """Last hidden states [K, H] of a transformer without its head, over B sequences prompt + rest.
+
+    `rows`, `columns` [K]: the sequences, and the places in them, of the tokens whose states are returned.
+    """
+    sequences = [[*prompt, *rest] for prompt, rest in zip(prompts, rests, strict=True)]
+    if not is_packed(backbone):
+        return plain_states(backbone, sequences, rows, columns)
+    limit = rope_limit(backbone)
+    if limit is not None:
+        reset_rope(backbone)
+        if len(sequences) > 1 and max(map(len, sequences)) > limit:
+            return _states_one_by_one(backbone, sequences, rows, columns)
+    return _packed_states(backbone, prompts, rests, rows, columns)
+
+
+def _packed_states(
+    backbone: Any, prompts: Sequence[Tokens], rests: Sequence[Tokens], rows: Tensor, columns: Tensor
+) -> Tensor:
+    device = next(backbone.parameters()).device
+    packed = pack(prompts, rests, device, unfused=is_unfused(backbone))
+    hidden = hidden_states(backbone, packed.ids, packed.positions, packed.attention)
+    lengths = integers([len(prompt) for prompt in prompts])[rows]
+    in_prompt = integers(packed.first)[rows] + 1 - lengths + columns
+    places = torch.where(columns < lengths, in_prompt, integers(packed.starts)[rows] + columns - lengths)
+    return hidden.index_select(0, places.to(device))
+
+
+def _states_one_by_one(backbone: Any, sequences: Sequence[Tokens], rows: Tensor, columns: Tensor) -> Tensor:
+    """`token_states` of a model whose rotary embedding depends on the length of the sequence."""
+    states, order = [], []
+    for row, sequence in enumerate(sequences):
+        mine = (rows == row).nonzero().squeeze(1)
+        states.append(token_states(backbone, [[]], [sequence], torch.zeros_like(mine), columns[mine]))
+        order.append(mine)
+    return torch.cat(states)[torch.cat(order).argsort().to(states[0].device)]
+
+
+def completion_states(
+    backbone: Any, prompts: Sequence[Tokens], completions: Sequence[Tokens]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Last hidden state before each completion token.
+
+    `backbone` is a transformer without its head. Returns states [N, H] for the batch's N completion tokens, row after
+    row, the tokens themselves [N], and each one's row [N] and column [N] in a [B, C] table of completions.
+    """
+    device = next(backbone.parameters()).device
+    lengths = integers([len(completion) for completion in completions])
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    columns = ranges(torch.zeros_like(lengths), lengths)
+    before = columns + integers([len(prompt) - 1 for prompt in prompts])[rows]
+    # A completion's last token predicts nothing, so it is left out, unless the others depend on the length.
+    rests = completions if rope_limit(backbone) else [completion[:-1] for completion in completions]
+    states = token_states(backbone, prompts, rests, rows, before)
+    targets = integers([token for completion in completions for token in completion])
+    index = torch.stack([targets, rows, columns]).to(device)
+    return states, index[0], index[1], index[2]
+
+
+def completion_logprobs(
+    model: Any, prompts: Sequence[Tokens], completions: Sequence[Tokens], temperature: float
+) -> Tensor:
+    """Log-probability of every completion token given the tokens before it, at a softmax temperature.
+
+    Returns [B, C] with C the longest completion, 0 beyond a completion's end.
+    """
+    states, targets, rows, columns = completion_states(backbone_of(model), prompts, completions)
+    logprobs = Head(model).logprobs(states, targets, temperature)
+    return logprobs.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), logprobs)

@@ -1,0 +1,70 @@
+"""What a layer does to its attention scores: scale, window, softcap and sinks, and attention by its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import causal_mask_function
+
+
+@dataclass(frozen=True)
+class VisibleTokens:
+    """The earlier tokens that a layer attends to, where these are not all."""
+
+    sees: Callable[..., Any]  # (row, head, position of the query, position of the key) -> bool, as transformers has it
+    reach: int | None  # sequences of so many tokens or fewer are seen whole; None: unknown
+
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether the tokens at positions `queries` see those at positions `keys`; the shapes are broadcast."""
+        first = queries.new_zeros(())
+        seen: Tensor = self.sees(first, first, queries, keys)
+        return seen
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How a layer turns queries and keys into weights."""
+
+    scale: float
+    window: VisibleTokens | None = None
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: Tensor | None = None  # [H]: score of an additional key without a value
+
+    def window_in(self, longest: int) -> VisibleTokens | None:
+        """The window, if it leaves out any token of sequences of so many tokens."""
+        whole = self.window is None or (self.window.reach is not None and longest <= self.window.reach)
+        return None if whole else self.window
+
+    def is_plain(self, longest: int) -> bool:
+        """Whether the weights are softmax(scale q k) over all earlier tokens."""
+        return self.softcap is None and self.sinks is None and self.window_in(longest) is None
+
+
+def window_of(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> VisibleTokens | None:
+    """Mask implementation registered with transformers: instead of a tensor, the rule that a layer's mask follows."""
+    return None if mask_function is causal_mask_function else VisibleTokens(mask_function, local_size)
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, mask: Tensor) -> Tensor:
+    """Attention [R, H, L, D] by its definition, with scores in float32; `mask` [..., L, K]: the keys that count.
+
+    Softcaps: Gemma 2 (arXiv 2408.00118). Sinks: a key without a value takes a share of each softmax (gpt-oss).
+    """
+    if options.softcap is None and options.sinks is None:
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale, enable_gqa=grouped)
+    k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], 1) for states in (k, v))
+    scores = (q.float() @ k.float().transpose(-1, -2)) * options.scale
+    if options.softcap is not None:
+        scores = (scores / options.softcap).tanh() * options.softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
+    return weights.to(v.dtype) @ v

@@ -1,0 +1,76 @@
+"""The plain way: transformers' own forward pass and its own `generate`, with rows of one length in a call.
+
+Nothing is padded, so whatever a model does with positions, windows or a recurrent state, it does as on one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from grpo.model.rope import reset_rope
+
+Draw = Callable[[Tensor], Tensor]
+"""From the next token's logits [B, V] in float32 to the tokens [B]."""
+
+
+def plain_states(backbone: Any, sequences: Sequence[Sequence[int]], rows: Tensor, columns: Tensor) -> Tensor:
+    """Last hidden states [K, H] of the tokens at `columns` of the sequences `rows`, [K] each."""
+    device = next(backbone.parameters()).device
+    by_length: dict[int, list[int]] = {}
+    for row, sequence in enumerate(sequences):
+        by_length.setdefault(len(sequence), []).append(row)
+    states, order = [], []
+    for same_length in by_length.values():
+        reset_rope(backbone)
+        ids = torch.tensor([[*sequences[row]] for row in same_length], device=device)
+        hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
+        place = torch.full((len(sequences),), -1)
+        place[same_length] = torch.arange(len(same_length))
+        mine = (place[rows] >= 0).nonzero().squeeze(1)
+        states.append(hidden[place[rows[mine]].to(device), columns[mine].to(device)])
+        order.append(mine)
+    return torch.cat(states)[torch.cat(order).argsort().to(device)]
+
+
+def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | None, draw: Draw) -> Tensor:
+    """Tokens [B, T] that follow prompts [B, P] of one length, each chosen by `draw`; any tokens after an end token.
+
+    The model's own generation settings, such as a repetition penalty, do not apply.
+    """
+    reset_rope(model)
+    ends = dict(eos_token_id=eos_id, pad_token_id=0 if eos_id is None else eos_id)
+    settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, **ends)
+    with _without_defaults(model):
+        output: Tensor = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([_Choice(draw)]),
+        )
+    return output[:, prompts.shape[1] :]
+
+
+class _Choice(LogitsProcessor):
+    """Leaves `generate` no other token than the one drawn."""
+
+    def __init__(self, draw: Draw):
+        self.draw = draw
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tokens = self.draw(scores.float()).to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0)
+
+
+@contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    before, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before

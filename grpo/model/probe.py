@@ -1,0 +1,187 @@
+"""Whether a model computes packed what it computes alone: a few short sequences, both ways, when it is loaded.
+
+No list of architectures says which models may be packed. Log-probabilities by transformers' own forward pass, one
+sequence at a time, are the truth; packed ones, with shared prompts, and those of decoding step by step are held against
+them, in float32 whatever the type of the weights, so that rounding hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.model.decoder import Decoder
+from grpo.model.float32 import Float32
+from grpo.model.head import backbone_of, base_of
+from grpo.model.logprobs import completion_logprobs, token_states
+from grpo.model.packed.attention import is_packed, is_unfused, packed_inputs
+from grpo.model.packed.packing import pack
+from grpo.model.plain import generate
+
+PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
+COMPLETIONS = ([10, 4, 13, 7], [6, 12, 9, 3], [4, 5, 11, 10])
+TOLERANCE = 1e-3
+"""Largest difference of a log-probability, nats in float32 arithmetic. Packed models differ by 1e-5 and less."""
+
+
+@torch.no_grad()
+def own_logprobs(model: Any) -> list[Tensor]:
+    """Log-probabilities of the probe's completions by transformers alone, one sequence at a time."""
+    logprobs = []
+    for prompt, completion in _sequences(model):
+        ids = torch.tensor([[*prompt, *completion]], device=model.device)
+        with Float32():
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            targets = torch.tensor(completion, device=model.device)[:, None]
+            logprobs.append(logits.float().log_softmax(1).gather(1, targets).squeeze(1))
+    return logprobs
+
+
+@torch.no_grad()
+def own_scores(model: Any) -> list[Tensor]:
+    """Scores of the probe's sequences by a reward model, with transformers' own forward pass."""
+    scores = []
+    for prompt, completion in _sequences(model):
+        ids = torch.tensor([[*prompt, *completion]], device=model.device)
+        with Float32():
+            states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            scores.append(model.score(states[0, -1]).float())
+    return scores
+
+
+@torch.no_grad()
+def difference(model: Any, expected: list[Tensor]) -> str | None:
+    """What differs from `own_logprobs` in the way that the model is set to run, log-probabilities or sampling, in a few
+    words; None: nothing that matters."""
+    prompts, completions = zip(*_sequences(model), strict=True)
+    with Float32():
+        logprobs = completion_logprobs(model, prompts, completions, 1.0)
+    if (error := _largest(logprobs, expected)) > TOLERANCE:
+        return f"log-probabilities differ by {error:.2g} nats"
+    if not is_packed(backbone_of(model)):
+        return generated_difference(model, expected)
+    with Float32():
+        decoded = _decoded_logprobs(model, prompts, completions)
+    if (error := _largest(decoded, expected)) > TOLERANCE:
+        return f"decoding token by token differs by {error:.2g} nats"
+    return None
+
+
+@torch.no_grad()
+def score_difference(model: Any, expected: list[Tensor]) -> str | None:
+    """`difference` of a reward model, from `own_scores`."""
+    prompts, completions = zip(*_sequences(model), strict=True)
+    rows, last = torch.arange(len(prompts)), torch.tensor([len(p) + len(c) - 1 for p, c in _sequences(model)])
+    with Float32():
+        scores = model.score(token_states(model.base_model, prompts, completions, rows, last)).float()
+    error, largest = _largest(scores, expected), torch.cat(expected).abs().max().item()
+    return f"scores differ by {error:.2g}" if error > TOLERANCE * max(1.0, largest) else None
+
+
+@torch.no_grad()
+def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
+    """`difference` of transformers' own `generate`, which plain sampling calls."""
+    for (prompt, completion), logprobs in zip(_sequences(model), expected, strict=True):
+        waiting, generated = [*completion], list[Tensor]()
+
+        def draw(logits: Tensor, waiting: list[int] = waiting, generated: list[Tensor] = generated) -> Tensor:
+            token = waiting.pop(0)
+            generated.append(logits.log_softmax(1)[0, token])
+            return torch.tensor([token])
+
+        with Float32():
+            generate(base_of(model), torch.tensor([prompt], device=model.device), len(completion), None, draw)
+        if (error := _largest([torch.stack(generated)], [logprobs])) > TOLERANCE:
+            return f"its generate differs from its forward pass by {error:.2g} nats"
+    return None
+
+
+def _sequences(model: Any) -> list[tuple[list[int], list[int]]]:
+    """The probe's prompts and completions, in tokens that every vocabulary has."""
+    size = model.get_input_embeddings().weight.shape[0]
+    return [([t % size for t in p], [t % size for t in c]) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+
+
+def _largest(actual: Iterable[Tensor], expected: Sequence[Tensor]) -> float:
+    differences = [(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]
+    largest = torch.stack(differences).max().item()
+    return largest if largest == largest else float("inf")
+
+
+def _decoded_logprobs(model: Any, prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> Tensor:
+    """Log-probabilities [B, C] by decoding; the first two rows are a group, the third another."""
+    decoder, targets = Decoder(model), torch.tensor(completions, device=model.device)
+    first = decoder.add_groups([prompts[0]], 2)
+    logits = torch.cat([first.expand(2, -1), decoder.add_groups([prompts[2]], 1)])
+    logprobs = []
+    for column in targets.unbind(1):
+        logprobs.append(logits.float().log_softmax(1).gather(1, column[:, None]))
+        logits = decoder.step(column)
+    return torch.cat(logprobs, 1)
+
+
+@torch.no_grad()
+def first_difference(model: Any, own_attention: Callable[[], Any]) -> str | None:
+    """Name of the innermost module whose output first differs when two sequences are packed; None: none of those that
+    return states. `own_attention`: context in which the model attends as transformers does."""
+    backbone, rows = backbone_of(model), [p + c for p, c in _sequences(model)[1:]]
+    try:
+        with own_attention(), Float32():
+            alone = [_outputs(backbone, input_ids=torch.tensor([row], device=model.device)) for row in rows]
+        packed = pack([[], []], rows, model.device, unfused=is_unfused(backbone))
+        with Float32():
+            together = _outputs(backbone, **packed_inputs(packed.ids, packed.positions, packed.attention))
+    except Exception:  # a model that fails to run is told about by the caller
+        return None
+    for name, output in together.items():
+        parts = [outputs[name] for outputs in alone if name in outputs]
+        if [part.shape[1] for part in parts] != [len(row) for row in rows]:
+            continue
+        expected = torch.cat(parts, 1)
+        if output.shape == expected.shape and not torch.allclose(output, expected, rtol=1e-3, atol=1e-3):
+            return name
+    return None
+
+
+def _outputs(backbone: Any, **inputs: Any) -> dict[str, Tensor]:
+    """States [1, N, H] that modules return in a forward pass, by name, inner modules first."""
+    outputs: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def keep(_: Any, __: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, Tensor) and first.dim() == 3:
+                outputs[name] = first.float()
+
+        return keep
+
+    hooks = [module.register_forward_hook(hook(name)) for name, module in backbone.named_modules() if name]
+    try:
+        backbone(use_cache=False, **inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return outputs
+
+
+@contextmanager
+def attention_as(model: Any, implementation: str) -> Iterator[None]:
+    """Within it the model attends by another implementation."""
+    before = backbone_of(model).config._attn_implementation
+    set_attention(model, implementation)
+    try:
+        yield
+    finally:
+        set_attention(model, before)
+
+
+def set_attention(model: Any, implementation: str) -> None:
+    """Sets the attention implementation of a model and of all its parts."""
+    for module in base_of(model).modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            config._attn_implementation_internal = implementation
