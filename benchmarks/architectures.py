@@ -31,7 +31,7 @@ from grpo.config.common import Hardware, Sampling
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
 from grpo.model.head import backbone_of
-from grpo.model.loading import decodes_packed, load_policy
+from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 
@@ -159,6 +159,7 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "layer_types": EVERY_OTHER,
         "num_kv_shared_layers": 2,
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 24},
     "qwen3": {"head_dim": 16},
     "gemma3_text": {"head_dim": 16},
@@ -166,6 +167,8 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_head": 4},
 }
 """Settings of real checkpoints beside the sizes, where these change what is computed."""
+FILLED = ("head_dim", "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+"""Fields that real configurations always have, by default None in some classes."""
 PROMPTS = [[5, 9, 7, 6, 11, 23, 31, 8, 44, 17], [12, 60, 33]]
 LENGTHS = [[19, 12, 25], [16, 21, 5]]
 WRONG = 1e-3
@@ -206,7 +209,7 @@ def _shrunk(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
             name == "layer_types" and value
         ):
             smaller[name] = _some_of_each(value, layers)
-        elif value is None and name in ("head_dim", "num_key_value_heads", "n_routed_experts"):
+        elif value is None and name in FILLED:
             smaller[name] = SIZES[name]
         elif name not in ("transformers_version", "model_type", "architectures", "dtype"):
             smaller[name] = value
@@ -289,7 +292,7 @@ def examine(kind: str) -> Row:
             row.way, row.note = "wrong", _one_line(error)
             return row
         found = [row.logprobs, row.gradients, row.saved]
-        if decodes_packed(policy, sys.maxsize):
+        if decodes_exactly(policy):
             found.append(row.samples)
         elif row.samples is not None and not row.samples <= WRONG:
             row.note += f"; sampling differs from the forward pass by {row.samples:.2g} nats, measured in each step"

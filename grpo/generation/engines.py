@@ -7,7 +7,8 @@
 | vLLM          | a copy in vLLM's form, local or served | of another kernel |
 
 Exact log-probabilities equal the trainer's up to rounding, so the update uses them as those of the old policy. Where
-they are not exact, each step measures by how much they differ.
+they are not exact, each step measures by how much they differ; so too where a model runs plain (`grpo.model.probe`),
+because the `generate` of some does not compute what their forward pass does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
-from grpo.model.loading import load_policy
+from grpo.model.loading import decodes_exactly, load_policy
 
 Weights = Iterable[tuple[str, Tensor]]
 
@@ -37,6 +38,9 @@ class PolicySource(Protocol):
 
     @property
     def sampler_version(self) -> int: ...
+
+    @property
+    def sampler_is_exact(self) -> bool: ...
 
     def sampler(self) -> AbstractContextManager[Any]: ...
 
@@ -71,10 +75,9 @@ class Engine(Protocol):
 class SharedWeights:
     """Samples with the trainer's own weights, which are never copied and so never out of date."""
 
-    exact = True
-
     def __init__(self, models: PolicySource, eos_id: int):
         self._models, self._eos_id = models, eos_id
+        self.exact = models.sampler_is_exact
 
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
@@ -101,11 +104,10 @@ class SharedWeights:
 class CopiedWeights:
     """Samples with a copy of the policy, whole in each process, while the policy learns."""
 
-    exact = True
-
     def __init__(self, model: str, settings: RL, eos_id: int):
         self._model = load_policy(model, settings.hardware).requires_grad_(False)
         self._eos_id, self._version = eos_id, UNKNOWN
+        self.exact = decodes_exactly(self._model)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]

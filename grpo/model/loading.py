@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import textwrap
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -145,6 +146,11 @@ def decodes_packed(model: Any, longest: int) -> bool:
     backbone = backbone_of(model)
     limit = rope_limit(backbone)
     return is_packed(backbone) and (limit is None or longest <= limit)
+
+
+def decodes_exactly(model: Any) -> bool:
+    """Whether decoding is known to give the log-probabilities of a forward pass over sequences of any length."""
+    return decodes_packed(model, sys.maxsize)
 
 
 def plain_attention(model: Any) -> AbstractContextManager[None]:

@@ -74,8 +74,9 @@ def completion_states(
     rows = torch.arange(len(lengths)).repeat_interleave(lengths)
     columns = ranges(torch.zeros_like(lengths), lengths)
     before = columns + integers([len(prompt) - 1 for prompt in prompts])[rows]
-    # A completion's last token predicts nothing, so it is left out, unless the others depend on the length.
-    rests = completions if rope_limit(backbone) else [completion[:-1] for completion in completions]
+    # A completion's last token predicts nothing, so it is left out, unless states may depend on the length.
+    by_length = not is_packed(backbone) or rope_limit(backbone) is not None
+    rests = completions if by_length else [completion[:-1] for completion in completions]
     states = token_states(backbone, prompts, rests, rows, before)
     targets = integers([token for completion in completions for token in completion])
     index = torch.stack([targets, rows, columns]).to(device)

@@ -139,7 +139,9 @@ def first_difference(model: Any, own_attention: Callable[[], Any]) -> str | None
         return None
     for name, output in together.items():
         parts = [outputs[name] for outputs in alone if name in outputs]
-        if [part.shape[1] for part in parts] != [len(row) for row in rows]:
+        if [part.shape[:2] for part in parts] != [(1, len(row)) for row in rows] or len(
+            {p.shape[2] for p in parts}
+        ) > 1:
             continue
         expected = torch.cat(parts, 1)
         if output.shape == expected.shape and not torch.allclose(output, expected, rtol=1e-3, atol=1e-3):

@@ -19,7 +19,7 @@ from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.head import backbone_of
-from grpo.model.loading import load_policy
+from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.value_head import Value
 from grpo.rl.methods import Method
 
@@ -65,6 +65,11 @@ class Models:
     @property
     def sampler_version(self) -> int:
         return self.version if self.method.online else 0
+
+    @property
+    def sampler_is_exact(self) -> bool:
+        """Whether its log-probabilities while sampling are those of a forward pass, up to rounding."""
+        return decodes_exactly(self.policy.model)
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Weights of `sampler` by names in transformers' files, for an engine that keeps a copy. All processes iterate
