@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := build/vllm
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo check test test-system test-all test-slow lint ui vllm clean
+.PHONY: install demo check test test-system test-all test-slow architectures lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -38,6 +38,10 @@ test-all: test test-system
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
+architectures: $(INSTALLED)
+	$(BIN)/python -m benchmarks.architectures --write docs/models.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
 import sys
 import tempfile
 import textwrap
 import warnings
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,7 @@ SIZES = {
 }
 """Sizes of the tiny models by field of their configurations, where they have it."""
 EVERY_OTHER = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+EVERY_LOCAL = ["global", "local", "global", "local"]
 OF_TYPE: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.0625},
     "cohere2": {"logit_scale": 0.0625},
@@ -160,7 +163,11 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 24},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8, "attention_layers": EVERY_LOCAL},
+    "qwen4_exp_text": {"indexer_budget": 16, "indexer_compress_ratio": 4},
+    "mamba2": {"head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+    "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 24, "n_shared_experts": 1},
     "qwen3": {"head_dim": 16},
     "gemma3_text": {"head_dim": 16},
     "falcon": {"alibi": False, "new_decoder_architecture": True},
@@ -174,13 +181,18 @@ LENGTHS = [[19, 12, 25], [16, 21, 5]]
 WRONG = 1e-3
 """Largest difference of a log-probability in nats, and of all gradients relative to their norm."""
 
+LEFT_OUT = ("transformers_version", "model_type", "architectures", "dtype", "per_layer_config", "qk_layernorm_config")
+"""Fields that a configuration derives from others."""
+WAYS = ("packed", "plain", "refused", "not built", "wrong")
+MARK = "<!-- the rest is written by `make architectures` -->"
+
 
 @dataclass
 class Row:
     """What was found for one model type."""
 
     type: str
-    way: str  # packed, plain, refused, or wrong
+    way: str  # one of WAYS
     logprobs: float | None = None
     gradients: float | None = None
     samples: float | None = None
@@ -211,7 +223,7 @@ def _shrunk(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
             smaller[name] = _some_of_each(value, layers)
         elif value is None and name in FILLED:
             smaller[name] = SIZES[name]
-        elif name not in ("transformers_version", "model_type", "architectures", "dtype"):
+        elif name not in LEFT_OUT:
             smaller[name] = value
     if "kv_lora_rank" in fields:
         smaller |= {"num_key_value_heads": 4, "qk_head_dim": 16, "head_dim": 8}
@@ -264,9 +276,7 @@ def examine(kind: str) -> Row:
             build(kind, folder)
             own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         except Exception as error:
-            return Row(
-                kind, "refused", note=_one_line(error, "transformers cannot build it from a configuration alone")
-            )
+            return Row(kind, "not built", note=_one_line(error))
         reasons: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
@@ -334,15 +344,43 @@ def _gradient_error(own: dict[str, Any], policy: dict[str, Any]) -> float:
     return ((ones - others).norm() / ones.norm()).item()
 
 
-def _one_line(error: Exception, what: str = "") -> str:
-    message = textwrap.shorten(f"{type(error).__name__}: {error}", 140)
-    return f"{what}: {message}" if what else message
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 140)
+
+
+def _page(rows: list[Row]) -> str:
+    """The table in Markdown, with the versions and a count of each way."""
+    counts = Counter(row.way for row in rows)
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    lines = [
+        f"{versions}, commit {commit()}: " + ", ".join(f"{counts[way]} {way}" for way in WAYS) + ".",
+        "",
+        "| type | way | log-probabilities | gradients | samples | saved | note |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        figures = [_figure(value) for value in (row.logprobs, row.gradients, row.samples, row.saved)]
+        lines.append(f"| {row.type} | {row.way} | {' | '.join(figures)} | {row.note.replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def commit() -> str:
+    """The commit of the checkout, short."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "0" if value == 0 else f"{value:.0e}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--write", type=Path, help="replace the table of this page")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -352,12 +390,13 @@ def main() -> int:
     for kind in args.types or sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]):
         row = examine(kind)
         rows.append(row)
-        figures = " ".join(
-            "-" if v is None else f"{v:.0e}" for v in (row.logprobs, row.gradients, row.samples, row.saved)
-        )
+        figures = " ".join(_figure(v) or "-" for v in (row.logprobs, row.gradients, row.samples, row.saved))
         print(f"{row.type:28} {row.way:8} {figures:28} {row.note}", flush=True)
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if args.write:
+        before = args.write.read_text().partition(MARK)[0]
+        args.write.write_text(f"{before}{MARK}\n\n{_page(rows)}")
     wrong = [row.type for row in rows if row.way == "wrong"]
     print(f"{len(rows)} types, wrong: {len(wrong)} {' '.join(wrong)}")
     return 1 if wrong else 0

@@ -39,6 +39,8 @@ def backbone_of(model: Any) -> Any:
     """The transformer under a language model's head, with its adapters active."""
     base: Any = base_of(model)
     decoder = base.get_decoder() if is_policy(base) else base.base_model
+    if not isinstance(decoder, PreTrainedModel):  # another part of that name
+        decoder = base.base_model
     if decoder is base:  # its class names no base model
         decoder = next((part for part in base.children() if isinstance(part, PreTrainedModel)), base)
     return decoder

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
+from grpo.model import logprobs
 from grpo.model.loading import load_policy
-from grpo.model.packed import logprobs
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.job_memory import rl_memory
 from tasks.estimate.memory import DeviceMemory, Lengths, activation_bytes, step_memory

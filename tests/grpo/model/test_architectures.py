@@ -1,0 +1,50 @@
+"""`make architectures` in short: one type of each kind, right the way that is expected of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.architectures import WRONG, Row, examine
+
+PACKED = (
+    "llama",
+    "llama:dynamic",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "cohere2",
+    "granite",
+    "gpt_oss",
+    "deepseek_v3",
+    "llama4_text",
+    "phi3",
+    "opt",
+)
+PLAIN = ("qwen3_next", "mamba2", "bloom", "diffllama", "jamba")
+
+
+def figures(row: Row) -> list[float]:
+    return [value for value in (row.logprobs, row.gradients, row.saved) if value is not None]
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_type_that_runs_packed(kind: str) -> None:
+    row = examine(kind)
+    assert row.way == "packed", row
+    assert len(figures(row)) == 3
+    assert max(figures(row)) <= WRONG
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_type_that_runs_plain(kind: str) -> None:
+    row = examine(kind)
+    assert row.way == "plain", row
+    assert max(figures(row)) <= WRONG
+    assert row.note  # what differs
+
+
+def test_a_type_whose_generate_contradicts_its_forward_pass_is_refused() -> None:
+    row = examine("camembert")
+    assert (row.way, row.logprobs) == ("refused", None)
+    assert "its generate differs from its forward pass by" in row.note
