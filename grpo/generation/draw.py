@@ -50,12 +50,23 @@ def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
     missing = -count % size
     blocks = (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
     of_block = blocks.sum(2)
-    up_to_block = of_block.cumsum(1, dtype=torch.float64)
+    up_to_block = _cumulative(of_block)
     threshold = uniforms * up_to_block[:, -1:]
     block = _first_above(up_to_block, threshold)
     before = up_to_block.gather(1, block) - of_block.gather(1, block)
     entries = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
-    return block * size + _first_above(entries.cumsum(1, dtype=torch.float64), threshold - before)
+    return block * size + _first_above(_cumulative(entries), threshold - before)
+
+
+def _cumulative(masses: Tensor) -> Tensor:
+    """Cumulative sums of each row [B, n], in float64."""
+    return _cumulative_by_product(masses) if masses.is_cuda else masses.cumsum(1, dtype=torch.float64)
+
+
+def _cumulative_by_product(masses: Tensor) -> Tensor:
+    """`_cumulative` with sums in a fixed order, which a GPU's cumsum does not promise."""
+    columns = torch.arange(masses.shape[1], device=masses.device)
+    return masses.double() @ (columns[:, None] <= columns).double()
 
 
 def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:

@@ -24,19 +24,23 @@ from grpo.processes import malloc
 
 
 class _Rows:
-    """The unfinished completions, one a row of each table, and the random numbers of their tokens."""
+    """The unfinished completions, one a row of each table, and the random numbers of their tokens.
 
-    def __init__(self, length: int):
+    The tables lie where the logits are, so that a step copies no more than which rows have ended.
+    """
+
+    def __init__(self, length: int, device: torch.device):
+        self.device = device
         self.owners: list[tuple[int, int]] = []  # (prompt, number of its completion)
-        self.counts = torch.zeros(0, 1, dtype=torch.long)  # tokens so far
-        self.uniforms = torch.zeros(0, length, dtype=torch.float64)  # uniform random numbers, one a token
-        self.tokens = torch.zeros(0, length, dtype=torch.long)
-        self.logprobs = torch.zeros(0, length)
+        self.counts = torch.zeros(0, 1, dtype=torch.long, device=device)  # tokens so far
+        self.uniforms = torch.zeros(0, length, dtype=torch.float64, device=device)  # one a token, in [0, 1)
+        self.tokens = torch.zeros(0, length, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(0, length, device=device)
 
     def join(self, prompts: Sequence[int], size: int, seeds: Sequence[int]) -> None:
         length = self.tokens.shape[1]
         self.owners += [(prompt, number) for prompt in prompts for number in range(size)]
-        self.uniforms = torch.cat([self.uniforms, uniforms_of(seeds, size, length)])
+        self.uniforms = torch.cat([self.uniforms, uniforms_of(seeds, size, length).to(self.device)])
         self.counts, self.tokens, self.logprobs = (
             torch.cat([table, table.new_zeros(len(prompts) * size, table.shape[1])])
             for table in (self.counts, self.tokens, self.logprobs)
@@ -57,7 +61,7 @@ class _Rows:
         return ended.flatten().nonzero().flatten().tolist()
 
     def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
-        index = torch.tensor(rows, dtype=torch.long)
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
         chosen = (table[index].tolist() for table in (self.counts.squeeze(1), self.tokens, self.logprobs))
         return [
             Completion(tokens[:count], logprobs[:count], tokens[count - 1] == eos_id)
@@ -66,7 +70,7 @@ class _Rows:
 
     def keep(self, rows: list[int]) -> None:
         self.owners = [self.owners[row] for row in rows]
-        index = torch.tensor(rows, dtype=torch.long)
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.counts, self.uniforms, self.tokens, self.logprobs = (
             table.index_select(0, index) for table in (self.counts, self.uniforms, self.tokens, self.logprobs)
         )
@@ -135,7 +139,9 @@ def _sample(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    rows, logits = _Rows(settings.max_new_tokens), None
+    # MPS has no float64, which the cumulative probabilities need.
+    draws_on = torch.device("cpu") if decoder.device.type == "mps" else decoder.device
+    rows, logits = _Rows(settings.max_new_tokens, draws_on), None
     ended: dict[int, dict[int, Completion]] = {i: {} for i in waiting}
     while waiting or rows.owners:
         joining: list[int] = []
@@ -149,7 +155,7 @@ def _sample(
             logits = prompt_logits if logits is None else torch.cat([logits, prompt_logits])
             rows.join(joining, per_prompt, [seeds[i] for i in joining])
         assert logits is not None
-        tokens = rows.draw(logits.float().cpu(), settings, decoder.fused)
+        tokens = rows.draw(logits.float().to(draws_on), settings, decoder.fused)
         if ended_rows := rows.ended(eos_id):
             remaining = decoder.remove(ended_rows)
             for row, completion in zip(ended_rows, rows.completions(ended_rows, eos_id), strict=True):

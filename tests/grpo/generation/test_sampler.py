@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config.common import Sampling
-from grpo.generation.draw import draw_tokens
+from grpo.generation.draw import _cumulative_by_product, draw_tokens
 from grpo.generation.sampler import generator_for, sample, sample_groups, seed_of
 from grpo.model.logprobs import completion_logprobs
 
@@ -159,3 +159,9 @@ def test_frequencies_follow_the_temperature():
     token, logprob = draw_tokens(logits, Sampling(temperature=0.5, max_new_tokens=1), evenly(10_000))
     assert (token == 0).sum().item() == 9_000
     assert logprob[token == 0][0].item() == pytest.approx(torch.tensor(0.9).log().item())
+
+
+def test_cumulative_sums_on_a_gpu_by_hand():
+    found = _cumulative_by_product(torch.tensor([[0.5, 0.25, 0.125], [1.0, 0.0, 2.0]]))
+    assert found.tolist() == [[0.5, 0.75, 0.875], [1.0, 1.0, 3.0]]
+    assert found.dtype == torch.float64
