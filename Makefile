@@ -41,7 +41,7 @@ test-slow: $(INSTALLED)
 
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)
-	$(BIN)/python -m benchmarks.architectures --write docs/models.md
+	$(BIN)/python benchmarks/architectures.py --write docs/models.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

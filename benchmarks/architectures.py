@@ -1,6 +1,6 @@
 """Every causal model type of the installed transformers, built tiny: is it right, packed or plain, or refused?
 
-    python -m benchmarks.architectures [TYPE ...] [--json FILE] [--write docs/models.md]
+    python benchmarks/architectures.py [TYPE ...] [--device cuda] [--json FILE] [--write docs/models.md]
 
 Each model has random weights and the kinds of settings that real checkpoints carry: windows, chunks and rotary limits
 shorter than the sequences, scaled and capped logits, several key heads, experts. It is loaded as a stage loads it. What
@@ -263,18 +263,18 @@ def alone(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
     from grpo.model.rope import reset_rope
 
     reset_rope(model)
-    ids = torch.tensor([[*prompt, *completion]])
+    ids = torch.tensor([[*prompt, *completion]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return logits.float().log_softmax(1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+    return logits.float().log_softmax(1).gather(1, torch.tensor(completion, device=model.device)[:, None]).squeeze(1)
 
 
-def examine(kind: str) -> Row:
-    """All checks of one model type."""
+def examine(kind: str, device: str = "cpu") -> Row:
+    """All checks of one model type, in float32."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         try:
             build(kind, folder)
-            own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+            own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").to(device).eval()
         except Exception as error:
             return Row(kind, "not built", note=_one_line(error))
         reasons: list[str] = []
@@ -282,7 +282,7 @@ def examine(kind: str) -> Row:
         handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("grpo.model.loading").addHandler(handler)
         try:
-            policy = load_policy(str(folder), Hardware(device="cpu"))
+            policy = load_policy(str(folder), Hardware(device=device))
         except InputError as error:
             return Row(kind, "refused", note=str(error).replace(str(folder), "").strip(": "))
         finally:
@@ -294,7 +294,7 @@ def examine(kind: str) -> Row:
             _compare(own, policy, row)
             saved = Path(place) / "saved"
             policy.save_pretrained(saved)
-            again = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager").eval()
+            again = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager").to(device).eval()
             with torch.no_grad():
                 difference = alone(again, PROMPTS[0], [7] * 12) - alone(own, PROMPTS[0], [7] * 12)
             row.saved = difference.abs().max().item()
@@ -329,7 +329,7 @@ def _compare(own: Any, policy: Any, row: Row) -> None:
     groups = sample(policy, PROMPTS, 3, settings, eos_id=2, seeds=[3, 4])
     with torch.no_grad():
         row.samples = max(
-            (torch.tensor(c.logprobs) - alone(own, prompt, c.tokens)).abs().max().item()
+            (torch.tensor(c.logprobs) - alone(own, prompt, c.tokens).cpu()).abs().max().item()
             for prompt, group in zip(PROMPTS, groups, strict=True)
             for c in group
         )
@@ -379,6 +379,7 @@ def _figure(value: float | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--write", type=Path, help="replace the table of this page")
     args = parser.parse_args()
@@ -388,7 +389,7 @@ def main() -> int:
     rows = []
     variants = [name for name in OF_TYPE if ":" in name]
     for kind in args.types or sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]):
-        row = examine(kind)
+        row = examine(kind, args.device)
         rows.append(row)
         figures = " ".join(_figure(v) or "-" for v in (row.logprobs, row.gradients, row.samples, row.saved))
         print(f"{row.type:28} {row.way:8} {figures:28} {row.note}", flush=True)

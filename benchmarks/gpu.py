@@ -1,0 +1,420 @@
+"""What a GPU makes of it: right, resumable, and how fast. For a machine with torch and transformers and no internet.
+
+    python benchmarks/gpu.py [--device cuda] [--small] [--parts models step ...] [--json FILE] [--write docs/gpu.md]
+
+| part       | what it does                                                                                        |
+|------------|-----------------------------------------------------------------------------------------------------|
+| models     | one tiny model of each kind: the probe, and `architectures.examine`, on the device                  |
+| step       | four GRPO steps on the device and on the CPU from the same weights; sampler against trainer         |
+| resume     | a GRPO job killed and started again ends with the weights of an undisturbed one, bit for bit        |
+| throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
+| profile    | an update by kernel: the ten that take longest, and the share of time that the device is idle       |
+| learning   | GRPO of a pretrained model (--model FOLDER) until its reward rises                                   |
+
+Each part runs in a process of its own, so that a failure or its memory does not touch the others. --small takes shapes
+that a CPU does in seconds: it tests this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+HERE = Path(__file__).parent
+KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
+SHAPES = {
+    "0.5B": dict(hidden=896, layers=24, heads=14, key_heads=2, feed_forward=4864, tied=True),
+    "1.5B": dict(hidden=1536, layers=28, heads=12, key_heads=2, feed_forward=8960, tied=True),
+    "7B": dict(hidden=3584, layers=28, heads=28, key_heads=4, feed_forward=18944, tied=False),
+}
+SMALL_SHAPES = {"small": dict(hidden=64, layers=2, heads=4, key_heads=2, feed_forward=128, tied=True)}
+VOCABULARY = 151_936
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+"""Dense bfloat16 peak of GPUs by a part of their name, operations/s, from their data sheets."""
+STEPS, LEARNING_RATE = 4, 1e-4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[name for name in PARTS if name != "learning"])
+    parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for learning")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        print(json.dumps(PARTS[args.part](args)))
+        return 0
+    results: dict[str, Any] = {"machine": machine_name(args.device)}
+    for name in args.parts:
+        began = time.perf_counter()
+        results[name] = run_part(name)
+        results[name]["seconds"] = round(time.perf_counter() - began, 1)
+        print(f"{name}: {json.dumps(results[name])}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1))
+    if args.write:
+        args.write.write_text(page(results))
+    return 1 if any("error" in result for result in results.values() if isinstance(result, dict)) else 0
+
+
+def run_part(name: str) -> dict[str, Any]:
+    """The JSON object that a part prints last, or the end of its error."""
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+    command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-8:]}
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def machine_name(device: str) -> str:
+    import torch
+    import transformers
+
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} CPU cores"
+    return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def models(args: argparse.Namespace) -> dict[str, Any]:
+    """Way and largest differences of each kind in float32, and its way in bfloat16."""
+    from architectures import build, examine
+
+    from grpo.config.common import Hardware
+    from grpo.model.head import backbone_of
+    from grpo.model.loading import load_policy
+    from grpo.model.packed.attention import is_packed
+
+    rows = {}
+    for kind in KINDS[:3] if args.small else KINDS:
+        row = examine(kind, args.device)
+        with tempfile.TemporaryDirectory() as place:
+            build(kind, Path(place))
+            narrow = load_policy(place, Hardware(device=args.device, dtype="bfloat16"))
+        way = "packed" if is_packed(backbone_of(narrow)) else "plain"
+        rows[kind] = {
+            "way": row.way,
+            "bfloat16": way,
+            "log-probabilities": row.logprobs,
+            "gradients": row.gradients,
+            "samples": row.samples,
+            "note": row.note,
+        }
+    return {"rows": rows, "wrong": [kind for kind, row in rows.items() if row["way"] == "wrong"]}
+
+
+def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: int) -> Path:
+    """A Qwen2 of random weights; its tokenizer is the demo's."""
+    import torch
+    from inputs import demo_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = demo_model(folder)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["feed_forward"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["key_heads"],
+        tie_word_embeddings=shape["tied"],
+        max_position_embeddings=4096,
+    )
+    out = folder / "shaped"
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(out)
+    for file in tokenizer.glob("*token*"):
+        (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+def write_rl_job(folder: Path, model: Path, device: str, prompts: int = 4, **changes: Any) -> Path:
+    """A GRPO job on word problems with a cheap reward."""
+    from grpo_step import Case, rl_settings
+    from inputs import as_prompts, questions
+
+    from grpo.data.records import Problem, write_rows
+
+    folder.mkdir(parents=True, exist_ok=True)
+    messages = as_prompts(questions(prompts, folder))
+    problems = [Problem(str(i), m, "", "none", "reasoning", "en", "benchmark") for i, m in enumerate(messages)]
+    write_rows(folder / "problems.parquet", problems, Problem)
+    case = Case(str(folder), str(model), messages, 8, 32, 0.001, 4096, 8, 0, STEPS, 0)
+    optimizer = {"learning_rate": LEARNING_RATE}
+    settings = {**rl_settings(case), "optimizer": optimizer, "save_every": 2, "hardware": {"device": device}, **changes}
+    files = {name: str(folder / name) for name in ("out", "state", "metrics", "result")}
+    paths = {"model": str(model), "problems": [str(folder / "problems.parquet")]}
+    path = folder / "job.json"
+    path.write_text(json.dumps({"kind": "rl", "settings": settings, "seed": 0, **paths, **files}))
+    return path
+
+
+def run_job(path: Path, kill_after: int | None = None) -> list[dict[str, Any]]:
+    """The job's metrics; it is killed once it has logged so many steps."""
+    metrics = path.parent / "metrics"
+    process = subprocess.Popen([sys.executable, "-m", "grpo.train", str(path)], stderr=subprocess.PIPE, text=True)
+    while kill_after is not None and process.poll() is None:
+        if metrics.exists() and metrics.read_text().count("\n") >= kill_after:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    _, errors = process.communicate()
+    if process.returncode and kill_after is None:
+        raise RuntimeError(errors[-2000:])
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "out" / "model.safetensors")
+
+
+def step(args: argparse.Namespace) -> dict[str, Any]:
+    """Largest difference of the weights after STEPS updates in units of the learning rate, metrics of the first step
+    here and on the CPU, and mean and largest |log-probability| difference between sampler and trainer by type."""
+    from inputs import demo_model
+
+    with tempfile.TemporaryDirectory() as place:
+        model = demo_model(Path(place))
+        first: dict[str, Any] = {}
+        after = {}
+        for device in dict.fromkeys(("cpu", args.device)):
+            folder = Path(place) / device
+            records = run_job(write_rl_job(folder, model, device))
+            first[device] = {name: records[0][name] for name in ("loss", "grad_norm", "reward", "logprob_mismatch")}
+            after[device] = weights(folder)
+        moved = max((after["cpu"][n] - w).abs().max().item() for n, w in after[args.device].items()) / LEARNING_RATE
+        mismatch = {dtype: sampler_difference(model, args.device, dtype) for dtype in ("float32", "bfloat16")}
+    return {"weights_lr": moved, "first_step": first, "sampler_difference": mismatch}
+
+
+def sampler_difference(model: Path, device: str, dtype: str) -> dict[str, float]:
+    """|log-probability while sampling - log-probability in training| of the tokens, nats."""
+    import torch
+
+    from grpo.config.common import Hardware, Sampling
+    from grpo.generation.sampler import sample
+    from grpo.model.loading import load_policy
+    from grpo.model.logprobs import completion_logprobs
+
+    policy = load_policy(str(model), Hardware(device=device, dtype=dtype))
+    prompts = [[5 + (i * 7 + j) % 40 for j in range(12 + i)] for i in range(4)]
+    groups = sample(policy, prompts, 4, Sampling(max_new_tokens=48), eos_id=10**6, seeds=[1, 2, 3, 4])
+    rows = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
+    with torch.no_grad():
+        trained = completion_logprobs(policy, [p for p, _ in rows], [c.tokens for _, c in rows], 1.0)
+    sampled = torch.tensor([c.logprobs for _, c in rows])
+    difference = (trained.float().cpu() - sampled).abs()
+    return {"mean": difference.mean().item(), "largest": difference.max().item()}
+
+
+def resume(args: argparse.Namespace) -> dict[str, Any]:
+    """Whether a killed job ends with the same bits."""
+    import torch
+    from inputs import demo_model
+
+    with tempfile.TemporaryDirectory() as place:
+        model = demo_model(Path(place))
+        whole, killed = Path(place) / "whole", Path(place) / "killed"
+        run_job(write_rl_job(whole, model, args.device))
+        job = write_rl_job(killed, model, args.device)
+        steps = len(run_job(job, kill_after=3))
+        run_job(job)
+        same = all(torch.equal(w, weights(killed)[name]) for name, w in weights(whole).items())
+    if not same:
+        raise RuntimeError("the killed job ended with other weights")
+    return {"same_bits": same, "killed_after": steps}
+
+
+def throughput(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s of updates and of sampling for each shape, MFU, and the most memory held, GB."""
+    shapes = SMALL_SHAPES if args.small else SHAPES
+    return {name: of_shape(args, shape) for name, shape in shapes.items()}
+
+
+def of_shape(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from grpo_step import update_flops
+
+    from grpo.config.common import Hardware
+    from grpo.model.loading import load_policy
+
+    rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    with tempfile.TemporaryDirectory() as place:
+        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
+        began = time.perf_counter()
+        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+        load_s = time.perf_counter() - began
+        reset_memory(args.device)
+        update_s = mean(times(args.device, update_of(policy, rows, prompt, length)))
+        update_memory = peak_memory(args.device)
+        flops = update_flops(str(folder), [prompt], rows, rows * length)
+        reset_memory(args.device)
+        sampling = sampling_speeds(args, policy, rows, prompt, 16 if args.small else 256)
+    result = {"load_s": load_s, "update_tokens_per_s": (prompt + rows * length) / update_s, **sampling}
+    result |= {"update_gb": update_memory, "sampling_gb": peak_memory(args.device)}
+    if peak := next((f for name, f in PEAK_FLOPS.items() if args.device == "cuda" and name in gpu_name()), None):
+        result["mfu"] = flops / update_s / peak
+    del policy
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
+    return result
+
+
+def update_of(policy: Any, rows: int, prompt: int, length: int) -> Callable[[], None]:
+    """Forward and backward of a group's completions and an AdamW step."""
+    import torch
+
+    from grpo.model.logprobs import completion_logprobs
+
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
+    prompts = [[5 + i % 90 for i in range(prompt)]] * rows
+    completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(rows)]
+
+    def run() -> None:
+        completion_logprobs(policy, prompts, completions, 1.0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def sampling_speeds(args: argparse.Namespace, policy: Any, rows: int, prompt: int, length: int) -> dict[str, float]:
+    """Tokens/s of this project's sampler and of transformers' `generate` for groups of `rows` completions."""
+    import torch
+
+    from grpo.config.common import Sampling
+    from grpo.generation.plain_sampler import sample_groups_plain
+    from grpo.generation.sampler import sample_groups
+    from grpo.model.loading import plain_attention
+
+    prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
+    settings = Sampling(max_new_tokens=length, batch_size=4 * rows)
+    options = dict(eos_id=10**6, seeds=[1, 2, 3, 4])
+
+    def ours() -> None:
+        list(sample_groups(policy, prompts, rows, settings, **options))
+
+    @torch.inference_mode()
+    def plain() -> None:
+        with plain_attention(policy):
+            list(sample_groups_plain(policy, prompts, rows, settings, **options))
+
+    tokens = 4 * rows * length
+    return {
+        "sampling_tokens_per_s": tokens / min(times(args.device, ours, 2)),
+        "generate_tokens_per_s": tokens / min(times(args.device, plain, 2)),
+    }
+
+
+def times(device: str, run: Callable[[], None], count: int = 3) -> list[float]:
+    """Seconds of `count` runs after a warm-up."""
+    import torch
+
+    seconds = []
+    for _ in range(count + 1):
+        began = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def reset_memory(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory(device: str) -> float | None:
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
+
+
+def profile(args: argparse.Namespace) -> dict[str, Any]:
+    """The ten kernels of an update that take longest, as shares of its wall time, and what is left: the idle share."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    from grpo.config.common import Hardware
+    from grpo.model.loading import load_policy
+
+    shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    with tempfile.TemporaryDirectory() as place:
+        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
+        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    run = update_of(policy, *((4, 16, 16) if args.small else (16, 128, 384)))
+    times(args.device, run, 1)
+    activities = [ProfilerActivity.CUDA] if args.device == "cuda" else [ProfilerActivity.CPU]
+    with profiler(activities=activities) as seen:
+        wall = times(args.device, run, 1)[0]
+    on_gpu = args.device == "cuda"
+    seconds = {
+        e.key: (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 2e6 for e in seen.key_averages()
+    }
+    top = sorted(seconds.items(), key=lambda item: -item[1])[:10]
+    busy = sum(seconds.values())
+    return {"top": {key[:80]: s / wall for key, s in top}, "idle_share": max(0.0, 1 - busy / wall), "wall_s": wall}
+
+
+def learning(args: argparse.Namespace) -> dict[str, Any]:
+    """Mean reward of the first and the last ten steps of GRPO."""
+    if args.model is None:
+        raise SystemExit("learning needs --model FOLDER")
+    steps = 4 if args.small else 60
+    changes = {"steps": steps, "group_size": 4 if args.small else 16, "prompts_per_step": 4}
+    changes["optimizer"] = {"learning_rate": 1e-5}
+    if args.device == "cuda":
+        changes["hardware"] = {"device": "cuda", "dtype": "bfloat16", "mixed_precision": True}
+    with tempfile.TemporaryDirectory() as place:
+        rewards = [r["reward"] for r in run_job(write_rl_job(Path(place) / "job", args.model, args.device, **changes))]
+    return {"first": mean(rewards[:10]), "last": mean(rewards[-10:]), "rewards": rewards}
+
+
+def page(results: dict[str, Any]) -> str:
+    """The results in Markdown."""
+    lines = ["# On a GPU", "", f"`python benchmarks/gpu.py` on {results['machine']}.", ""]
+    for name, result in results.items():
+        if isinstance(result, dict):
+            lines += [f"## {name.capitalize()}", "", "```json", json.dumps(result, indent=1), "```", ""]
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "models": models,
+    "step": step,
+    "resume": resume,
+    "throughput": throughput,
+    "profile": profile,
+    "learning": learning,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
