@@ -245,10 +245,11 @@ def _some_of_each(kinds: list[str], count: int) -> list[str]:
     return [first[i * len(first) // count] if len(first) < count else first[i] for i in range(count)]
 
 
-def build(kind: str, folder: Path) -> None:
-    """Writes a model with random weights, large enough that attention is far from uniform, and its tokenizer's ids."""
+def build(kind: str, folder: Path, **changes: Any) -> None:
+    """Writes a model with random weights, large enough that attention is far from uniform. `changes`: of its
+    configuration."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(kind))
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, **changes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
