@@ -14,6 +14,12 @@ from grpo.model.loading import load_tokenizer
 from tests.support.job_runner import RL, metrics, run_here, write_job
 
 STEPS = 10
+REWARD = f"{__name__}:share_of_letters"
+
+
+def share_of_letters(_: Any, response: Any) -> float:
+    """A reward in which the completions of a random model differ."""
+    return sum(map(str.isalpha, response.text)) / max(1, len(response.text))
 
 
 @pytest.mark.slow
@@ -26,7 +32,7 @@ def test_it_trains_and_transformers_samples_it(
     ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     build(kind, start, vocab_size=len(tokenizer), **ends)
     tokenizer.save_pretrained(start)
-    settings = {**RL, "steps": STEPS, "hardware": {"device": "cpu"}}
+    settings = {**RL, "steps": STEPS, "rewards": {REWARD: 1}, "hardware": {"device": "cpu"}}
     run_here(write_job(tmp_path / "job", "rl", **{**rl_fields, "model": str(start), "settings": settings}))
 
     records = metrics(tmp_path / "job")
