@@ -7,11 +7,13 @@ pass on rows of one length. `grpo.model.probe` decides, once, when the model is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo.model.equal_forwards import run_forwards
 from grpo.model.head import Head, backbone_of
 from grpo.model.packed.attention import hidden_states, is_packed, is_unfused
 from grpo.model.packed.packing import integers, pack, ranges
@@ -32,11 +34,12 @@ def token_states(
     if not is_packed(backbone):
         return plain_states(backbone, sequences, rows, columns)
     limit = rope_limit(backbone)
-    if limit is not None:
-        reset_rope(backbone)
-        if len(sequences) > 1 and max(map(len, sequences)) > limit:
-            return _states_one_by_one(backbone, sequences, rows, columns)
-    return _packed_states(backbone, prompts, rests, rows, columns)
+    if limit is None:
+        return _packed_states(backbone, prompts, rests, rows, columns)
+    reset_rope(backbone)
+    if max(map(len, sequences)) > limit:
+        return _states_one_by_one(backbone, sequences, rows, columns)
+    return run_forwards(backbone, [lambda: _packed_states(backbone, prompts, rests, rows, columns)])[0]
 
 
 def _packed_states(
@@ -53,12 +56,14 @@ def _packed_states(
 
 def _states_one_by_one(backbone: Any, sequences: Sequence[Tokens], rows: Tensor, columns: Tensor) -> Tensor:
     """`token_states` of a model whose rotary embedding depends on the length of the sequence."""
-    states, order = [], []
-    for row, sequence in enumerate(sequences):
-        mine = (rows == row).nonzero().squeeze(1)
-        states.append(token_states(backbone, [[]], [sequence], torch.zeros_like(mine), columns[mine]))
-        order.append(mine)
-    return torch.cat(states)[torch.cat(order).argsort().to(states[0].device)]
+    mine = [(rows == row).nonzero().squeeze(1) for row in range(len(sequences))]
+
+    def forward(row: int) -> Tensor:
+        reset_rope(backbone)
+        return _packed_states(backbone, [[]], [sequences[row]], torch.zeros_like(mine[row]), columns[mine[row]])
+
+    states = run_forwards(backbone, [partial(forward, row) for row in range(len(sequences))])
+    return torch.cat(states)[torch.cat(mine).argsort().to(states[0].device)]
 
 
 def completion_states(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from grpo.model.equal_forwards import run_forwards
 from grpo.model.rope import reset_rope
 
 Draw = Callable[[Tensor], Tensor]
@@ -25,17 +26,30 @@ def plain_states(backbone: Any, sequences: Sequence[Sequence[int]], rows: Tensor
     by_length: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         by_length.setdefault(len(sequence), []).append(row)
+    groups = [*by_length.values()]
+    hidden = run_forwards(backbone, [_forward(backbone, sequences, group, device) for group in groups])
     states, order = [], []
-    for same_length in by_length.values():
-        reset_rope(backbone)
-        ids = torch.tensor([[*sequences[row]] for row in same_length], device=device)
-        hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    for of_group, group in zip(hidden, groups, strict=True):
         place = torch.full((len(sequences),), -1)
-        place[same_length] = torch.arange(len(same_length))
+        place[group] = torch.arange(len(group))
         mine = (place[rows] >= 0).nonzero().squeeze(1)
-        states.append(hidden[place[rows[mine]].to(device), columns[mine].to(device)])
+        states.append(of_group[place[rows[mine]].to(device), columns[mine].to(device)])
         order.append(mine)
     return torch.cat(states)[torch.cat(order).argsort().to(device)]
+
+
+def _forward(
+    backbone: Any, sequences: Sequence[Sequence[int]], group: list[int], device: torch.device
+) -> Callable[[], Tensor]:
+    """The forward pass of sequences of one length."""
+
+    def forward() -> Tensor:
+        reset_rope(backbone)
+        ids = torch.tensor([[*sequences[row]] for row in group], device=device)
+        hidden: Tensor = backbone(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden
+
+    return forward
 
 
 def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | None, draw: Draw) -> Tensor:

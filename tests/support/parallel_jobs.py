@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from grpo.config.common import Hardware, Optimizer
 from grpo.distributed import tensor_io
 from grpo.distributed.fsdp import Sharded, clip_grad_norm, shard
 from grpo.distributed.process_group import Parallel, divide
+from grpo.model.loading import load_policy
+from grpo.model.logprobs import completion_logprobs
 from grpo.training.optimizer import make_optimizer
 
 VOCABULARY = 67
@@ -384,3 +387,24 @@ def talk(parallel: Parallel) -> dict[str, Any]:
         "nan": parallel.reduce(nan),
         "main": parallel.is_main,
     }
+
+
+# Other architectures: gradients of log-probabilities through completion_logprobs, packed and plain
+
+
+def architecture_gradients(parallel: Parallel, folder: str, attention: str) -> dict[str, Any]:
+    """Gradients of the weighted log-probabilities of seven completions, divided among the processes."""
+    policy = load_policy(folder, Hardware(device="cpu", attention=attention))  # type: ignore[arg-type]
+    sharded = shard(policy, parallel)
+    rows = [([5, 6, 7], tokens) for tokens in sequences(3)]
+    mine = divide([len(tokens) for _, tokens in rows], parallel.world)[parallel.rank]
+    prompts, completions = [rows[i][0] for i in mine], [rows[i][1] for i in mine]
+    logprobs = sharded(completion_logprobs, prompts, completions, 1.0)
+    weights = torch.tensor([1.0 + i for i in mine])[:, None]
+    (logprobs * weights).sum().backward()
+    gathered = {
+        name: parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for name, parameter in sharded.model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {name: gradient.numpy() for name, gradient in gathered.items()}

@@ -1,0 +1,40 @@
+"""Gradients of other architectures in two processes (FSDP2) are those of one, packed and plain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.architectures import build
+from tests.support import parallel_jobs as jobs
+
+pytestmark = pytest.mark.system
+
+KINDS = {
+    "llama": ("auto", "plain"),
+    "phi3": ("auto", "plain"),
+    "deepseek_v3": ("auto", "plain"),
+    "cohere2": ("auto", "plain"),
+    "gpt_oss": ("auto", "plain"),
+    "qwen3_next": ("plain",),
+}
+
+
+@pytest.fixture(scope="module")
+def team():
+    started = jobs.Team(2)
+    yield started
+    started.dismiss()
+
+
+@pytest.mark.parametrize(("kind", "attention"), [(kind, way) for kind, ways in KINDS.items() for way in ways])
+def test_two_processes_have_the_gradients_of_one(kind: str, attention: str, team: jobs.Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    alone = jobs.architecture_gradients(jobs.ALONE, str(tmp_path), attention)
+    largest = max(float(np.abs(gradient).max()) for gradient in alone.values())
+    for found in team(jobs.architecture_gradients, str(tmp_path), attention):
+        assert found.keys() == alone.keys()
+        for name, gradient in alone.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-6 * max(1.0, largest), err_msg=name)
