@@ -20,6 +20,7 @@ from grpo.model.head import Head, backbone_of
 from grpo.model.packed.attention import Packed, hidden_states, is_unfused
 from grpo.model.packed.packing import pack
 from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention
+from grpo.model.partial_attention import partial_attention
 from grpo.model.rope import reset_rope
 
 
@@ -215,13 +216,13 @@ class _Batch:
         # [n, Hkv, r, D]: the r query heads of one key head are r queries.
         queries = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         prompt = self._to_groups(queries), prompt_keys, prompt_values
-        prompt_output, prompt_lse = _partial_attention(*prompt, self.beyond_prompt, scale)
+        prompt_output, prompt_lse = partial_attention(*prompt, self.beyond_prompt, scale)
         if self.uses_kernel:
             of_prompt = _to_members(prompt_output, queries), _to_members(prompt_lse, queries), self.slot
             return decode_attention((q, k, v), cache.rows, self.generated, of_prompt, scale)
         cache.add_tokens(k, v, self)
         keys, values = (table[: q.shape[0], :, : self.width] for table in cache.rows)
-        own = _partial_attention(queries, keys, values, self.future, scale)
+        own = partial_attention(queries, keys, values, self.future, scale)
         own_output, own_lse = (part.transpose(1, 2) for part in own)
         share = (self._to_rows(prompt_lse, queries) - own_lse).sigmoid_()[..., None]
         output = torch.lerp(own_output, self._to_rows(prompt_output, queries), share.to(q.dtype))
@@ -265,32 +266,6 @@ def _to_members(groups: Tensor, queries: Tensor) -> Tensor:
 def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive mask of scores [n, 1, 1, T]: -inf where `hidden` [n, T], else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
-
-
-def _partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention outputs [n, H, L, D] over a part of the keys, and the logsumexp of their scores [n, H, L], with which
-    outputs over several parts are combined."""
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
-    return _attention_in_float32(q, k, v, mask, scale)
-
-
-def _attention_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """`_partial_attention` by PyTorch's own operations: scores and softmax in float32 whatever the type of q and k, as
-    the trainer's attention has them, so that sampler and trainer agree."""
-    scores = _float32_product(q, k.transpose(-1, -2)).mul_(scale)
-    if mask is not None:
-        scores += mask
-    lse = scores.logsumexp(-1)
-    return scores.sub_(lse[..., None]).exp_().to(v.dtype) @ v, lse
-
-
-def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32, [n, H, L, T] from [n, H, L, D] and [n, H, D, T]. A GPU reads narrow inputs as they are."""
-    if a.dtype == torch.float32 or not a.is_cuda:
-        return a.float() @ b.float()
-    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
-    return product.view(*a.shape[:-1], b.shape[-1])
 
 
 def _fill_gaps(count: int, gone: set[int]) -> list[int]:

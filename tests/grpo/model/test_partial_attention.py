@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.model import decoder
+from grpo.model.partial_attention import attention_in_float32, partial_attention
 
 
 def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -26,7 +26,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_and_their_softmax_are_in_float32(dtype: torch.dtype) -> None:
     q, k, v, mask = inputs(dtype)
-    output, lse = decoder._attention_in_float32(q, k, v, mask, 0.25)
+    output, lse = attention_in_float32(q, k, v, mask, 0.25)
     expected, expected_lse = by_definition(q, k, v, mask, 0.25)
     assert (output.dtype, lse.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=2e-6)  # in bfloat16 it would be off by 1e-2
@@ -36,8 +36,8 @@ def test_scores_and_their_softmax_are_in_float32(dtype: torch.dtype) -> None:
 def test_it_equals_the_operation_that_a_cpu_has() -> None:
     q, k, v, mask = inputs(torch.float32)
     for found, expected in zip(
-        decoder._attention_in_float32(q, k, v, mask, 0.25),
-        decoder._partial_attention(q, k, v, mask, 0.25),
+        attention_in_float32(q, k, v, mask, 0.25),
+        partial_attention(q, k, v, mask, 0.25),
         strict=True,
     ):
         torch.testing.assert_close(found, expected)
