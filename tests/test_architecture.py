@@ -35,7 +35,7 @@ LAYERS = {
         {"sampling"},
         {"training"},
         {"rl"},
-        {"train", "chat", "validate"},
+        {"train", "chat", "validate", "check_model"},
         {"fork_server"},
     ],
     "tasks": [

@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what a run would do. Returns the exit code."""
+    from flows.cli import plan_model
     from flows.pipelines import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
     graph = PIPELINES[args.flow].graph(recipe)
     planned = plan(graph, recipe, selection_of(args))
+    runs_base = any(p.name == "base" and p.status == "run" for p in planned)
+    model = plan_model.check(recipe) if runs_base else None
     estimated: dict[str, Any] | None = None
     if args.estimate or args.calibrate:
         from flows.cli import plan_estimate
@@ -35,12 +38,14 @@ def run(args: argparse.Namespace) -> int:
         estimated = plan_estimate.make(args, graph, recipe)
     if args.json:
         result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
-        print(json.dumps(result | ({"estimate": estimated} if estimated else {})))
+        print(json.dumps(result | ({"model": model} if model else {}) | ({"estimate": estimated} if estimated else {})))
         return 0
     print(f"{recipe.name}: {recipe.description}")
     for p in planned:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
         print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+    if model:
+        print(plan_model.describe(model))
     if estimated:
         plan_estimate.show(estimated, [p.name for p in planned if p.status == "run"])
     return 0

@@ -56,7 +56,7 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     With `lora` only adapters are trained.
     """
     policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
-    _choose_attention(policy, model, hardware)
+    _warn_if_plain(model, _choose_attention(policy, model, hardware))
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable()
         policy.enable_input_require_grads()
@@ -88,13 +88,30 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         num_labels=1,
         dtype=getattr(torch, hardware.dtype),
     )
-    _choose_attention(loaded, model, hardware)
+    _warn_if_plain(model, _choose_attention(loaded, model, hardware))
     return loaded.to(choose_device(hardware)).eval()
 
 
-def _choose_attention(loaded: Any, model: str, hardware: Hardware) -> None:
+def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
+    """How a policy would run, 'packed' or 'plain', and what packed gets wrong. Raises InputError where it cannot."""
+    policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
+    reason = _choose_attention(policy.to(choose_device(hardware)), model, hardware)
+    return "packed" if is_packed(backbone_of(policy)) else "plain", reason
+
+
+def _warn_if_plain(model: str, reason: str | None) -> None:
+    if reason is not None:
+        logger.warning(
+            "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
+            "completion, and only sequences of one length together",
+            model,
+            reason,
+        )
+
+
+def _choose_attention(loaded: Any, model: str, hardware: Hardware) -> str | None:
     """Lets the model attend packed where it then computes what it computes alone; else plain, by transformers' fastest
-    attention that is right, or by its definition.
+    attention that is right, or by its definition. Returns what packed gets wrong, if that is why it runs plain.
 
     Raises InputError where transformers cannot run the model, and where neither way is right.
     """
@@ -128,13 +145,7 @@ def _choose_attention(loaded: Any, model: str, hardware: Hardware) -> None:
         what = f"hardware.attention = {hardware.attention!r} computes something else"
         raise InputError(f"{model}: {what}: {'; '.join(dict.fromkeys(reasons))}")
     backbone.own_attention = fastest if way == packed else way
-    if way != packed and reasons:
-        logger.warning(
-            "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
-            "completion, and only sequences of one length together",
-            model,
-            reasons[0],
-        )
+    return reasons[0] if way != packed and reasons else None
 
 
 def _in_one_line(error: Exception) -> str:

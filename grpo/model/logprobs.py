@@ -17,6 +17,7 @@ from grpo.model.equal_forwards import run_forwards
 from grpo.model.head import Head, backbone_of
 from grpo.model.packed.attention import hidden_states, is_packed, is_unfused
 from grpo.model.packed.packing import integers, pack, ranges
+from grpo.model.packed.transfer import to_device
 from grpo.model.plain import plain_states
 from grpo.model.rope import reset_rope, rope_limit
 
@@ -51,7 +52,7 @@ def _packed_states(
     lengths = integers([len(prompt) for prompt in prompts])[rows]
     in_prompt = integers(packed.first)[rows] + 1 - lengths + columns
     places = torch.where(columns < lengths, in_prompt, integers(packed.starts)[rows] + columns - lengths)
-    return hidden.index_select(0, places.to(device))
+    return hidden.index_select(0, to_device(places, device))
 
 
 def _states_one_by_one(backbone: Any, sequences: Sequence[Tokens], rows: Tensor, columns: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def completion_states(
     rests = completions if by_length else [completion[:-1] for completion in completions]
     states = token_states(backbone, prompts, rests, rows, before)
     targets = integers([token for completion in completions for token in completion])
-    index = torch.stack([targets, rows, columns]).to(device)
+    index = to_device(torch.stack([targets, rows, columns]), device)
     return states, index[0], index[1], index[2]
 
 

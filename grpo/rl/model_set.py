@@ -20,6 +20,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
+from grpo.model.packed.attention import is_packed
 from grpo.model.value_head import Value
 from grpo.rl.methods import Method
 
@@ -70,6 +71,11 @@ class Models:
     def sampler_is_exact(self) -> bool:
         """Whether its log-probabilities while sampling are those of a forward pass, up to rounding."""
         return decodes_exactly(self.policy.model)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the policy computes sequences packed, not plain."""
+        return is_packed(backbone_of(self.policy.model))
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Weights of `sampler` by names in transformers' files, for an engine that keeps a copy. All processes iterate

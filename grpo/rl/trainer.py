@@ -171,6 +171,7 @@ class Trainer:
             "tokens_per_s": tokens / (sampling_s + update_s),
             "sampling_s": sampling_s,
             "update_s": update_s,
+            "packed": float(self.models.packed),
         }
         record = self.parallel.broadcast(record)  # times differ between processes, which must all decide alike
         if self.metrics is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from grpo.algorithms.dpo import dpo_loss
@@ -16,11 +17,13 @@ from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
+from grpo.model.packed.transfer import to_device
 from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
 from grpo.rl.model_set import Models
 from grpo.training.optimizer import learning_rate_share, make_optimizer
+from grpo.training.totals import Totals
 
 Stats = dict[str, Tensor]
 Loss = Callable[[Rollout, list[int], Normalizers], tuple[Tensor, Stats]]
@@ -70,14 +73,14 @@ class Update:
             rollout.units[unit] for unit in units if any(self._counts(rollout, row) for row in rollout.units[unit])
         ]
         self.models.policy.train()
-        stats: dict[str, float] = {}
+        totals = Totals()
         for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
             loss, measured = self.loss(rollout, part, normalizers)
             (loss if counts else loss * 0).backward()
             if counts:
-                _combine(stats, {"loss": loss.detach(), **measured})
-        stats = self.parallel.reduce(stats)
+                totals.add({"loss": loss, **measured})
+        stats = self.parallel.reduce(totals.read())
         for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):
             stats[name] = clip_grad_norm(group["params"], self.settings.optimizer.max_grad_norm)
         stats["learning_rate"] = self.peaks[0] * rate
@@ -112,7 +115,7 @@ class Update:
             old_logprobs=logprobs.detach() if old is None else self._padded(old, rows),
             ref_logprobs=None if reference is None else self._padded(reference, rows),
             advantages=self._padded(rollout.advantages, rows),
-            mask=pad(rollout.mask(rows), self.device),
+            mask=self._to_device(rollout.mask(rows)),
         )
 
     def _policy_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
@@ -132,7 +135,7 @@ class Update:
             self.models.value(values_of, [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]),
             self._padded(rollout.old_values, rows),
             self._padded(rollout.returns, rows),
-            pad(rollout.mask(rows), self.device),
+            self._to_device(rollout.mask(rows)),
             self.settings.ppo.value_clip,
             normalizers,
         )
@@ -156,19 +159,10 @@ class Update:
         return loss, {f"pair_{name}": value for name, value in stats.items()}
 
     def _padded(self, vectors: list[Tensor], rows: list[int]) -> Tensor:
-        return pad([vectors[i] for i in rows], self.device)
+        return self._to_device([vectors[i] for i in rows])
 
-
-def _combine(stats: dict[str, float], measured: Stats) -> None:
-    """Combines the statistics of micro-batches: sums add up, extremes combine."""
-    for name, tensor in measured.items():
-        value = tensor.item()
-        if name.endswith("_min"):
-            stats[name] = min(stats.get(name, value), value)
-        elif name.endswith("_max"):
-            stats[name] = max(stats.get(name, value), value)
-        else:
-            stats[name] = stats.get(name, 0.0) + value
+    def _to_device(self, vectors: list[Tensor]) -> Tensor:
+        return to_device(pad(vectors, torch.device("cpu")), self.device)
 
 
 def _finite(value: float) -> bool:

@@ -20,6 +20,7 @@ from grpo.errors import InputError
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.training.optimizer import learning_rate_share, make_optimizer
+from grpo.training.totals import Totals
 
 Loss = Callable[[Any, list[Example]], Tensor]
 """(model, examples) -> the sum of their losses; the loop divides by the weight of the whole batch."""
@@ -86,11 +87,11 @@ def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int)
     parts = micro_batches(prompts, rests, units, max_tokens)
     shares = divide([sum(batch[number].tokens for number in part) for part in parts], model.parallel.world)
     mine = [[batch[number] for number in parts[i]] for i in shares[model.parallel.rank]]
-    total = 0.0
+    totals = Totals()
     for part in mine:
         value = model(loss, part) / weight
         value.backward()
-        total += value.item()
+        totals.add({"loss": value})
     for _ in range(max(map(len, shares)) - len(mine)):  # all processes call the model as often
         (model(loss, [min(batch, key=lambda example: example.tokens)]) * 0).backward()
-    return model.parallel.reduce({"loss": total})["loss"]
+    return model.parallel.reduce({"loss": 0.0, **totals.read()})["loss"]

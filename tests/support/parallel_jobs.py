@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -408,3 +409,26 @@ def architecture_gradients(parallel: Parallel, folder: str, attention: str) -> d
         if parameter.grad is not None
     }
     return {name: gradient.numpy() for name, gradient in gathered.items()}
+
+
+def gathered_weights(parallel: Parallel, folder: str, attention: str) -> dict[str, int]:
+    """Weights that a training step holds whole at once: the most, all of the model's, those of the largest part that
+    is gathered by itself, and of the rest."""
+    policy = load_policy(folder, Hardware(device="cpu", attention=attention))  # type: ignore[arg-type]
+    weights = sum(parameter.numel() for parameter in policy.parameters())
+    sharded = shard(policy, parallel)
+    parts = [module for module in sharded.model.modules() if isinstance(module, FSDPModule)]
+    sizes = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    held: list[int] = []
+
+    def count(*_: Any) -> None:
+        held.append(sum(p.numel() for p in sharded.model.parameters() if not isinstance(p, DTensor)))
+
+    def count_in_backward(_: Any, __: Any, output: Any) -> None:
+        (output if isinstance(output, Tensor) else output[0]).register_hook(count)
+
+    for part in parts:  # after the hooks that gather it
+        part.register_forward_pre_hook(count)
+        part.register_forward_hook(count_in_backward)
+    sharded(completion_logprobs, [[5, 6, 7]], [[8, 9, 10]], 1.0).sum().backward()
+    return {"most": max(held), "all": weights, "part": max(sizes), "rest": weights - sum(sizes), "times": len(held)}

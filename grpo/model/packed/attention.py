@@ -25,6 +25,7 @@ from grpo.errors import InputError
 from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
 from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention, window_of
+from grpo.model.packed.transfer import to_device
 
 NAME = "r1flow"
 UNFUSED = "r1flow-unfused"
@@ -104,7 +105,7 @@ def packed_inputs(ids: Tensor, positions: Tensor, layout: Layout) -> dict[str, A
 
 @dataclass(frozen=True)
 class Rows:
-    """R sequences of one attention call; where they share prompts, their tokens after the prompt."""
+    """R sequences of one attention call; where they share prompts, their tokens after the prompt. On the host."""
 
     places: Tensor  # [R, L]: index of each token in the pack
     lengths: Tensor  # [R]: tokens of each, L or less; entries of `places` beyond are arbitrary
@@ -118,7 +119,7 @@ class Rows:
     @property
     def real(self) -> Tensor:
         """Mask of the tokens that are not padding, [R, L]."""
-        return torch.arange(self.places.shape[1], device=self.places.device) < self.lengths[:, None]
+        return torch.arange(self.places.shape[1]) < self.lengths[:, None]
 
 
 class Packed:
@@ -129,11 +130,12 @@ class Packed:
     query slots that nothing reads.
     """
 
-    def __init__(self, calls: list[Rows], tokens: int, unfused: bool = False):
-        """`tokens`: length of the pack. `unfused`: no kernels, and autograd's own backward passes."""
+    def __init__(self, calls: list[Rows], tokens: int, device: torch.device, unfused: bool = False):
+        """`calls`: on the host, where everything is planned, because a GPU would have to be waited for. `tokens`:
+        length of the pack. `device`: of the model. `unfused`: no kernels, and autograd's own backward passes."""
         self.calls = [rows for rows in calls if rows.places.numel()]
         self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
-        self.queries, self.keys = _Queries(self.calls, tokens), _Keys(self.calls, tokens)
+        self.queries, self.keys = _Queries(self.calls, tokens, device), _Keys(self.calls, tokens, device)
         self.unfused = unfused
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
@@ -156,13 +158,15 @@ class Packed:
 class _Queries:
     """Slots of queries and outputs."""
 
-    def __init__(self, calls: list[Rows], tokens: int):
-        self.places = torch.cat([rows.places.flatten() for rows in calls])  # [S]: token of each slot
+    def __init__(self, calls: list[Rows], tokens: int, device: torch.device):
+        places = torch.cat([rows.places.flatten() for rows in calls])
         filled = torch.cat([rows.real.flatten() for rows in calls]).nonzero().squeeze(1)
-        self.order = self.places.new_empty(tokens)  # [N]: slot of each token's output
-        self.order[self.places[filled]] = filled
-        elsewhere = self.order[self.places] != torch.arange(len(self.places), device=self.places.device)
-        self.unread = elsewhere.nonzero().squeeze(1)  # slots whose output is not read
+        order = places.new_empty(tokens)
+        order[places[filled]] = filled
+        unread = (order[places] != torch.arange(len(places))).nonzero().squeeze(1)
+        self.places = to_device(places, device)  # [S]: token of each slot
+        self.order = to_device(order, device)  # [N]: slot of each token's output
+        self.unread = to_device(unread, device)  # slots whose output is not read
 
     def sum_gradients(self, gradient: Tensor) -> Tensor:
         """Gradients of the tokens' queries [N, H, D] from those of the slots [S, H, D]; unread slots have none."""
@@ -184,9 +188,9 @@ class _Queries:
 class _Keys:
     """Slots of keys and values."""
 
-    def __init__(self, calls: list[Rows], tokens: int):
+    def __init__(self, calls: list[Rows], tokens: int, device: torch.device):
         self.calls, self.tokens = calls, tokens
-        self.places = torch.cat([rows.seen.flatten() for rows in calls])  # [S]: token of each slot
+        self.places = to_device(torch.cat([rows.seen.flatten() for rows in calls]), device)  # [S]: token of each slot
 
     def sum_gradients(self, gradient: Tensor) -> Tensor:
         """Gradients of the tokens' keys or values [N, H, D]: the sums over their slots [S, H, D]."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo.model.packed.attention import Packed, Rows
+from grpo.model.packed.transfer import to_device
 
 Tokens = Sequence[int]
 
@@ -61,10 +62,10 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
             if stop > start or shared:
                 calls.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
     return Pack(
-        ids=integers(ids)[None].to(device),
-        positions=ranges(*integers(spans).T)[None].to(device),
+        ids=to_device(integers(ids)[None], device),
+        positions=to_device(ranges(*integers(spans).T)[None], device),
         attention=Packed(
-            [c for (shared, _), group in calls.items() for c in group.rows(shared, device)], len(ids), unfused
+            [c for (shared, _), group in calls.items() for c in group.rows(shared)], len(ids), device, unfused
         ),
         last=last,
         first=first,
@@ -99,7 +100,7 @@ class _Spans:
     def add(self, prompt: int, start: int, stop: int) -> None:
         self.spans.append((prompt, start, stop))
 
-    def rows(self, shared: int, device: torch.device) -> list[Rows]:
+    def rows(self, shared: int) -> list[Rows]:
         """The sequences as calls: the shared prompts of `shared` tokens first, then the rests that follow them."""
         begin, start, stop = integers(self.spans).T[:, :, None]
         lengths = stop - start
@@ -107,11 +108,11 @@ class _Spans:
         # Padding may point anywhere: it comes after every real token, so no query sees it.
         places = torch.where(places < stop, places, begin)
         before = begin + torch.arange(shared)
-        calls = [Rows(places.to(device), lengths.squeeze(1).to(device), before.to(device))]
+        calls = [Rows(places, lengths.squeeze(1), before)]
         if shared:
             prompts = begin.unique()[:, None] + torch.arange(shared)
             full = torch.full((len(prompts),), shared)
-            calls.insert(0, Rows(prompts.to(device), full.to(device), prompts[:, :0].to(device)))
+            calls.insert(0, Rows(prompts, full, prompts[:, :0]))
         return calls
 
 

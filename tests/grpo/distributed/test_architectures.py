@@ -38,3 +38,12 @@ def test_two_processes_have_the_gradients_of_one(kind: str, attention: str, team
         assert found.keys() == alone.keys()
         for name, gradient in alone.items():
             np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-6 * max(1.0, largest), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])
+def test_a_layer_is_gathered_at_a_time(kind: str, team: jobs.Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    for attention in KINDS[kind]:
+        for found in team(jobs.gathered_weights, str(tmp_path), attention):
+            assert found["times"] and found["part"] * 2 < found["all"] - found["rest"]
+            assert found["part"] <= found["most"] <= found["rest"] + 2 * found["part"]  # the next one on its way

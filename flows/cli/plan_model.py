@@ -1,0 +1,47 @@
+"""What `r1 plan` says of a base model in a local folder: whether it runs packed, plain or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.recipe.schema import Recipe
+from grpo.errors import InputError
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+SHARE_OF_MEMORY = 0.5
+"""Weights above this share of the machine's memory are not loaded to plan."""
+
+
+def check(recipe: Recipe) -> dict[str, Any] | None:
+    """What `grpo.check_model` found, in a process of its own: a model's files are untrusted, and its memory is given
+    back. None without a local folder.
+
+    Raises:
+        InputError: no stage can run the model.
+    """
+    folder = Path(recipe.base.model).expanduser() if recipe.base.model else None
+    if folder is None or not folder.is_dir():
+        return None
+    size = sum(path.stat().st_size for pattern in WEIGHTS for path in folder.glob(pattern))
+    if size > SHARE_OF_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        return {"attention": None, "reason": f"its {size / 1e9:.0f} GB are too large to load here; stages check it"}
+    command = [sys.executable, "-m", "grpo.check_model", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or [f"the check ended with exit code {done.returncode}"]
+    if done.returncode:
+        raise InputError(f"base.model: {lines[-1].removeprefix('error: ')}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def describe(found: dict[str, Any]) -> str:
+    """One line."""
+    if found["attention"] is None:
+        return f"base.model is not checked: {found['reason']}"
+    why = f", not packed ({found['reason']}): slower, see docs/models.md" if found["reason"] else ""
+    return f"base.model runs {found['attention']}{why}"

@@ -1,0 +1,35 @@
+"""How a model would run here, before a stage loads it: ``python -m grpo.check_model MODEL``.
+
+Prints one JSON object: `attention`, "packed" or "plain" (grpo/model/probe.py), and `reason`, what packed gets wrong.
+Exit code 2 with one line where neither can run it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from grpo.config.common import Hardware
+from grpo.errors import InputError
+
+
+def main(arguments: list[str]) -> int:
+    """Checks the model folder named. Returns the exit code."""
+    from transformers.utils import logging
+
+    from grpo.model.loading import attention_of
+
+    logging.disable_progress_bar()
+    (model,) = arguments
+    try:
+        # The probe computes in float32 in any case; this only halves the memory.
+        attention, reason = attention_of(model, Hardware(device="cpu", dtype="bfloat16"))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"attention": attention, "reason": reason}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

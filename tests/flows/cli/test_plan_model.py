@@ -1,0 +1,58 @@
+"""`r1 plan` tells how a base model in a local folder would run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.architectures import build
+from flows.cli import plan_model
+from flows.recipe.load import load_recipe
+from grpo.errors import InputError
+
+
+def found(folder: Path) -> dict[str, Any] | None:
+    return plan_model.check(load_recipe("smollm2-135m", [f"base.model={folder}"]))
+
+
+@pytest.mark.system
+def test_a_model_that_runs_packed(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    result = found(tmp_path)
+    assert result == {"attention": "packed", "reason": None}
+    assert plan_model.describe(result) == "base.model runs packed"
+
+
+@pytest.mark.system
+def test_a_model_that_runs_plain_says_why(tmp_path: Path) -> None:
+    build("bloom", tmp_path)
+    result = found(tmp_path)
+    assert result and result["attention"] == "plain"
+    assert "log-probabilities differ by" in plan_model.describe(result)
+
+
+@pytest.mark.system
+def test_a_model_that_cannot_run_is_one_line(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    with pytest.raises(InputError, match=r"base.model: .*weights are missing") as error:
+        found(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_hub_names_are_not_fetched() -> None:
+    assert plan_model.check(load_recipe("smollm2-135m", ["base.model=organisation/model"])) is None
+
+
+def test_a_model_beyond_memory_is_not_loaded(tmp_path: Path) -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(memory)  # takes no room on the disk
+    result = found(tmp_path)
+    assert result and result["attention"] is None
+    assert "too large to load here" in plan_model.describe(result)
