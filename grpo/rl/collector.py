@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grpo.algorithms.advantages import zero_variance_groups
 from grpo.config.jobs import RLJob
-from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
@@ -25,12 +23,13 @@ from grpo.model.packed.packing import micro_batches
 from grpo.model.value_head import values_of
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup, Rollout, TokenStep
-from grpo.rl.credit import CREDITS, CreditInputs
+from grpo.rl.credit import CREDITS, CreditInputs, teach_nothing
 from grpo.rl.methods import Method
-from grpo.rl.metrics import kl_of, metrics_of, samples_of
+from grpo.rl.metrics import kept_metrics, kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
 from grpo.rl.prefetch import Prefetcher, RolloutRequest
 from grpo.rl.problem_order import ProblemOrder
+from grpo.rl.step_tokens import step_tokens
 from grpo.scoring.scorer import Failures, Scorer
 from grpo.scoring.weights import reward_weights
 
@@ -60,6 +59,7 @@ class RolloutCollector:
         self.weights = reward_weights(self.settings)
         self.credit = CREDITS[method.credit]
         self.temperature = method.temperature(self.settings)
+        self.outcome_only: list[list[TokenStep] | None] = [None] * self.settings.group_size
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
         """The rollout for the updates from `step` on. Another `attempt` draws other completions."""
@@ -67,21 +67,24 @@ class RolloutCollector:
         assert request.step == step, (request.step, step)
         self.prefetched = None
         groups, failures = self._groups_of(request)
-        replaced = 0
+        every = [*groups]
         for number in range(1, self.settings.dynamic_sampling_rounds + 1):
-            flat = zero_variance_groups(torch.stack([g.rewards for g in groups])).nonzero().flatten().tolist()
+            flat = [i for i, group in enumerate(groups) if teach_nothing(group)]
             if not flat:
                 break
             problems = [self.orders[groups[i].problem.domain].take(1)[0] for i in flat]
             replacements, more = self._groups_of(self.prefetcher.sample(problems, step, (step, attempt, number)))
             for i, group in zip(flat, replacements, strict=True):
                 groups[i] = group
+            every += replacements
             failures.add(more)
-            replaced += len(flat)
         rollout = self._with_credit(groups, self._inexact(request))
-        rollout.metrics = metrics_of(groups, failures, self.weights) | {"replaced_groups": float(replaced)}
+        rollout.metrics = metrics_of(every, failures, self.weights)
+        if self.settings.dynamic_sampling_rounds:
+            rollout.metrics |= kept_metrics(groups, self.weights)
+        rollout.metrics["replaced_groups"] = float(len(every) - len(groups))
         if self.method.online:
-            rollout.metrics |= kl_of(groups)
+            rollout.metrics |= kl_of(every)
         if self.settings.rollouts_ahead:
             rollout.metrics["sampler_age"] = float(self.models.version - request.version)  # updates
         rollout.samples = samples_of(groups[:2], rollout.advantages, step)
@@ -152,8 +155,8 @@ class RolloutCollector:
             rewards = torch.tensor([total(b, self.weights) for b in scored.breakdowns])
             steps = None
             if scored.steps is not None:
-                of_each = zip(completions[position], scored.steps, rewards.tolist(), strict=True)
-                steps = [self._token_steps(completion, spans, reward) for completion, spans, reward in of_each]
+                of_each = zip(completions[position], scored.steps, scored.breakdowns, strict=True)
+                steps = [self._token_steps(completion.tokens, spans, b) for completion, spans, b in of_each]
             group = CompletionGroup(
                 problem=request.problems[number],
                 prompt=prompts[position],
@@ -178,23 +181,15 @@ class RolloutCollector:
             pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
             self.orders[group.problem.domain].observe(group.problem, pass_rate)
 
-    def _token_steps(self, completion: Completion, steps: list[tuple[int, float]], outcome: float) -> list[TokenStep]:
+    def _token_steps(
+        self, tokens: list[int], steps: list[tuple[int, float]], breakdown: dict[str, float]
+    ) -> list[TokenStep]:
         """Steps by the token that ends them instead of the character. The completion's end is the last step and carries
         the outcome, scaled to [0, 1] like the others."""
-        scale = sum(abs(w) for w in self.weights.values()) or 1.0
-        by_token = [(self._token_at(completion.tokens, end), reward) for end, reward in steps]
-        return [*by_token, (len(completion.tokens) - 1, outcome / scale)]
-
-    def _token_at(self, tokens: list[int], characters: int) -> int:
-        """Index of the first token up to which the decoded text has that many characters."""
-        low, high = 0, len(tokens) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if len(self.tokenizer.decode(tokens[: middle + 1], skip_special_tokens=True)) >= characters:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        ends = step_tokens(self.tokenizer, tokens, [end for end, _ in steps])
+        by_token = [(end, reward) for end, (_, reward) in zip(ends, steps, strict=True)]
+        scale = sum(abs(self.weights[name]) for name in breakdown) or 1.0
+        return [*by_token, (len(tokens) - 1, total(breakdown, self.weights) / scale)]
 
     def _measured(
         self, prompts: list[list[int]], tokens: list[list[list[int]]], inexact: bool
@@ -234,7 +229,7 @@ class RolloutCollector:
             # Where no rule decides, RFT keeps completions that are better than the group's mean.
             correct=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
             lengths=[len(t) for t in tokens],
-            steps=_flat([g.steps for g in groups]),
+            steps=[steps for g in groups for steps in g.steps or self.outcome_only],
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             values=values,

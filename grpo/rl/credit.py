@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo.algorithms.advantages import ADVANTAGES, process_advantages
+from grpo.algorithms.advantages import ADVANTAGES, process_advantages, zero_variance_groups
 from grpo.algorithms.dpo import pair_up
 from grpo.algorithms.gae import gae, token_rewards, whiten
 from grpo.algorithms.tokens import pad
 from grpo.config.rl import RL
-from grpo.rl.batch import TokenStep
+from grpo.rl.batch import CompletionGroup, TokenStep
 
 
 @dataclass
@@ -23,7 +23,7 @@ class CreditInputs:
     rewards: Tensor  # [P, G]
     correct: list[bool]
     lengths: list[int]
-    steps: list[list[TokenStep]] | None = None  # under process supervision
+    steps: list[list[TokenStep] | None] | None = None  # under process supervision; None for those of general prompts
     logprobs: list[Tensor] | None = None  # of the policy that sampled (PPO)
     ref_logprobs: list[Tensor] | None = None
     values: list[Tensor] | None = None
@@ -55,10 +55,15 @@ def preference_pairs(inputs: CreditInputs, settings: RL) -> Credit:
 
 def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
     """Advantages relative to the group: one a completion, or one a step and the tokens before its end (GRPO)."""
-    if inputs.steps is not None:
-        return Credit(_by_steps(inputs, inputs.steps, settings))
-    advantages = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
-    return Credit([torch.full((n,), a) for n, a in zip(inputs.lengths, advantages, strict=True)])
+    outcome = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
+    advantages = [torch.full((n,), a) for n, a in zip(inputs.lengths, outcome, strict=True)]
+    size = inputs.rewards.shape[1]
+    for start in range(0, len(inputs.steps or []), size):
+        of_group = slice(start, start + size)
+        steps = [of for of in (inputs.steps or [])[of_group] if of is not None]
+        if steps:
+            advantages[of_group] = _by_steps(steps, inputs.lengths[of_group], settings)
+    return Credit(advantages)
 
 
 def gae_over_values(inputs: CreditInputs, settings: RL) -> Credit:
@@ -82,19 +87,20 @@ CREDITS: dict[str, Callable[[CreditInputs, RL], Credit]] = {
 }
 
 
-def _by_steps(inputs: CreditInputs, steps: list[list[TokenStep]], settings: RL) -> list[Tensor]:
-    size = inputs.rewards.shape[1]
-    advantages: list[Tensor] = []
-    for start in range(0, len(steps), size):
-        of_group, lengths = steps[start : start + size], inputs.lengths[start : start + size]
-        table = process_advantages(
-            [[reward for _, reward in s] for s in of_group],
-            [[end for end, _ in s] for s in of_group],
-            lengths,
-            settings.std,
-        )
-        advantages += _unpad(table, lengths)
-    return advantages
+def teach_nothing(group: CompletionGroup) -> bool:
+    """Whether what the group is learnt from does not differ: its rewards or, under process supervision, those of all
+    steps, so that all advantages are 0."""
+    rewards = group.rewards
+    if group.steps is not None:
+        rewards = torch.tensor([reward for steps in group.steps for _, reward in steps])
+    return bool(zero_variance_groups(rewards[None]).item())
+
+
+def _by_steps(steps: list[list[TokenStep]], lengths: list[int], settings: RL) -> list[Tensor]:
+    """Advantages of one group's completions."""
+    rewards = [[reward for _, reward in of] for of in steps]
+    ends = [[end for end, _ in of] for of in steps]
+    return _unpad(process_advantages(rewards, ends, lengths, settings.std), lengths)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

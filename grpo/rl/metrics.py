@@ -5,33 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from grpo.algorithms.advantages import zero_variance_groups
 from grpo.rl.batch import CompletionGroup
+from grpo.rl.credit import teach_nothing
 from grpo.scoring.scorer import Failures
 from grpo.scoring.weights import branch_parts
 
 
 def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
-    """Means over the completions of a rollout, by reward and, where there are several, by domain. `weights`: factor of
-    each reward, for the shares of the branches."""
-    rewards = torch.stack([g.rewards for g in groups])
+    """Metrics of all groups that were sampled for a rollout. `weights`: factor of each reward."""
     completions = [c for g in groups for c in g.completions]
-    metrics = {"reward": rewards.mean().item()} | _component_means("reward_", groups, weights)
-    domains = {g.problem.domain for g in groups}
-    for domain in sorted(domains) if len(domains) > 1 else []:
-        of_domain = [g for g in groups if g.problem.domain == domain]
-        metrics[f"{domain}_reward"] = _mean([r for g in of_domain for r in g.rewards.tolist()])
-        metrics |= _component_means(f"{domain}_reward_", of_domain, weights)
-    return metrics | {
-        "zero_variance_share": zero_variance_groups(rewards).float().mean().item(),
+    return _reward_means(groups, weights) | {
+        "zero_variance_share": _mean([teach_nothing(group) for group in groups]),
         "completion_tokens": _mean([len(c.tokens) for c in completions]),
         "truncated_share": _mean([not c.finished for c in completions]),
         "reward_failures": float(failures.kinds.total()),
         **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
     }
+
+
+def kept_metrics(groups: list[CompletionGroup], weights: Mapping[str, float]) -> dict[str, float]:
+    """What dynamic sampling makes of it: rewards of the groups that it kept, which are better or worse than the policy
+    is, and the share of them that teach nothing nevertheless."""
+    kept = {f"kept_{name}": value for name, value in _reward_means(groups, weights).items()}
+    return kept | {"zero_variance_share": _mean([teach_nothing(group) for group in groups])}
+
+
+def _reward_means(groups: list[CompletionGroup], weights: Mapping[str, float]) -> dict[str, float]:
+    """Means over completions, by reward and, where there are several, by domain."""
+    rewards = [reward for group in groups for reward in group.rewards.tolist()]
+    metrics = {"reward": _mean(rewards)} | _component_means("reward_", groups, weights)
+    domains = {g.problem.domain for g in groups}
+    for domain in sorted(domains) if len(domains) > 1 else []:
+        of_domain = [g for g in groups if g.problem.domain == domain]
+        metrics[f"{domain}_reward"] = _mean([r for g in of_domain for r in g.rewards.tolist()])
+        metrics |= _component_means(f"{domain}_reward_", of_domain, weights)
+    return metrics
 
 
 def samples_of(groups: list[CompletionGroup], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:

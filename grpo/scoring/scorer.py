@@ -39,8 +39,8 @@ class Scorer:
     """Reward breakdowns of completions: rules run in a pool of killable processes, reward models in this process.
 
     Scoring begins with `start` and runs in the background; `Scores.finish` waits for it. On general prompts the
-    helpful model reads the final summary only, and the safety model reads the whole response (R1, stage 4). Reasoning
-    steps are scored by a rule in the pool or by a process reward model in this process.
+    helpful model reads the final summary only, and the safety model reads the whole response (R1, stage 4). Steps of
+    reasoning problems are scored by a rule in the pool or by a process reward model in this process.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Scorer:
             for response in responses
         ]
         steps = None
-        if self.step_reward is not None and not is_folder(self.step_reward):
+        by_rule = self.step_reward is not None and not is_folder(self.step_reward)
+        if by_rule and problem.domain == "reasoning":
             steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
         together = submit(score_many, quick, problem, list(responses)) if quick else None
         return Scores(self, problem, list(responses), [*rules], quick, together, slow, steps)
@@ -141,7 +142,7 @@ class Scored:
     """Scores of the responses to a problem."""
 
     breakdowns: list[dict[str, float]]  # unweighted
-    steps: list[list[tuple[int, float]]] | None  # (character where a step ends, its reward), under process supervision
+    steps: list[list[tuple[int, float]]] | None  # (character where a step ends, its reward); None: outcome supervision
     failures: Failures
 
 
@@ -183,7 +184,7 @@ class Scores:
         if self.problem.domain == "general":
             self._score_by_models(breakdowns)
         step_scores = None if steps is None else [[] if isinstance(step, Failure) else step for step in steps]
-        if self.scorer.step_model is not None:
+        if self.scorer.step_model is not None and self.problem.domain == "reasoning":
             step_scores = self.scorer.step_model(self.problem.messages, [response.text for response in self.responses])
         return Scored(breakdowns, step_scores, failures)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ def steps_of(
     """A chain in the model's tokens; `ends`: ascending character offsets in the response where its steps end."""
     read = tokenizer(response, add_special_tokens=False, return_offsets_mapping=True)
     starts = [start for start, _ in read["offset_mapping"]]
-    places = [max(i for i, start in enumerate(starts) if start < end) for end in ends]
+    places = [bisect.bisect_left(starts, end) - 1 for end in ends]
     prompt, rest = prompt_tokens(tokenizer, messages, "chat"), read["input_ids"][: places[-1] + 1]
     return Steps([prompt], [rest], weight=len(places), places=tuple(places), labels=tuple(labels))
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from grpo.config.rl import RL
-from grpo.rl.credit import CREDITS, Credit, CreditInputs
+from grpo.data.records import Problem
+from grpo.rl.batch import CompletionGroup, TokenStep
+from grpo.rl.credit import CREDITS, Credit, CreditInputs, teach_nothing
 
 
 def credit(name: str, inputs: CreditInputs, **fields) -> Credit:
@@ -57,6 +59,30 @@ def test_a_step_earns_what_it_and_later_steps_are_worth():
     )
     # First: token 0 has both steps before it ends, tokens 1 and 2 only the second. Second: likewise.
     assert plain(credit("group_relative", inputs).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
+
+
+def test_a_group_without_steps_has_an_advantage_a_completion_beside_one_that_has():
+    inputs = CreditInputs(
+        rewards=torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        correct=[True, False, False, True],
+        lengths=[2, 1, 3, 4],
+        steps=[None, None, [(0, 1.0), (2, 0.0)], [(1, 0.0), (3, 1.0)]],
+    )
+    # A general prompt: rewards 1 and 0, so +1 and -1. A reasoning problem: as above.
+    expected = [[1, 1], [-1], [0, -1, -1], [0, 0, 1, 1]]
+    assert plain(credit("group_relative", inputs).advantages) == expected
+
+
+def scored(rewards: list[float], steps: list[list[TokenStep]] | None = None) -> CompletionGroup:
+    problem = Problem("hens", [], "277", "number", "reasoning", "en", "test")
+    return CompletionGroup(problem, [1], [], [], [], torch.tensor(rewards), steps, None, None, None)
+
+
+def test_what_a_group_teaches_is_in_its_steps_where_it_has_some():
+    assert teach_nothing(scored([1.0, 1.0])) and not teach_nothing(scored([1.0, 0.0]))
+    # Equal outcomes, other steps: worth learning from. No step but the outcome, which is equal: not.
+    assert not teach_nothing(scored([1.0, 1.0], [[(0, 0.0), (3, 1.0)], [(0, 1.0), (3, 1.0)]]))
+    assert teach_nothing(scored([1.0, 1.0], [[(3, 1.0)], [(2, 1.0)]]))
 
 
 def test_ppo_pays_the_penalty_in_the_reward():

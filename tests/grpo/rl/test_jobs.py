@@ -109,9 +109,16 @@ def test_dynamic_sampling_replaces_groups_without_variance(rl_fields, tmp_path):
         settings = {**RL, "steps": 8, "rewards": {"accuracy": 1}, "dynamic_sampling_rounds": rounds}
         folder = tmp_path / str(rounds)
         run_here(write_job(folder, "rl", **{**rl_fields, "settings": settings}))
-        shares[rounds] = [r["zero_variance_share"] for r in metrics(folder)]
-        assert any(r["replaced_groups"] for r in metrics(folder)) == bool(rounds)
+        records = metrics(folder)
+        shares[rounds] = [r["zero_variance_share"] for r in records]
+        assert any(r["replaced_groups"] for r in records) == bool(rounds)
+        assert ["kept_reward_accuracy" in r for r in records] == [bool(rounds)] * 8
     assert sum(shares[8]) < sum(shares[0])
+    # Of 4 problems in a rollout and those that replaced some, each with 4 completions that are right or wrong.
+    asked = [16 + 4 * r["replaced_groups"] for r in records]
+    right = [r["reward"] * count for r, count in zip(records, asked, strict=True)]
+    assert right == pytest.approx([round(count) for count in right], abs=1e-4)
+    assert any(r["kept_reward"] != r["reward"] for r in records)
 
 
 def test_problems_that_dynamic_sampling_replaced_rest_too(rl_fields, tmp_path):
@@ -192,6 +199,16 @@ def test_general_prompts_join_in_the_last_steps(sft, problems, reward_models, tm
     assert all("reward_accuracy" in r and "kl" not in r for r in records)
     for name in ("reasoning_reward", "general_reward", "general_reward_safe", "reasoning_reward_language"):
         assert [name in r for r in records] == [False, False, True, True]
+
+
+def test_process_supervision_leaves_general_prompts_alone(rl_fields, tmp_path):
+    rewards = {"accuracy": 1, "tests.support.user_rewards:letters": 1}
+    settings = {**RL, "steps": 4, "minibatches": 1, "rewards": rewards, "supervision": "process"}
+    settings |= {"step_reward": "reduction", "general_last_steps": 2, "general_share": 0.5}
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    records = metrics(tmp_path)
+    assert ["general_reward" in r for r in records] == [False, False, True, True]
+    assert all(r["reward_failures"] == 0 and r["grad_norm"] > 0 for r in records)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")

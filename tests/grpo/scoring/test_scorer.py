@@ -35,6 +35,16 @@ def test_a_completion_that_fails_twice_is_one_broken_completion():
     assert (scored.failures.completions, scored.failures.broken) == (2, 2)
 
 
+def test_general_prompts_have_no_steps():
+    scorer = Scorer({"format": {}}, Scoring(workers=1), step_reward="reduction")  # which needs a number to compare with
+    try:
+        general = dataclasses.replace(PROBLEM, domain="general", answer="", verifier="none")
+        scored = scorer.start(general, responses("<think>2 + 2</think><answer>hello</answer>")).finish()
+    finally:
+        scorer.close()
+    assert scored.steps is None and not scored.failures.kinds
+
+
 def test_one_that_breaks_a_quick_reward_costs_the_others_nothing():
     """Quick rewards of a group are computed in one go; when that fails, each by itself shows whose fault it was."""
     good, bad = responses("<think>subtract</think><answer>277</answer>", "")

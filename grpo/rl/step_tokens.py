@@ -1,0 +1,59 @@
+"""Where the steps of a completion end, in tokens instead of characters."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+BLOCK = 32
+"""Tokens that are searched together."""
+CONTEXT = 8
+"""Tokens that are decoded before them: a token's text depends on its neighbours. One character may take four tokens,
+and some tokenizers drop a space at the beginning."""
+INCOMPLETE = "\ufffd"
+"""What a character is decoded as whose last bytes are missing."""
+
+
+def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """For each of the ascending `ends`, in characters of the decoded text, the index of the first token up to which
+    that many characters are complete; the last token where they never are.
+
+    Decodes each token a bounded number of times, however many steps there are.
+    """
+    found: list[int] = []
+    before = 0
+    for start in range(0, len(tokens), BLOCK):
+        block = _Block(tokenizer, tokens, start, before)
+        while len(found) < len(ends) and ends[len(found)] <= block.complete(block.stop - 1):
+            found.append(block.reaching(ends[len(found)]))
+        before = block.characters(block.stop)
+    return found + [len(tokens) - 1] * (len(ends) - len(found))
+
+
+class _Block:
+    """Tokens from `start` on, up to `stop`, with `before` characters before them."""
+
+    def __init__(self, tokenizer: Any, tokens: Sequence[int], start: int, before: int):
+        self.tokenizer, self.tokens = tokenizer, tokens
+        self.start, self.stop = start, min(start + BLOCK, len(tokens))
+        self._context, self._texts = max(0, start - CONTEXT), dict[int, str]()
+        self._offset = before - len(self._text(start))
+
+    def characters(self, until: int) -> int:
+        """Of all tokens before `until`."""
+        return self._offset + len(self._text(until))
+
+    def complete(self, last: int) -> int:
+        """Characters of all tokens up to `last`, without one that is cut off there."""
+        return self._offset + len(self._text(last + 1).rstrip(INCOMPLETE))
+
+    def reaching(self, characters: int) -> int:
+        """The first token of the block up to which so many are complete."""
+        return bisect.bisect_left(range(self.stop), characters, lo=self.start, key=self.complete)
+
+    def _text(self, until: int) -> str:
+        if until not in self._texts:
+            tokens = self.tokens[self._context : until]
+            self._texts[until] = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self._texts[until]
