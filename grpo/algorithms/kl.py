@@ -42,5 +42,6 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return log_x.exp() - log_x - 1
 
 
-# (policy's log-probabilities, reference's) -> estimate per token; any shape, both alike.
-KL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+Estimator = Callable[[Tensor, Tensor], Tensor]
+"""(policy's log-probabilities, reference's) -> estimate; any shape, both alike."""
+KL: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}

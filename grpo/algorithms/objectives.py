@@ -1,8 +1,9 @@
 """Policy objectives: what an update maximises, given advantages.
 
-Each is a choice of three functions: an importance ratio, an objective per token, a mean over tokens. Sources: GRPO,
-DeepSeekMath (DSM) eq. 3 and 21; DAPO, arXiv 2503.14476; Dr. GRPO, 2503.20783; GSPO, 2507.18071; CISPO, MiniMax-M1,
-2506.13585; BNPO's mean as TRL has it.
+Each is a choice of functions: an importance ratio, an objective per token, a mean over tokens, and what the KL penalty
+compares. Sources: GRPO, DeepSeekMath (DSM) eq. 3 and 21, and R1 (arXiv 2501.12948) eq. 1; DAPO, 2503.14476; Dr. GRPO,
+2503.20783; GSPO, 2507.18071; CISPO, MiniMax-M1, 2506.13585; BNPO's mean as TRL has it. docs/objectives.md says where
+they differ.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo.algorithms.kl import KL
+from grpo.algorithms.kl import KL, Estimator
 from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.errors import InputError
+
+LOG_RATIO_MAX = 20.0
+"""Nats. Ratios of whole sequences are products of thousands of factors and would overflow; they are held at e^20, with
+the gradient of that value."""
 
 
 class TokenObjective(NamedTuple):
@@ -50,6 +55,17 @@ def sequence_ratio(tokens: Tokens) -> Tensor:
 def sequence_ratio_per_token(tokens: Tokens) -> Tensor:
     """sg(s_i) pi/sg(pi): the value of s_i, with a gradient of its own for each token (GSPO-token, eq. 14)."""
     return sequence_ratio(tokens).detach() * on_policy_ratio(tokens)
+
+
+def sequence_product_ratio(tokens: Tokens) -> Tensor:
+    """pi(o)/pi_old(o), the product of the tokens' ratios, constant over a sequence (R1 eq. 1). At most e^20."""
+    log_ratio = ((tokens.logprobs - tokens.old_logprobs) * tokens.mask).sum(1, keepdim=True)
+    return _held(log_ratio).exp().expand_as(tokens.mask)
+
+
+def _held(log_ratio: Tensor) -> Tensor:
+    """At most LOG_RATIO_MAX in value, with the gradient of the unchanged number."""
+    return log_ratio - (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
 
 
 # Objectives per token: (ratio, Tokens, clip_eps_low, clip_eps_high) -> TokenObjective.
@@ -112,20 +128,51 @@ def constant_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
     return (x * mask).sum() / (normalizers.sequences * normalizers.budget)
 
 
+# KL penalties: (Tokens, an estimator of KL, stale) -> [B, T]. `stale`: multiply by the ratio, for samples of an older
+# policy (see grpo/algorithms/kl.py).
+
+
+def token_kl(tokens: Tokens, estimate: Estimator, stale: bool) -> Tensor:
+    """The estimate for each token (DSM eq. 4)."""
+    assert tokens.ref_logprobs is not None
+    kl = estimate(tokens.logprobs, tokens.ref_logprobs)
+    return kl * token_ratio(tokens) if stale else kl
+
+
+def sequence_kl(tokens: Tokens, estimate: Estimator, stale: bool) -> Tensor:
+    """The estimate for x = pi_ref(o)/pi(o) of the whole sequence, constant over it (R1 eq. 2). x is at most e^20."""
+    assert tokens.ref_logprobs is not None
+    log_x = _held(((tokens.ref_logprobs - tokens.logprobs) * tokens.mask).sum(1, keepdim=True))
+    kl = estimate(-log_x, torch.zeros_like(log_x)).expand_as(tokens.mask)
+    return kl * sequence_product_ratio(tokens) if stale else kl
+
+
 RatioFunction = Callable[[Tokens], Tensor]
 TokenObjectiveFunction = Callable[[Tensor, Tokens, float, float], TokenObjective]
 Mean = Callable[[Tensor, Tensor, Normalizers], Tensor]
+Penalty = Callable[[Tokens, Estimator, bool], Tensor]
 
-OBJECTIVES: dict[str, tuple[RatioFunction, TokenObjectiveFunction, Mean]] = {
-    "grpo": (token_ratio, clipped_surrogate, sequence_mean),
-    "grpo_single_update": (on_policy_ratio, unclipped, sequence_mean),
-    "dapo": (token_ratio, clipped_surrogate, token_mean),
-    "bnpo": (token_ratio, clipped_surrogate, micro_batch_token_mean),
-    "dr_grpo": (token_ratio, clipped_surrogate, constant_mean),
-    "gspo": (sequence_ratio, clipped_surrogate, sequence_mean),
-    "gspo_token": (sequence_ratio_per_token, clipped_surrogate, sequence_mean),
-    "cispo": (token_ratio, clipped_weight, token_mean),
-    "likelihood": (on_policy_ratio, log_likelihood, sequence_mean),
+
+class Form(NamedTuple):
+    """The functions that make an objective."""
+
+    ratio: RatioFunction
+    token_objective: TokenObjectiveFunction
+    mean: Mean
+    kl: Penalty = token_kl
+
+
+OBJECTIVES: dict[str, Form] = {
+    "grpo": Form(token_ratio, clipped_surrogate, sequence_mean),
+    "grpo_sequence": Form(sequence_product_ratio, clipped_surrogate, sequence_mean, sequence_kl),
+    "grpo_single_update": Form(on_policy_ratio, unclipped, sequence_mean),
+    "dapo": Form(token_ratio, clipped_surrogate, token_mean),
+    "bnpo": Form(token_ratio, clipped_surrogate, micro_batch_token_mean),
+    "dr_grpo": Form(token_ratio, clipped_surrogate, constant_mean),
+    "gspo": Form(sequence_ratio, clipped_surrogate, sequence_mean),
+    "gspo_token": Form(sequence_ratio_per_token, clipped_surrogate, sequence_mean),
+    "cispo": Form(token_ratio, clipped_weight, token_mean),
+    "likelihood": Form(on_policy_ratio, log_likelihood, sequence_mean),
 }
 
 
@@ -133,7 +180,7 @@ class Objective:
     """One of OBJECTIVES minus kl_coef times a KL estimate, both under the same mean (DSM eq. 3).
 
     `clip_eps_low`, `clip_eps_high`: the ratio is clipped to [1 - low, 1 + high]. `kl_estimator`: a name in KL.
-    `kl_stale_correction`: multiply the estimate by the token ratio, for samples of an older policy (see
+    `kl_stale_correction`: multiply the estimate by the ratio, for samples of an older policy (see
     grpo/algorithms/kl.py). Raises InputError on a name that does not exist.
     """
 
@@ -151,7 +198,7 @@ class Objective:
             raise InputError(f"objective: no {name!r} here; choose from {', '.join(OBJECTIVES)}")
         if kl_estimator not in KL:
             raise InputError(f"kl_estimator: no {kl_estimator!r} here; choose from {', '.join(KL)}")
-        self.ratio, self.token_objective, self.mean = OBJECTIVES[name]
+        self.form = OBJECTIVES[name]
         self.clip_eps_low, self.clip_eps_high = clip_eps_low, clip_eps_high
         self.kl_coef, self.estimate_kl, self.kl_stale_correction = kl_coef, KL[kl_estimator], kl_stale_correction
 
@@ -160,14 +207,16 @@ class Objective:
 
         Statistics are sums over the micro-batch's tokens divided by the step's tokens, so those of a step add up:
         `clipped_low`, `clipped_high` (shares of tokens), `sampled_entropy` (-log pi, nats) and, with a reference, `kl`
-        (the estimate as it enters the loss, nats). `ratio_min` and `ratio_max` combine by min and max.
+        (the estimate per token, nats, whatever the penalty compares). `ratio_min` and `ratio_max` combine by min and
+        max.
         """
         assert tokens.ref_logprobs is not None or not self.kl_coef, (
             "a KL penalty needs the reference's log-probabilities"
         )
         tokens = tokens.without_padding()
-        ratio = self.ratio(tokens)
-        objective = self.token_objective(ratio, tokens, self.clip_eps_low, self.clip_eps_high)
+        form = self.form
+        ratio = form.ratio(tokens)
+        objective = form.token_objective(ratio, tokens, self.clip_eps_low, self.clip_eps_high)
         value = objective.value
         per_token = {
             "clipped_low": objective.clipped_low,
@@ -175,14 +224,13 @@ class Objective:
             "sampled_entropy": -tokens.logprobs,
         }
         if tokens.ref_logprobs is not None:
-            kl = self.estimate_kl(tokens.logprobs, tokens.ref_logprobs)
-            if self.kl_stale_correction:
-                kl = kl * token_ratio(tokens)
+            arguments = (tokens, self.estimate_kl, self.kl_stale_correction)
+            per_token["kl"] = token_kl(*arguments)
             if self.kl_coef:  # 0 times an overflow would be nan
+                kl = per_token["kl"] if form.kl is token_kl else form.kl(*arguments)
                 value = value - self.kl_coef * kl
-            per_token["kl"] = kl
         stats = {name: token_mean(x.detach(), tokens.mask, normalizers) for name, x in per_token.items()}
         padding = tokens.mask == 0
         stats["ratio_min"] = ratio.detach().masked_fill(padding, torch.inf).min()
         stats["ratio_max"] = ratio.detach().masked_fill(padding, -torch.inf).max()
-        return -self.mean(value, tokens.mask, normalizers), stats
+        return -form.mean(value, tokens.mask, normalizers), stats

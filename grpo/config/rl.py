@@ -121,7 +121,9 @@ class RL(Settings):
     inner_epochs: int = Field(1, ge=1, description="Passes over each rollout. R1: 1.")
 
     objective: str = Field(
-        "grpo", description="What GRPO and PPO maximise: a name in grpo/algorithms/objectives.py. R1: grpo."
+        "grpo",
+        description="What GRPO and PPO maximise: a name in grpo/algorithms/objectives.py. R1: grpo, or grpo_sequence "
+        "as its equation 1 is printed; docs/objectives.md compares them.",
     )
     clip_eps_low: float = Field(0.2, gt=0, description="Ratio is clipped below at 1 - this. R1: 10, never binding.")
     clip_eps_high: float = Field(0.2, gt=0, description="Ratio is clipped above at 1 + this. R1: 10.")

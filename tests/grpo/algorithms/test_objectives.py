@@ -16,7 +16,7 @@ from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.errors import InputError
 
 LN2 = math.log(2)
-CLIPPED = [name for name, (_, gain, _) in OBJECTIVES.items() if gain.__name__ == "clipped_surrogate"]
+CLIPPED = [name for name, form in OBJECTIVES.items() if form.token_objective.__name__ == "clipped_surrogate"]
 ONE = Normalizers(sequences=1, tokens=1, budget=1)
 
 
@@ -70,7 +70,7 @@ def test_clipped_objectives_agree_on_one_token(name, ratio, advantage, value, gr
 
 
 def test_every_clipped_objective_is_covered_above():
-    assert CLIPPED == ["grpo", "dapo", "bnpo", "dr_grpo", "gspo", "gspo_token"]
+    assert CLIPPED == ["grpo", "grpo_sequence", "dapo", "bnpo", "dr_grpo", "gspo", "gspo_token"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,74 @@ def test_gspo_token_lets_advantages_differ_within_a_sequence():
     tokens = make([[1.0, 1.0]], [[1.0, 3.0]])
     assert gain_and_gradient(objective("gspo"), tokens, ONE)[1].tolist() == [[1, 1]]
     assert gain_and_gradient(objective("gspo_token"), tokens, ONE)[1].tolist() == [[0.5, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "value", "gradient"),
+    [
+        # R1 eq. 1, clip 0.2: pi(o)/pi_old(o) is 2 * 1.5 = 3, or 0.5 * 0.5 = 0.25, or 1.25 * 0.88 = 1.1.
+        ([2.0, 1.5], 2.0, 1.2 * 2, 0.0),  # above 1.2, A > 0: clipped
+        ([2.0, 1.5], -2.0, 3 * -2, 3 * -2),  # above 1.2, A < 0: min keeps it
+        ([0.5, 0.5], 2.0, 0.25 * 2, 0.25 * 2),  # below 0.8, A > 0: min keeps it
+        ([0.5, 0.5], -2.0, 0.8 * -2, 0.0),  # below 0.8, A < 0: clipped
+        ([1.25, 0.88], 2.0, 1.1 * 2, 1.1 * 2),  # inside, though its first token is not
+    ],
+)
+def test_the_sequence_form_clips_the_product_of_ratios(ratios, advantage, value, gradient):
+    # A second sequence with advantage 0 takes part in the mean. Each token has the gradient rho A: no 1 / |o|.
+    tokens = make([ratios, [1.0, 1.0]], [[advantage], [0.0]])
+    result, slope, stats = gain_and_gradient(objective("grpo_sequence"), tokens, Normalizers(2, 4, 2))
+    assert result == pytest.approx(value / 2)
+    assert slope.tolist() == [pytest.approx([gradient / 2] * 2), [0, 0]]
+    clipped = {"clipped_low": gradient == 0 and advantage < 0, "clipped_high": gradient == 0 and advantage > 0}
+    assert {name: stats[name].item() for name in clipped} == {name: on / 2 for name, on in clipped.items()}
+    product = ratios[0] * ratios[1]
+    assert [stats["ratio_min"].item(), stats["ratio_max"].item()] == pytest.approx(sorted([product, 1.0]))
+
+
+def test_the_sequence_form_is_no_geometric_mean_and_no_mean_of_tokens():
+    # Ratios 4 and 1, A = 1, no clip: the product 4; GSPO's sqrt(4 * 1) = 2; the mean of both tokens (4 + 1) / 2.
+    values = {
+        name: gain_and_gradient(objective(name, 10, 10), make([[4.0, 1.0]], 1.0), ONE)[0]
+        for name in ("grpo_sequence", "gspo", "grpo")
+    }
+    assert values == pytest.approx({"grpo_sequence": 4, "gspo": 2, "grpo": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "penalty", "slope"),  # x = 2 * 2 = 4 for two tokens, and the derivative in each log pi
+    [("k1", -2 * LN2, 1.0), ("k2", (2 * LN2) ** 2 / 2, -2 * LN2), ("k3", 3 - 2 * LN2, -3.0)],
+)
+def test_the_sequence_form_has_the_kl_of_the_sequence(estimator, penalty, slope):
+    # A = 0, beta = 0.1. The third token is padding. The metric stays the mean over tokens, with x = 2 on each.
+    tokens = make([[1.0, 1.0, 1.0]], 0.0, [[1, 1, 0]], [[LN2, LN2, 5.0]])
+    chosen = objective("grpo_sequence", kl=0.1, estimator=estimator)
+    value, gradient, stats = gain_and_gradient(chosen, tokens, Normalizers(1, 2, 3))
+    assert value == pytest.approx(-0.1 * penalty)
+    assert gradient.tolist() == [pytest.approx([-0.1 * slope, -0.1 * slope, 0])]
+    per_token = {"k1": -LN2, "k2": LN2**2 / 2, "k3": 1 - LN2}[estimator]
+    assert stats["kl"].item() == pytest.approx(per_token)
+
+
+def test_the_sequence_form_corrects_its_kl_by_the_ratio_of_the_sequence():
+    # rho = 3 * 2 = 6 and x = 2: rho k1 = -6 ln 2; its derivative in each log pi is rho (k1 + 1).
+    tokens = make([[3.0, 2.0]], 0.0, ref_minus_policy=[[LN2, 0.0]])
+    chosen = objective("grpo_sequence", kl=0.1, estimator="k1", stale=True)
+    value, gradient, _ = gain_and_gradient(chosen, tokens, ONE)
+    assert value == pytest.approx(-0.1 * 6 * -LN2)
+    assert gradient.tolist() == [pytest.approx([-0.1 * 6 * (1 - LN2)] * 2)]
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_the_sequence_form_does_not_overflow(advantage):
+    # 3,000 tokens, each twice as likely as before, and half as likely as under the reference: 2^3000 is no number.
+    tokens = make([[2.0] * 3000], advantage, ref_minus_policy=[[LN2] * 3000])
+    value, gradient, _ = gain_and_gradient(objective("grpo_sequence", kl=0.001), tokens, Normalizers(1, 3000, 3000))
+    held = math.exp(20)
+    assert value == pytest.approx((1.2 if advantage > 0 else -held) - 0.001 * (held - 20 - 1))
+    # Of the gain rho A, of the penalty beta (x - 1): pulled back as strongly as e^20 says.
+    slope = (0 if advantage > 0 else -held) + 0.001 * (held - 1)
+    torch.testing.assert_close(gradient, torch.full_like(gradient, slope))
 
 
 @pytest.mark.parametrize(
