@@ -56,7 +56,7 @@ def _sample(context: Context, count: int) -> list[Sample]:
     return read_samples(raw / "base")
 
 
-STAGE = Stage("cold_start_data", 6, ("problems", "base"), build)
+STAGE = Stage("cold_start_data", 7, ("problems", "base"), build)
 
 
 @flow(name=STAGE.name)

@@ -221,7 +221,7 @@ def code(config: SFTData) -> dict[str, Any]:
     return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
 
 
-STAGE = Stage("sft_data", 4, ("problems", POLICY), build, extra=code)
+STAGE = Stage("sft_data", 5, ("problems", POLICY), build, extra=code)
 
 
 @flow(name=STAGE.name)

@@ -48,7 +48,7 @@ class SFTJob(JobBase):
     kind: Literal["sft"] = "sft"
     settings: SFT
     model: str
-    data: Path = Field(description="Parquet shards with columns messages and completion.")
+    data: Path = Field(description="Parquet shards with columns prompt and completion, both conversations.")
 
 
 class RewardModelJob(JobBase):
@@ -58,8 +58,8 @@ class RewardModelJob(JobBase):
     settings: RewardModel
     model: str
     data: Path = Field(
-        description="Parquet: messages, chosen, rejected and perhaps strength (pairs) or "
-        "messages, response, label (points); held_out says which rows only measure."
+        description="Parquet: prompt, chosen, rejected and perhaps strength (pairs) or "
+        "prompt, completion, label (points); held_out says which rows only measure."
     )
     loss: Literal["pairs", "points"]
     bootstrap: bool = Field(False, description="Train on as many prompts, drawn with replacement by the seed.")
@@ -103,7 +103,7 @@ class RLJob(JobBase):
     model: str
     problems: list[Path] = Field(min_length=1)
     demonstrations: Path | None = Field(
-        None, description="Parquet shards with columns messages and completion: the data of method 'sft'."
+        None, description="Parquet shards with columns prompt and completion: the data of method 'sft'."
     )
     template: Template = "chat"
     zero_template: str | None = None

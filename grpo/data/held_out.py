@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.data.conversations import from_columns, to_columns
+
 HELD_OUT = "held_out.parquet"
 
 ScoredRow = dict[str, Any]
@@ -18,13 +20,13 @@ ScoredRow = dict[str, Any]
 def write_held_out(folder: Path, rows: Sequence[ScoredRow]) -> None:
     """Writes held-out rows with their scores beside a reward model."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), folder / HELD_OUT)
+    pq.write_table(pa.Table.from_pylist([to_columns(row) for row in rows]), folder / HELD_OUT)
 
 
 def read_held_out(folder: Path) -> list[ScoredRow]:
     """Rows that `write_held_out` wrote; empty if nothing was held out."""
     path = folder / HELD_OUT
-    return pq.read_table(path).to_pylist() if path.is_file() else []
+    return [from_columns(row) for row in pq.read_table(path).to_pylist()] if path.is_file() else []
 
 
 def is_correct(row: ScoredRow) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from grpo.config.jobs import RLJob
+from grpo.data.conversations import demonstrations
 from grpo.data.permutation import permutation
-from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.errors import InputError
 from grpo.rl.batch import Rollout
@@ -21,13 +21,12 @@ class Demonstrations:
         if job.demonstrations is None:
             raise InputError("method 'sft' learns from demonstrations; the job names none")
         self.job = job
-        rows = read_columns(job.demonstrations, ["messages", "completion"])
-        if not rows:
-            raise InputError(f"{job.demonstrations}: no demonstrations")
         self.rows = [
             (prompt_tokens(tokenizer, r["messages"], job.template, job.zero_template), self._completion(tokenizer, r))
-            for r in rows
+            for r in demonstrations(job.demonstrations)
         ]
+        if not self.rows:
+            raise InputError(f"{job.demonstrations}: no demonstrations")
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
         a_step = self.job.settings.prompts_per_step * self.job.settings.group_size

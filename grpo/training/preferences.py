@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.data.conversations import read_rows_of
 from grpo.data.examples import Example
-from grpo.data.records import read_columns
 from grpo.model.packed.packing import shared_prefix
 from grpo.scoring.reward_model import conversation_tokens
 
@@ -32,7 +32,7 @@ class Preferences(Example):
 
 def read_preferences(path: Path, loss: str) -> tuple[list[Row], list[Row]]:
     """Returns (training rows, held-out rows)."""
-    rows = read_columns(path, [*COLUMNS[loss], "held_out"], OPTIONAL)
+    rows = read_rows_of(path, (*COLUMNS[loss], "held_out"), OPTIONAL)
     return [row for row in rows if not row["held_out"]], [row for row in rows if row["held_out"]]
 
 

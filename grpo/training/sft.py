@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from grpo.config.jobs import SFTJob
+from grpo.data.conversations import demonstrations
 from grpo.data.examples import Example
-from grpo.data.records import read_columns
 from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
@@ -41,7 +41,7 @@ def train_sft(job: SFTJob) -> None:
 
 def read_pairs(job: SFTJob) -> list[dict[str, Any]]:
     """Rows with `messages` and `completion`."""
-    return read_columns(job.data, ["messages", "completion"])
+    return list(demonstrations(job.data))
 
 
 def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tuple[list[Example], int]:

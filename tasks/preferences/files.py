@@ -21,7 +21,7 @@ class PreferenceFile(BaseModel):
     - chosen, rejected: whole conversations, lists of {role, content}, that differ in the last message only.
     - prompt, chosen, rejected: the prompt is text or a list of messages; so are the responses.
     - prompt, responses, ranks: a list of texts and a list of their ranks, 1 for the best; the same rank is a tie.
-    - prompt, response, label: true, 1 or "safe"; false, 0 or "unsafe".
+    - prompt, response (or completion), label: true, 1 or "safe"; false, 0 or "unsafe".
 
     Pairs may have a `strength` from 0 on (what RewardModel.margin multiplies), 1 where there is none. In a CSV file a
     list is written as JSON.

@@ -86,12 +86,19 @@ def _labelled(row: Row, where: str) -> Said:
     known = label.strip().lower() if isinstance(label, str) else label
     if not isinstance(known, (str, bool, int, float)) or known not in _LABELS:
         raise InputError(f'{where}: label is {short(label)}; give true, 1 or "safe", or false, 0 or "unsafe"')
-    return Said(_prompt(row, where), labels=[(read_text(row["response"], "response", where), _LABELS[known])])
+    name = "response" if "response" in row else "completion"
+    if isinstance(row[name], str):
+        return Said(_prompt(row, where), labels=[(read_text(row[name], name, where), _LABELS[known])])
+    *before, last = _turns(row, name, where)
+    if before:
+        raise InputError(f"{where}: {name} has {len(before) + 1} messages; give the last alone, the others in prompt")
+    return Said(_prompt(row, where), labels=[(read_text(last["content"], name, where), _LABELS[known])])
 
 
 _FORMATS: dict[tuple[str, ...], Callable[[Row, str], Said]] = {
     ("prompt", "responses", "ranks"): _ranked,
     ("prompt", "response", "label"): _labelled,
+    ("prompt", "completion", "label"): _labelled,
     ("prompt", "chosen", "rejected"): _prompted,
     ("chosen", "rejected"): _conversations,
 }
@@ -125,10 +132,16 @@ def _checked_prompt(messages: list[Message], name: str, where: str) -> list[Mess
 
 def _conversation(row: Row, name: str, where: str) -> tuple[list[Message], str]:
     """(messages before the last one, summary of the last one, which is the assistant's)."""
-    *before, last = read_messages(_list(row, name, where), name, where) or [{"role": "", "content": ""}]
-    if last["role"] != "assistant":
-        raise InputError(f"{where}: {name} must end with a message of role assistant")
+    *before, last = _turns(row, name, where)
     return before, _summary(last["content"], name, where)
+
+
+def _turns(row: Row, name: str, where: str) -> list[Message]:
+    """A conversation that ends with the assistant's message."""
+    turns = read_messages(_list(row, name, where), name, where)
+    if not turns or turns[-1]["role"] != "assistant":
+        raise InputError(f"{where}: {name} must end with a message of role assistant")
+    return turns
 
 
 def _summary(response: Any, name: str, where: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from grpo.data.conversations import from_columns
 from grpo.errors import InputError
 from tasks.preferences.rows import drop_duplicates
 
@@ -25,7 +26,7 @@ def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float
             raise InputError(
                 f"{path}: no such file; reward models of an earlier round keep what they learnt from there"
             )
-    earlier = [row for path in history for row in pq.read_table(path).to_pylist()]
+    earlier = [from_columns(row) for path in history for row in pq.read_table(path).to_pylist()]
     old = [row for row in drop_duplicates([*rows, *earlier])[len(drop_duplicates(rows)) :] if not row["held_out"]]
     new = sum(not row["held_out"] for row in rows)
     count = round(new * share / (1 - share))

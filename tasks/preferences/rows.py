@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.data.conversations import to_columns
 from grpo.data.records import Message
 from tasks.problems.load import normalise
 from tasks.sft_data.statistics import prompt_text
@@ -57,6 +58,6 @@ def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_preferences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows of pairs or labels as parquet."""
+    """Writes rows of pairs or labels as parquet, in the columns of `grpo.data.conversations`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    pq.write_table(pa.Table.from_pylist([to_columns(row) for row in rows]), path)

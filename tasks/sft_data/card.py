@@ -81,9 +81,9 @@ def _header(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 
 _USE = """\
-{kept:,} examples from {sampled:,} samples. `messages` is the prompt, `completion` what is to be learnt. `tokens` is
-the length of the response as it was sampled, with its chain of thought, also where `think` is false and the completion
-has none.
+{kept:,} examples from {sampled:,} samples. `prompt` and `completion` are conversations, as TRL reads them; the
+completion is what is to be learnt. `tokens` is the length of the response as it was sampled, with its chain of thought,
+also where `think` is false and the completion has none.
 
 ```python
 import datasets

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.data.conversations import CONVERSATION, to_columns
 from grpo.data.records import Problem
 
 SHARD = 4096
@@ -17,8 +18,8 @@ _SCHEMA = pa.schema(
         ("problem_id", pa.string()),
         ("domain", pa.string()),
         ("language", pa.string()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("completion", pa.string()),
+        ("prompt", CONVERSATION),
+        ("completion", CONVERSATION),
     ]
 )
 
@@ -35,8 +36,9 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
 
 
 def write_examples(folder: Path, examples: Sequence[dict[str, Any]]) -> None:
-    """Writes shards part-NNNNN.parquet in `folder`, which is created."""
+    """Writes shards part-NNNNN.parquet in `folder`, which is created, in the columns of `grpo.data.conversations`."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, max(1, len(examples)), SHARD)):
-        table = pa.Table.from_pylist(list(examples[start : start + SHARD]), schema=_SCHEMA)
+        rows = [to_columns(row) for row in examples[start : start + SHARD]]
+        table = pa.Table.from_pylist(rows, schema=_SCHEMA)
         pq.write_table(table, folder / f"part-{number:05d}.parquet")

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from grpo.data.conversations import CONVERSATION, response_column
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.sft_data.duplicates import completion_digest
@@ -47,8 +48,8 @@ SCHEMA = pa.schema(
         ("domain", pa.string()),
         ("source", pa.string()),
         ("language", pa.string()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("completion", pa.string()),
+        ("prompt", CONVERSATION),
+        ("completion", CONVERSATION),
         ("think", pa.bool_()),
         ("tokens", pa.int64()),
         ("prompt_tokens", pa.int64()),
@@ -56,7 +57,7 @@ SCHEMA = pa.schema(
         ("engine", pa.string()),
     ]
 )
-"""SFT reads `messages` and `completion`. `tokens` is the length of the response as sampled, chain of thought included,
+"""SFT reads `prompt` and `completion`. `tokens` is the length of the response as sampled, chain of thought included,
 even where `think` is false and the completion has none."""
 
 _CANDIDATE = np.dtype(
@@ -254,8 +255,8 @@ def _write(
 def _examples(table: pa.Table, parts: list[str], problems: Mapping[str, Problem], settings: MixSettings) -> pa.Table:
     """Rows of the data set for rows of a shard."""
     ids = table["problem_id"].combine_chunks().dictionary_encode()
-    messages = pa.array([problems[name].messages for name in ids.dictionary.to_pylist()], SCHEMA.field("messages").type)
+    prompts = pa.array([problems[name].messages for name in ids.dictionary.to_pylist()], CONVERSATION)
     completion, think = _completions(table, settings)
-    columns = {"part": pa.array(parts, pa.string()), "messages": messages.take(ids.indices)}
-    columns |= {"completion": completion, "think": think}
+    columns = {"part": pa.array(parts, pa.string()), "prompt": prompts.take(ids.indices)}
+    columns |= {"completion": response_column(completion), "think": think}
     return pa.table([columns[name] if name in columns else table[name] for name in SCHEMA.names], schema=SCHEMA)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from grpo.data.conversations import from_columns
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.sft_data.mix_settings import MixSettings, matches
@@ -100,7 +101,8 @@ class Shown:
     def add(self, numbers: np.ndarray, rows: pa.Table) -> None:
         """Keeps those of these candidates, given as rows of the data set, that are to be shown."""
         chosen = np.flatnonzero(self.wanted[numbers])
-        for number, row in zip(numbers[chosen].tolist(), rows.take(chosen).to_pylist(), strict=True):
+        shown = map(from_columns, rows.take(chosen).to_pylist())
+        for number, row in zip(numbers[chosen].tolist(), shown, strict=True):
             self._rows[number] = shown_row(row, row["part"], prompt_text(row["messages"]))
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from grpo.data.conversations import from_columns
 from grpo.errors import InputError
 from tasks.sft_data.mix import TRAIN
 from tasks.sft_data.statistics import DROPPED, KEPT, STATISTICS, bins, by, funnel, prompt_text, read
@@ -81,7 +82,7 @@ def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: i
     """From the data set and the shards where they hold such samples, else those that the statistics kept."""
     examples = sorted((folder / TRAIN).glob("*.parquet"))
     if outcome == KEPT and examples:
-        rows = ds.dataset(examples).head(count, batch_size=1024).to_pylist()
+        rows = [from_columns(row) for row in ds.dataset(examples).head(count, batch_size=1024).to_pylist()]
         return [{**_who(row), "prompt": prompt_text(row["messages"]), "completion": row["completion"]} for row in rows]
     stored = statistics.get("examples", {}).get(outcome, [])[:count]
     shards = _shards(folder)

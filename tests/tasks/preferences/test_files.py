@@ -13,6 +13,7 @@ import pytest
 
 from grpo.errors import InputError
 from tasks.preferences.files import Loaded, PreferenceFile, load_preferences
+from tasks.preferences.rows import write_preferences
 
 QUESTION = {"role": "user", "content": "How are you?"}
 
@@ -88,6 +89,18 @@ def test_labels_are_read_in_every_way_and_keep_the_reasoning(safe: Any, unsafe: 
     assert loaded.labels[0]["response"] == f"<think>a</think>{safe}"
 
 
+def test_what_we_write_is_read_again(tmp_path: Path) -> None:
+    given = [{"prompt": "?", "response": "a", "label": 1}, {"prompt": "?", "chosen": "b", "rejected": "c"}]
+    loaded = load(jsonl(tmp_path, *given))
+    write_preferences(tmp_path / "labels.parquet", loaded.labels)
+    write_preferences(tmp_path / "pairs.parquet", loaded.pairs)
+    labels, pairs = load(tmp_path / "labels.parquet").labels, load(tmp_path / "pairs.parquet").pairs
+    assert [(r["messages"], r["response"], r["label"]) for r in labels] == [
+        ([{"role": "user", "content": "?"}], "a", 1)
+    ]
+    assert [(r["chosen"], r["rejected"]) for r in pairs] == [("b", "c")]
+
+
 def test_csv_and_parquet_say_the_same_as_jsonl(tmp_path: Path) -> None:
     ranked = {"prompt": "Say it", "responses": ["a", "b", "c"], "ranks": [1, 2, 2]}
     plain = {"prompt": "And, then", "chosen": "Well\nthen", "rejected": "no", "strength": 1.5}
@@ -127,6 +140,10 @@ FAULTS: list[tuple[Any, str]] = [
     ({"prompt": "?", "responses": ["a", "b"], "ranks": [1]}, "2 responses and 1 ranks"),
     ({"prompt": "?", "responses": ["a"], "ranks": [1]}, "give two or more responses"),
     ({"prompt": "?", "responses": ["a", "b"], "ranks": [1, None]}, "ranks holds None"),
+    (
+        {"prompt": "?", "completion": [QUESTION, said("a")], "label": 1},
+        "completion has 2 messages; give the last alone",
+    ),
     ({"prompt": "?", "responses": "a", "ranks": [1]}, "responses is 'a', a str; a list is needed"),
     ({"prompt": "?", "responses": "[a", "ranks": [1]}, "responses begins as a list but is not JSON"),
     ({"prompt": "?", "response": "a", "label": "harmless"}, "label is 'harmless'; give true"),

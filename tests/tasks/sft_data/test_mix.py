@@ -13,7 +13,8 @@ import datasets
 import pyarrow.parquet as pq
 import pytest
 
-from grpo.data.records import Problem, Sample, read_columns, write_rows
+from grpo.data.conversations import demonstrations, from_columns, response
+from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse, render
 from grpo.errors import InputError
 from tasks.sft_data import shards as shard_files
@@ -79,7 +80,7 @@ class World:
 
     def rows(self, name: str, split: str = TRAIN) -> list[dict[str, Any]]:
         parts = sorted((self.folder / name / split).glob("*.parquet"))
-        return [row for part in parts for row in pq.read_table(part).to_pylist()]
+        return [from_columns(row) for part in parts for row in pq.read_table(part).to_pylist()]
 
     def drawn(self, name: str, *sources: str) -> set[tuple[str, int]]:
         rows = self.rows(name) + self.rows(name, VALIDATION)
@@ -319,11 +320,14 @@ def test_samples_are_shown_of_every_part_and_reason(world: World) -> None:
 def test_sft_and_datasets_read_it(world: World) -> None:
     made = world.mix("out", validation_share=0.1)
     write_card(world.folder / "out", made, {})
-    pairs = read_columns(world.folder / "out" / TRAIN, ["messages", "completion"])
+    pairs = list(demonstrations(world.folder / "out" / TRAIN))
     assert len(pairs) == 360 and set(pairs[0]) == {"messages", "completion"}
     read = datasets.load_dataset(str(world.folder / "out"), cache_dir=str(world.folder / "cache"))
     assert {name: len(rows) for name, rows in read.items()} == {"train": 360, "validation": 40}
-    assert read["train"][5] == world.rows("out")[5]
+    row = world.rows("out")[5]
+    assert from_columns(read["train"][5]) == row
+    assert read["train"][5]["prompt"] == row["messages"]
+    assert read["train"][5]["completion"] == response(row["completion"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""Prompts and responses as conversations: the columns of every data set that is written to be trained on.
+
+| data set | columns |
+|---|---|
+| SFT | prompt, completion |
+| preference pairs | prompt, chosen, rejected |
+| labelled responses | prompt, completion, label |
+
+Each is a list of {role, content}; a response is one message of the assistant. These are the names and forms of TRL's
+conversational data sets. In memory a row has `messages`, and its responses are texts. Earlier versions wrote such rows
+as they are, so both forms are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from grpo.data.records import Message, read_columns
+from grpo.errors import InputError
+
+CONVERSATION = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+"""Arrow type of a conversation."""
+_RESPONSES = ("completion", "chosen", "rejected")
+
+
+def response(text: str) -> list[Message]:
+    """A response as a conversation: one message of the assistant."""
+    return [{"role": "assistant", "content": text}]
+
+
+def response_column(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same for a column of texts without nulls."""
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    content = pa.array(texts, pa.string())
+    role = pa.array(["assistant"], pa.string()).take(pa.array([0] * len(content), pa.int64()))
+    turns = pa.StructArray.from_arrays([role, content], ["role", "content"])
+    return pa.ListArray.from_arrays(pa.array(range(len(content) + 1), pa.int32()), turns).cast(CONVERSATION)
+
+
+def to_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it is written. A labelled response becomes a `completion` with a `label` that is true or false."""
+    written: dict[str, Any] = {}
+    for name, value in row.items():
+        name = {"messages": "prompt", "response": "completion"}.get(name, name)
+        written[name] = response(value) if name in _RESPONSES else bool(value) if name == "label" else value
+    return written
+
+
+def from_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as `to_columns` took it: `messages`, and responses as texts. Rows of earlier versions pass unchanged."""
+    if "prompt" not in row:
+        return dict(row)
+    labelled = "label" in row
+    read: dict[str, Any] = {}
+    for name, value in row.items():
+        text = value[-1]["content"] if name in _RESPONSES else int(value) if name == "label" else value
+        read[{"prompt": "messages", "completion": "response" if labelled else name}.get(name, name)] = text
+    return read
+
+
+def read_rows_of(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Rows of a parquet file or folder in the form of memory; `columns` and `optional` by their names there.
+
+    InputError if it cannot be read or a required column is missing.
+    """
+    names = columns
+    if "prompt" in _column_names(path):
+        names = tuple({"messages": "prompt", "response": "completion"}.get(name, name) for name in columns)
+    return [from_columns(row) for row in read_columns(path, names, optional)]
+
+
+def demonstrations(path: Path, batch_rows: int = 1024) -> Iterator[dict[str, Any]]:
+    """Rows {messages, completion} of SFT data, streamed from a parquet file or folder in its order.
+
+    InputError if it cannot be read or a column is missing.
+    """
+    names = _column_names(path)
+    prompt = "prompt" if "prompt" in names else "messages"
+    for name in (prompt, "completion"):
+        if name not in names:
+            raise InputError(f"{path}: column {name!r} is missing; this kind of training needs prompt, completion")
+    data = ds.dataset(path, format="parquet")
+    for batch in data.to_batches(columns=[prompt, "completion"], batch_size=batch_rows):
+        yield from map(from_columns, batch.to_pylist())
+
+
+def _column_names(path: Path) -> list[str]:
+    try:
+        return list(ds.dataset(path, format="parquet").schema.names)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: not a readable parquet file or folder ({error})") from None
