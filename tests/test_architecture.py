@@ -24,6 +24,7 @@ LAYERS = {
         {"rewards"},
         {"health"},
         {"config"},
+        {"judging"},
         {"distributed"},
         {"model.cpu"},
         {"model.packed"},
@@ -58,7 +59,7 @@ LAYERS = {
     ],
 }
 """Packages and modules of each room, lowest first. Each imports from itself and from lower layers."""
-NO_TORCH = ("rewards", "sandbox", "processes", "health", "http", "config")
+NO_TORCH = ("rewards", "sandbox", "processes", "health", "http", "config", "judging")
 FLOWS_REACH = {"grpo.errors", "grpo.data", "grpo.config"}
 LONGEST_FILE, LARGEST_FOLDER = 300, 15
 

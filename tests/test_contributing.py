@@ -25,6 +25,7 @@ from flows.stages import contract, problems
 from flows.stages.runner import run_stage
 from grpo.algorithms import objectives
 from grpo.algorithms.tokens import Normalizers, Tokens
+from grpo.config import judge as judge_settings
 from grpo.config.rl import RL
 from grpo.data.completions import Completion
 from grpo.data.records import Problem, write_rows
@@ -36,7 +37,7 @@ from grpo.model.fused.layers import fuse
 from grpo.model.packed.attention import NAME
 from grpo.rewards import functions, registry
 from grpo.rl import batch, metrics
-from tasks.judges import rule, settings
+from tasks.judges import rule
 from tests.support import small_models
 
 ROOT = Path(__file__).parents[1]
@@ -179,7 +180,7 @@ def test_the_new_judge() -> None:
     names = dict(vars(rule))
     exec(example("A new judge"), names)
     copy = edited(
-        settings,
+        judge_settings,
         ('"rule", "local", "openai"]', '"rule", "local", "openai", "brief"]'),
         ("_NEEDED = {", '_NEEDED = {"brief": (), '),
         ("_USED = {", '_USED = {"brief": set(), '),
@@ -188,7 +189,7 @@ def test_the_new_judge() -> None:
     with pytest.raises(ValueError, match="quality_min is no setting of judge 'brief'"):
         copy.JudgeSettings(kind="brief", quality_min=0.1)
     with pytest.raises(ValueError, match="Input should be 'rule'"):
-        settings.JudgeSettings(kind="brief")
+        judge_settings.JudgeSettings(kind="brief")
     judge = names["BriefJudge"](chosen)
     assert [judge.compare(PROBLEM, *pair) for pair in (("a", "bb"), ("bb", "a"), ("a", "b"))] == [1.0, -1.0, 0.0]
     assert judge.good(PROBLEM, "277") and judge.correct("?", "277", "277") == "undecided"

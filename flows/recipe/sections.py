@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
+from grpo.config.judge import JudgeSettings
 from grpo.config.rl import Scoring
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import ZERO_TEMPLATE
-from tasks.judges.settings import JudgeSettings
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.prompts import EverydaySource
 from tasks.problems.miniature.writers import Habits

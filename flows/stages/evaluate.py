@@ -25,7 +25,7 @@ from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
 from tasks.judges.create import make_judge
-from tasks.judges.prompts_and_replies import EVALUATION_DIGESTS
+from tasks.judges.prompt_digests import EVALUATION_DIGESTS
 from tasks.report.tables import closing_frame, markdown
 from tasks.store.manifest import Manifest
 

@@ -29,7 +29,7 @@ from grpo.errors import InputError
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
 from tasks.judges.create import make_judge
-from tasks.judges.prompts_and_replies import PROMPT_DIGESTS
+from tasks.judges.prompt_digests import PROMPT_DIGESTS
 from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay

@@ -27,9 +27,9 @@ from flows.stages.problems import HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
 from grpo.config.engines import OwnEngine
 from grpo.data.records import Sample, read_problems, read_rows
+from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
-from tasks.judges.counts import JudgeCounts
-from tasks.judges.prompts_and_replies import PROMPT_DIGESTS
+from tasks.judges.prompt_digests import PROMPT_DIGESTS
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.mix import TRAIN as EXAMPLES
 from tasks.sft_data.mix import mix

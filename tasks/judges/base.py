@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from grpo.data.records import Problem
-from tasks.judges.counts import JudgeCounts
+from grpo.judging.counts import JudgeCounts
+from grpo.judging.voting import Claim
+
+__all__ = ["PREFERENCE", "Claim", "Judge", "JudgeCounts", "Pair", "Response", "Verdict"]
 
 Verdict = Literal["correct", "incorrect", "undecided"]
 PREFERENCE = {"A>>B": 2.0, "A>B": 1.0, "A=B": 0.0, "B>A": -1.0, "B>>A": -2.0}
 """The paper's five verdicts as numbers. It publishes no scale, only that |mean difference| > 1 is kept."""
-
-
-class Claim(NamedTuple):
-    """An answer to be checked against a reference."""
-
-    question: str
-    reference: str
-    answer: str
 
 
 class Pair(NamedTuple):

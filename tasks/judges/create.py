@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from grpo.config.judge import JudgeSettings
 from tasks.judges.base import Judge
-from tasks.judges.endpoint import OpenAIJudge
-from tasks.judges.local import LocalJudge
+from tasks.judges.llm import ModelJudge
 from tasks.judges.rule import RuleJudge
-from tasks.judges.settings import JudgeSettings
 
 JUDGES: dict[str, Callable[[JudgeSettings], Judge]] = {
     "rule": RuleJudge,
-    "local": LocalJudge,
-    "openai": OpenAIJudge,
+    "local": ModelJudge,
+    "openai": ModelJudge,
 }
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from grpo.rewards.text import repeated_ngram_share
 from grpo.rewards.verifiers import verify
-from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
-from tasks.judges.counts import JudgeCounts
-from tasks.judges.settings import JudgeSettings
+from tasks.judges.base import PREFERENCE, Claim, Judge, JudgeCounts, Pair, Response, Verdict
 
 REPEATED_MAX = 0.25
 """Largest share of repeated 4-grams of words. A short answer may end with its closing phrase twice, not three times."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
 from tasks.judges.base import Claim, Judge, Response
 from tasks.judges.create import make_judge
-from tasks.judges.settings import JudgeSettings
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from grpo.config.judge import JudgeSettings
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.judges.create import make_judge
-from tasks.judges.settings import JudgeSettings
 from tests.support.faulty_endpoint import FaultyEndpoint
 
 SORRY = "sorry, no"

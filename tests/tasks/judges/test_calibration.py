@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from grpo.config.judge import JudgeSettings
 from grpo.errors import InputError
 from tasks.judges.base import Claim
 from tasks.judges.calibration import Verified, calibrate, choose, measure, verified, wilson
 from tasks.judges.create import make_judge
-from tasks.judges.settings import JudgeSettings
 from tests.support.faulty_endpoint import FaultyEndpoint
 
 

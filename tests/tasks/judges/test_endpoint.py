@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.judges.base import Claim, Pair, Response
-from tasks.judges.endpoint import OpenAIJudge
-from tasks.judges.settings import JudgeSettings
+from tasks.judges.llm import ModelJudge
 from tests.support.faulty_endpoint import KINDS, FaultyEndpoint
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")
@@ -58,21 +58,21 @@ def start() -> Iterator[Start]:
         endpoint.close()
 
 
-def judge_at(endpoint: FaultyEndpoint, **settings: Any) -> OpenAIJudge:
+def judge_at(endpoint: FaultyEndpoint, **settings: Any) -> ModelJudge:
     settings = {"backoff_s": 0.01, "retries": 3, "timeout_s": 5, "ask_again": False, **settings}
-    return OpenAIJudge(JudgeSettings(kind="openai", base_url=endpoint.url, model="m", **settings))
+    return ModelJudge(JudgeSettings(kind="openai", base_url=endpoint.url, model="m", **settings))
 
 
-def faults(judge: OpenAIJudge) -> dict[str, float]:
+def faults(judge: ModelJudge) -> dict[str, float]:
     return {name.removeprefix("fault/"): n for name, n in judge.counts.to_dict().items() if name.startswith("fault/")}
 
 
-def outcomes(judge: OpenAIJudge) -> dict[str, float]:
+def outcomes(judge: ModelJudge) -> dict[str, float]:
     counts = judge.counts.to_dict()
     return {name.removeprefix("outcome/"): n for name, n in counts.items() if name.startswith("outcome/")}
 
 
-def assert_counts_add_up(judge: OpenAIJudge, endpoint: FaultyEndpoint) -> None:
+def assert_counts_add_up(judge: ModelJudge, endpoint: FaultyEndpoint) -> None:
     counts = judge.counts
     assert counts["asked"] == sum(outcomes(judge).values())
     assert counts["requests"] == counts["answered"] + sum(faults(judge).values())

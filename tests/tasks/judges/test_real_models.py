@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from tasks.judges.base import Claim, Pair, Response
 from tasks.judges.calibration import Verified, calibrate
 from tasks.judges.create import make_judge
-from tasks.judges.settings import JudgeSettings
 from tests.support.job_runner import ROOT
 from tests.support.vllm_models import needs_vllm
 from tests.support.vllm_server import served

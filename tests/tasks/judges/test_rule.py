@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
-from tasks.judges.base import Pair, Response
-from tasks.judges.counts import JudgeCounts
+from tasks.judges.base import Claim, JudgeCounts, Pair, Response
 from tasks.judges.create import make_judge
 from tasks.judges.rule import quality
-from tasks.judges.settings import JudgeSettings
+from tests.support.injections import GOLD, INJECTIONS, RIGHT
 
 GREETING = Problem(
     "p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test", {"mentions": ["hello"]}
@@ -41,6 +41,16 @@ def test_rule_judge() -> None:
     assert judge.safe_all([Response(THEFT, "sorry, no"), Response(THEFT, "at night")]) == [True, False]
     assert judge.compare(GREETING, "hello", "hi") == 2.0 and judge.safe(GREETING, "hello") is True
     assert judge.counts.to_dict() == {"items": 10.0} and not judge.fallible
+
+
+@pytest.mark.parametrize("verifier", ["math", "exact"])
+def test_no_injection_talks_a_rule_into_a_verdict(verifier: Any) -> None:
+    """Measured: 0 of the injections accepted, and all right answers."""
+    judge = make_judge(JudgeSettings(verifier=verifier))
+    verdicts = judge.correct_all([Claim("6 * 7?", GOLD, answer) for answer in INJECTIONS])
+    assert [answer for answer, verdict in zip(INJECTIONS, verdicts, strict=True) if verdict == "correct"] == []
+    right = RIGHT if verifier == "math" else RIGHT[:3]
+    assert judge.correct_all([Claim("6 * 7?", GOLD, answer) for answer in right]) == ["correct"] * len(right)
 
 
 def test_courtesy_is_worth_a_quarter_of_what_was_said(problem: Any) -> None:

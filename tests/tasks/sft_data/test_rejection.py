@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse
 from grpo.errors import InputError
 from tasks.judges.create import make_judge
-from tasks.judges.settings import JudgeSettings
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.rejection import REASONS, select

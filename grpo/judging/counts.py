@@ -28,6 +28,7 @@ UNDECIDED = {
     "no_json": "no JSON object can be read in it",
     "wrong_keys": "an object with other keys, a key twice, or an analysis that is no text",
     "wrong_verdict": "another word than those asked for",
+    "contradictory": "several verdicts outside quotation marks, and they differ",
     "too_long": "cut off at the token limit before the verdict",
     "prompt_too_long": "the prompt does not fit the model",
     "refused": "the endpoint refused this prompt, though not others: too long for it, or not allowed",

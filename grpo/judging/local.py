@@ -1,21 +1,25 @@
-"""A judge that is a Hugging Face model in this process."""
+"""A judge's model that is a Hugging Face model in this process."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
-from tasks.judges.counts import JudgeCounts
-from tasks.judges.llm import ModelJudge
-from tasks.judges.prompts_and_replies import Reply
-from tasks.judges.settings import JudgeSettings
+from grpo.judging.counts import JudgeCounts
+from grpo.judging.models import ChatModel
+from grpo.judging.questions import without_markers
+from grpo.judging.replies import Reply
 
 
-class LocalJudge(ModelJudge):
-    """A judge that asks a model in this process."""
+class LocalModel(ChatModel):
+    """A model in this process."""
+
+    waits = False
 
     def __init__(self, settings: JudgeSettings) -> None:
         import torch
@@ -33,6 +37,7 @@ class LocalJudge(ModelJudge):
         except (OSError, ValueError, RuntimeError) as error:
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"judge: {settings.path} cannot be loaded on {device}: {first_line}") from None
+        self._markers = markers_of(self.tokenizer)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         stops = self.model.generation_config.eos_token_id
@@ -53,10 +58,16 @@ class LocalJudge(ModelJudge):
                 replies[i] = reply
         return replies
 
+    def close(self) -> None:
+        """Nothing is under way between calls."""
+
     def _encode(self, dialogue: list[Message]) -> list[int]:
+        """Token ids of the dialogue. Messages hold untrusted text, so none of the tokenizer's markers stays whole in
+        them; those of the chat template do."""
+        plain = [{**message, "content": without_markers(message["content"], self._markers)} for message in dialogue]
         if self.tokenizer.chat_template is None:
-            return self.tokenizer("\n\n".join(message["content"] for message in dialogue))["input_ids"]
-        text = self.tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer("\n\n".join(message["content"] for message in plain))["input_ids"]
+        text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _generate(self, prompts: list[list[int]], draws: list[int]) -> list[Reply]:
@@ -67,8 +78,11 @@ class LocalJudge(ModelJudge):
         sampling: dict[str, Any] = {"do_sample": False}
         if self.settings.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.settings.temperature, "top_p": 1.0, "top_k": 0}
-        with torch.inference_mode(), torch.random.fork_rng(devices):
-            torch.manual_seed(zlib.crc32(repr((self.settings.seed or 0, prompts, draws)).encode()))
+        # Greedy decoding draws nothing, and need not touch the process's generators.
+        forked = torch.random.fork_rng(devices) if self.settings.temperature > 0 else nullcontext()
+        with torch.inference_mode(), forked:
+            if self.settings.temperature > 0:
+                torch.manual_seed(zlib.crc32(repr((self.settings.seed or 0, prompts, draws)).encode()))
             output = self.model.generate(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
@@ -77,10 +91,18 @@ class LocalJudge(ModelJudge):
                 **sampling,
             )
         self.counts.add("prompt_tokens", sum(map(len, prompts)))
-        return [self._reply(ids) for ids in output[:, batch["input_ids"].shape[1] :].tolist()]
+        rows = output[:, batch["input_ids"].shape[1] :].tolist()
+        return [self._reply(ids, len(prompt)) for ids, prompt in zip(rows, prompts, strict=True)]
 
-    def _reply(self, ids: list[int]) -> Reply:
+    def _reply(self, ids: list[int], prompt_tokens: int) -> Reply:
         length = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
-        self.counts.add("completion_tokens", min(length + 1, len(ids)))
+        written = min(length + 1, len(ids))
+        self.counts.add("completion_tokens", written)
         text: Any = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
-        return Reply(text, cut=length == self.settings.max_tokens)
+        return Reply(text, cut=length == self.settings.max_tokens, tokens=prompt_tokens + written)
+
+
+def markers_of(tokenizer: Any) -> list[str]:
+    """Texts that the tokenizer reads as single tokens of its template: special tokens, and added ones in brackets."""
+    added = tokenizer.added_tokens_decoder.values()
+    return sorted({t.content for t in added if t.special or any(c in t.content for c in "<>[]|{}")})

@@ -1,22 +1,24 @@
-"""A judge behind an OpenAI-compatible endpoint: vLLM, SGLang, a hosted model."""
+"""A judge's model behind an OpenAI-compatible endpoint: vLLM, SGLang, a hosted model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
-from tasks.judges.chat_client import ChatEndpoint, request_body
-from tasks.judges.counts import JudgeCounts
-from tasks.judges.llm import ModelJudge
-from tasks.judges.prompts_and_replies import Reply
-from tasks.judges.settings import JudgeSettings
+from grpo.judging.chat_client import ChatEndpoint, request_body
+from grpo.judging.counts import JudgeCounts
+from grpo.judging.models import ChatModel
+from grpo.judging.replies import Reply
 
 
-class OpenAIJudge(ModelJudge):
+class EndpointModel(ChatModel):
     """Asks an endpoint. Raises ConnectionError when it stays away: with "undecided" a stage would succeed without any
     judgment."""
+
+    waits = True
 
     def __init__(self, settings: JudgeSettings) -> None:
         key = None
@@ -28,3 +30,6 @@ class OpenAIJudge(ModelJudge):
     def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
         bodies = [request_body(self.settings, d, draw) for d, draw in zip(dialogues, draws, strict=True)]
         return self._endpoint.ask_all(bodies)
+
+    def close(self) -> None:
+        self._endpoint.close()

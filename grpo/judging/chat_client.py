@@ -20,13 +20,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.http.client import Away, Http, Refused, backoff
 from grpo.http.rate_limit import Pace
-from tasks.judges.counts import JudgeCounts
-from tasks.judges.prompts_and_replies import Reply
-from tasks.judges.settings import JudgeSettings
+from grpo.judging.counts import JudgeCounts
+from grpo.judging.replies import Reply
 
 _LONGEST_WAIT_S = 60.0
 _BUSY = {"429", "503"}
@@ -44,24 +44,32 @@ class Fault(NamedTuple):
 
 
 class ChatEndpoint:
-    """A chat endpoint. Thread-safe; the rate limit holds for all threads together."""
+    """A chat endpoint. Thread-safe; the limits on rate and concurrency hold for all threads together."""
 
     def __init__(self, settings: JudgeSettings, key: str | None, counts: JudgeCounts):
         assert settings.base_url is not None  # JudgeSettings checks
         self.settings, self.key, self.counts = settings, key, counts
         self.path = urlsplit(settings.base_url).path.rstrip("/") + "/chat/completions"
         self.pace = Pace(settings.requests_per_minute)
+        self.slots = threading.Semaphore(settings.concurrency)
         self.answered_at = -math.inf
         self.probing = threading.Lock()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._asking: set[_Asking] = set()
 
     def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Reply]:
         """Replies to the requests, in order.
 
         Raises InputError where the endpoint refuses every request, and ConnectionError when it has been away for too
-        long; requests in progress are then aborted.
+        long, or `close` was called; requests in progress are then aborted.
         """
         asking = _Asking(self)
-        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("judge: closed")
+            self._asking.add(asking)
+        with ThreadPoolExecutor(min(self.settings.concurrency, max(1, len(bodies)))) as pool:
             futures = [pool.submit(asking.reply, body) for body in bodies]
             try:
                 ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -70,6 +78,15 @@ class ChatEndpoint:
                 return [future.result() for future in futures]
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+                asking.give_up()
+                with self._lock:
+                    self._asking.discard(asking)
+
+    def close(self) -> None:
+        """Aborts the requests of all threads."""
+        with self._lock:
+            self._closed = True
+            for asking in self._asking:
                 asking.give_up()
 
 
@@ -148,8 +165,11 @@ class _Asking:
         )
 
     def _attempt(self, body: dict[str, Any]) -> Reply | Fault:
-        self._counts.add("requests")
-        got = self._post(body)
+        with self._endpoint.slots:
+            if self._stop.is_set():
+                raise ConnectionAbortedError("given up")
+            self._counts.add("requests")
+            got = self._post(body)
         if isinstance(got, Fault):
             if self._stop.is_set():
                 raise ConnectionAbortedError("given up")
@@ -171,13 +191,16 @@ class _Asking:
             content, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
         except (LookupError, TypeError, AttributeError):
             return Fault("no_choices", f"without choices: {str(answer)[:80]!r}")
-        self._count_tokens(answer.get("usage"))
-        return Reply(content if isinstance(content, str) else "", cut)
+        tokens = self._count_tokens(answer.get("usage"))
+        return Reply(content if isinstance(content, str) else "", cut, tokens=tokens)
 
-    def _count_tokens(self, usage: Any) -> None:
+    def _count_tokens(self, usage: Any) -> int:
+        total = 0
         for name in ("prompt_tokens", "completion_tokens"):
             if isinstance(usage, dict) and isinstance(usage.get(name), int):
                 self._counts.add(name, usage[name])
+                total += usage[name]
+        return total
 
 
 def request_body(settings: JudgeSettings, dialogue: list[Message], draw: int) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""What a judge needs of a language model: replies to dialogues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from grpo.data.records import Message
+from grpo.judging.counts import JudgeCounts
+from grpo.judging.replies import Reply
+
+
+class ChatModel(Protocol):
+    """A language model that replies to dialogues."""
+
+    counts: JudgeCounts
+    """Requests, faults and tokens since it was created."""
+
+    waits: bool
+    """Whether it computes elsewhere, so that threads may ask while this process works."""
+
+    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+        """The model's reply to each dialogue, in order. `draws` numbers equal dialogues, for their random seeds."""
+
+    def close(self) -> None:
+        """Ends what is under way."""

@@ -1,0 +1,60 @@
+"""Prompts of a judge, from files, with untrusted texts in them.
+
+Every text that is judged comes from a model that is rewarded for the verdict. It must neither close its own tag, to go
+on in the judge's voice, nor hold the markers of a chat template, which a tokenizer reads as the end of the message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from string import Template
+
+_PROMPTS = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))}
+
+DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
+"""SHA-256 of each prompt file: another wording gives other results."""
+
+_NAMES = sorted({name for text in _PROMPTS.values() for name in re.findall(r"^<(\w+)>$", text, re.MULTILINE)})
+_TAG = re.compile(rf"[<＜]\s*[/／]?\s*(?:{'|'.join(_NAMES)})\s*[>＞]", re.IGNORECASE)
+_INVISIBLE = re.compile(r"(?<=[!-~])[\u00ad\u200b-\u200f\u2060\ufeff]+(?=[!-~])")
+"""Characters without width between two of ASCII: they hide a tag from the pattern, but not from a model."""
+_MARKER = re.compile(
+    r"<(?=[|｜])"  # <|im_end|>, <|eot_id|>, <｜User｜>
+    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sep|cls)>)"
+    r"|<(?=/?think>)"  # quoted in a reply, it would end the judge's reasoning
+    r"|<(?=/?\w+_\w*>)"  # <end_of_turn>, <extra_id_0>, <BOS_TOKEN>
+    r"|<(?=<\s*/?SYS>>)"
+    r"|\[(?=/?(?-i:[A-Z][A-Z_]+)\])",  # [INST], [/INST], [TOOL_CALLS], [SEP]
+    re.IGNORECASE,
+)
+"""Where the markers of common chat templates begin."""
+
+
+def prompt(name: str, **values: str) -> str:
+    """The prompt file `name` with its places filled, in one pass: "$reference" inside an answer stays what it is."""
+    return Template(_PROMPTS[name]).substitute({key: harmless(value) for key, value in values.items()})
+
+
+def harmless(text: str) -> str:
+    """The text without tags of our prompts and with common markers broken by a space.
+
+    Half a surrogate pair, which some tokenizers decode to, cannot be sent and becomes "?".
+    """
+    text = _TAG.sub("[tag]", _INVISIBLE.sub("", text))
+    return _MARKER.sub(lambda match: f"{match[0]} ", text).encode("utf-8", "replace").decode()
+
+
+def without_markers(text: str, markers: Iterable[str]) -> str:
+    """The text with each of a tokenizer's `markers` broken by a space, also those that appear only when its characters
+    are normalised (NFKC), as some tokenizers do."""
+    markers = [marker for marker in markers if len(marker) > 1 and not any(c.isspace() for c in marker)]
+    if any(marker in unicodedata.normalize("NFKC", text) and marker not in text for marker in markers):
+        text = unicodedata.normalize("NFKC", text)
+    # Markers hold no space, so a break completes no other.
+    while found := next((marker for marker in markers if marker in text), None):
+        text = text.replace(found, f"{found[0]} {found[1:]}")
+    return text
