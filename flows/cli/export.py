@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _newest_metrics(checkpoint: Any, everything: list[Any]) -> tuple[Any, dict[str, Any]]:
     """The newest evaluation of the checkpoint, and its metrics."""
-    from flows.stages.evaluate import TABLE, checkpoints, read_table
+    from flows.stages.evaluate import checkpoints, read_table
+    from tasks.evaluation.records import TABLE
 
     for manifest in reversed(everything):
         for stage, name in checkpoints(manifest.inputs).items():

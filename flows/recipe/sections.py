@@ -233,6 +233,13 @@ class Evaluate(Section):
     """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
 
     samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
+    k: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="k of pass@k and cons@k, at most samples_per_problem. cons@k is the mean over groups of k samples. "
+        "None: as many as there are samples. R1: 64 for AIME 2024.",
+    )
     problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
     general: int = Field(
         0,
@@ -247,6 +254,12 @@ class Evaluate(Section):
     sampling: Sampling
     hardware: Hardware = Hardware()
     confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
+
+    @model_validator(mode="after")
+    def _k_is_sampled(self) -> Evaluate:
+        if self.k is not None and self.k > self.samples_per_problem:
+            raise ValueError(f"k is {self.k}, above samples_per_problem ({self.samples_per_problem}); lower it")
+        return self
 
 
 class Report(Section):

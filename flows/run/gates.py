@@ -177,7 +177,7 @@ class Gatekeeper:
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
         needed = ["problems", *evaluate.checkpoints(stages)]
         inputs = {stage: self.manifest_of(stage).key for stage in needed}
-        config = self.recipe.evaluate.model_copy(update=gate.evaluate.model_dump())
+        config = self.recipe.evaluate.model_copy(update={**gate.evaluate.model_dump(), "k": None})
         where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id)
         summary = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
         return store().resolve(summary["key"])

@@ -20,7 +20,8 @@ from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, Sample, read_problems, read_samples
 from grpo.errors import InputError
-from tasks.evaluation.metrics import alignment_metrics, answer_metrics, reasoning_metrics
+from tasks.evaluation.metrics import Scores, alignment_metrics, answer_metrics, problem_scores, reasoning_metrics
+from tasks.evaluation.records import SAMPLES, TABLE, write_scores
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
@@ -41,7 +42,6 @@ CHECKPOINTS = {
 """Stage -> name of its checkpoint, in the order of the closing table; later rounds and students follow."""
 OPPONENTS = ("dev3", "dev1")
 """Opponents in win rates: the first of these that exists, the SFT model from which alignment or PPO starts."""
-TABLE = "table.json"
 
 
 def build(context: Context) -> Outcome:
@@ -51,7 +51,7 @@ def build(context: Context) -> Outcome:
     stages = checkpoints(context.inputs)
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
     template = zero_template(context.path("base")) if "base" in context.inputs else None
-    raw = context.out / "samples"
+    raw = context.out / SAMPLES
     tasks = [
         {
             "name": name,
@@ -73,7 +73,9 @@ def build(context: Context) -> Outcome:
     problems = {problem.id: problem for problem in read_problems(held_out)}
     samples = {name: read_samples(raw / name) for name in stages.values()}
     judge = make_judge(config.judge)
-    table = closing_table(samples, problems, config.confidence, judge)
+    scores = {name: problem_scores(_reasoning(rows), problems, config.k) for name, rows in samples.items()}
+    write_scores(context.out, scores)
+    table = closing_table(samples, problems, scores, config, judge)
     (context.out / TABLE).write_text(json.dumps(table, indent=2))
     metrics = {
         f"{name}/{metric}": value
@@ -113,20 +115,24 @@ def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def closing_table(
-    samples: Mapping[str, list[Sample]], problems: Mapping[str, Problem], confidence: float, judge: Judge
+    samples: Mapping[str, list[Sample]],
+    problems: Mapping[str, Problem],
+    scores: Mapping[str, Scores],
+    config: Evaluate,
+    judge: Judge,
 ) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its metrics. For general prompts: scores of the reward models, if any, and verdicts of rules and of
-    the judge, which is not part of the reward."""
-    reasoning = {name: [s for s in rows if s.domain == "reasoning"] for name, rows in samples.items()}
+    """Checkpoint -> its metrics; those of reasoning from `scores`, of each checkpoint. For general prompts: scores of
+    the reward models, if any, and verdicts of rules and of the judge, which is not part of the reward."""
+    reasoning = {name: _reasoning(rows) for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
     opponent = next((name for name in OPPONENTS if name in general), None)
     table = {}
     for name in samples:
         if not reasoning[name]:
             raise InputError("evaluate: no held-out reasoning problems; raise problems.held_out_share")
-        table[name] = reasoning_metrics(reasoning[name], confidence)
+        table[name] = reasoning_metrics(reasoning[name], scores[name], config.confidence, config.k)
         if general[name] and "helpful" in general[name][0].rewards:
-            table[name] |= alignment_metrics(general[name], problems, confidence)
+            table[name] |= alignment_metrics(general[name], problems, config.confidence)
         table[name] |= answer_metrics(general[name])
         table[name] |= refusal_metrics(general[name], problems, judge)
         table[name] |= instruction_metrics(general[name], problems)
@@ -141,6 +147,10 @@ def code(config: Evaluate) -> dict[str, Any]:
     return {"judge_prompts": EVALUATION_DIGESTS}
 
 
+def _reasoning(samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.domain == "reasoning"]
+
+
 def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     return {
         "checkpoint": name,
@@ -151,7 +161,7 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     }
 
 
-VERSION = 6
+VERSION = 7
 R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl")
 
 

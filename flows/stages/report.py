@@ -14,11 +14,11 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
 from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.evaluate import TABLE
 from flows.stages.problems import HELD_OUT
 from flows.stages.run_page import artifact_key
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, read_rows
+from tasks.evaluation.records import SAMPLES, TABLE
 from tasks.report.tables import closing_frame, completions, markdown
 from tasks.store.manifest import Manifest
 
@@ -37,7 +37,7 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
     """Content of the report from an evaluation and its problems: {"table": ..., "completions": ...}. Without the
     problems there are no completions."""
     table = json.loads((evaluated / TABLE).read_text())
-    samples = {name: evaluated / "samples" / name for name in table}
+    samples = {name: evaluated / SAMPLES / name for name in table}
     asked_problems = read_rows(problems / HELD_OUT, Problem) if problems else ()
     return {"table": table, "completions": completions(asked_problems, samples, shown)}
 

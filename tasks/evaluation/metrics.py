@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
+from grpo.errors import InputError
 from grpo.rewards.text import repeated_ngram_share
+from tasks.evaluation.votes import consensus, votes
 
 RESAMPLES = 1000
 
 
-def reasoning_metrics(samples: Sequence[Sample], confidence: float) -> dict[str, Any]:
-    """pass@1 with its interval, cons@k, format rate, language consistency, mean length in tokens."""
+Scores = Mapping[str, Mapping[str, float]]
+"""Metric -> problem -> its value there, of the metrics that have an interval: means over problems."""
+
+
+def problem_scores(
+    samples: Sequence[Sample], problems: Mapping[str, Problem], k: int | None = None
+) -> dict[str, dict[str, float]]:
+    """pass@1, pass@k and cons@k of each problem. `k`: None for as many as a problem has samples."""
     groups = by_problem(samples)
-    per_problem = [mean([s.rewards["accuracy"] for s in group]) for group in groups.values()]
+    classes = votes(groups, problems)
+    scores: dict[str, dict[str, float]] = {"pass@1": {}, "pass@k": {}, "cons@k": {}}
+    for pid, group in groups.items():
+        accuracy = [sample.rewards["accuracy"] for sample in group]
+        scores["pass@1"][pid] = mean(accuracy)
+        scores["pass@k"][pid] = pass_at_k(len(group), sum(value >= 1.0 for value in accuracy), k or len(group))
+        scores["cons@k"][pid] = consensus(group, classes[pid], k or len(group))
+    return scores
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """1 - C(n - right, k) / C(n, k): the chance that one of k of the n samples is right, without bias (arXiv
+    2107.03374, equation 1)."""
+    if not 1 <= k <= n:
+        raise InputError(f"pass@{k} of {n} samples: k must be between 1 and the number of samples")
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def reasoning_metrics(
+    samples: Sequence[Sample], scores: Scores, confidence: float, k: int | None = None
+) -> dict[str, Any]:
+    """pass@1, pass@k and cons@k with their intervals, format rate, language consistency, mean length in tokens; `k` of
+    both, as in `problem_scores`."""
     return {
-        "pass@1": mean(per_problem),
-        "pass@1_ci95": interval(per_problem, confidence),
-        "cons@k": mean([consensus(group) for group in groups.values()]),
+        **with_intervals(scores, confidence),
         "format": mean([s.rewards["format"] for s in samples]),
         "language": mean([s.rewards["language"] for s in samples]),
         "mean_tokens": mean([s.tokens for s in samples]),
-        "problems": len(groups),
+        "problems": len(scores["pass@1"]),
         "samples": len(samples),
+        "k": k or len(samples) // max(1, len(scores["pass@1"])),
     }
 
 
-def consensus(group: Sequence[Sample]) -> float:
-    """Reward of the most frequent answer to a problem; cons@k is its mean over problems. Samples without an answer do
-    not vote; in a tie the answer that came first wins."""
-    votes = Counter(s.answer for s in group if s.answer)
-    if not votes:
-        return 0.0
-    winner = votes.most_common(1)[0][0]
-    return next(s.rewards["accuracy"] for s in group if s.answer == winner)
+def with_intervals(scores: Scores, confidence: float) -> dict[str, Any]:
+    """Means over problems: "pass@1" -> 0.5, and "pass@1_ci95" -> [0.4, 0.6], its bootstrap interval."""
+    metrics: dict[str, Any] = {}
+    for name, values in scores.items():
+        metrics[name] = mean([*values.values()])
+        metrics[f"{name}_ci95"] = interval([*values.values()], confidence)
+    return metrics
 
 
 def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], confidence: float) -> dict[str, Any]:

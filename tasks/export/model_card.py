@@ -19,7 +19,7 @@ from tasks.store.manifest import Manifest
 
 _INTERVAL = "_ci95"
 _VERSIONS = ("r1flow", "torch", "transformers", "tokenizers")
-_RESULTS = {"pass@1", "cons@k", "format", "language", "alignment"}
+_RESULTS = {"pass@1", "pass@k", "cons@k", "format", "language", "alignment"}
 """Metrics for the header; the card's own table has all."""
 
 

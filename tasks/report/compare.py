@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, read_samples
-from tasks.evaluation.metrics import RESAMPLES, by_problem, consensus, interval, mean
+from tasks.evaluation.metrics import RESAMPLES, Scores, by_problem, interval, mean
+from tasks.evaluation.records import SAMPLES, read_scores
 from tasks.report.tables import COLUMNS, INTERVAL
 from tasks.store.diff import Ingredients, changed_fields, differences, shorten
 from tasks.store.manifest import Manifest
@@ -53,16 +54,20 @@ def _unpaired(old: Sequence[float], new: Sequence[float], confidence: float) -> 
     return resampled[int(tail * RESAMPLES)], resampled[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
 
 
-def by_metric(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
-    """Metric of the closing table -> problem -> its value, of the metrics that are means over problems."""
+def by_metric(samples: Sequence[Sample], scores: Scores | None = None) -> dict[str, Mapping[str, float]]:
+    """Metric of the closing table -> problem -> its value, of the metrics that are means over problems.
+
+    `scores`: what the evaluation kept (`SCORES`); one of an earlier version kept nothing, and then cons@k, a vote by
+    the problems' verifiers, is not among the metrics.
+    """
     reasoning = by_problem([s for s in samples if s.domain == "reasoning"])
     general = by_problem([s for s in samples if s.domain == "general" and {"helpful", "safe"} <= s.rewards.keys()])
-    metrics = {
+    metrics: dict[str, Mapping[str, float]] = {
         "pass@1": {p: mean([s.rewards["accuracy"] for s in group]) for p, group in reasoning.items()},
-        "cons@k": {p: consensus(group) for p, group in reasoning.items()},
         **{name: {p: mean([s.rewards[name] for s in g]) for p, g in reasoning.items()} for name in _REASONING},
         "mean_tokens": {p: mean([s.tokens for s in group]) for p, group in reasoning.items()},
         "alignment": {p: mean([s.rewards["helpful"] + s.rewards["safe"] for s in g]) for p, g in general.items()},
+        **(scores or {}),
     }
     return {name: values for name, values in metrics.items() if values}
 
@@ -119,18 +124,19 @@ def why(old: Manifest, new: Manifest) -> list[str]:
 
 
 def metrics(
-    tables: Sequence[Mapping[str, Mapping[str, Any]]], samples: Sequence[Path], confidence: float
+    tables: Sequence[Mapping[str, Mapping[str, Any]]], evaluations: Sequence[Path], confidence: float
 ) -> list[dict[str, Any]]:
     """The closing tables of evaluations beside each other; differences are against the first.
 
-    `samples`: of each evaluation the folder with a folder of samples for each checkpoint. Metrics that are no means
-    over problems (win rates, refusals) have a difference without an interval.
+    `evaluations`: the folders that the stage made. Metrics that are no means over problems (win rates, refusals) have a
+    difference without an interval.
     """
     found = []
+    scores = [read_scores(folder) for folder in evaluations]
     for checkpoint in dict.fromkeys(name for table in tables for name in table):
         values = [
-            by_metric(read_samples(folder / checkpoint)) if checkpoint in table else {}
-            for table, folder in zip(tables, samples, strict=True)
+            by_metric(read_samples(folder / SAMPLES / checkpoint), kept.get(checkpoint)) if checkpoint in table else {}
+            for table, folder, kept in zip(tables, evaluations, scores, strict=True)
         ]
         rows = [table.get(checkpoint, {}) for table in tables]
         for metric in COLUMNS:

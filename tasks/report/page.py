@@ -219,7 +219,9 @@ def _sizes(table: Mapping[str, Mapping[str, Any]]) -> str:
     first = next(iter(table.values()), {})
     if "problems" not in first:
         return ""
-    return f"{first['problems']:,} held-out problems, {first['samples'] // max(1, first['problems'])} samples each"
+    each = first["samples"] // max(1, first["problems"])
+    k = f", k = {first['k']}" if "k" in first else ""  # an evaluation of an earlier version has none
+    return f"{first['problems']:,} held-out problems, {each} samples each{k}"
 
 
 def _time(seconds: float) -> str:

@@ -15,7 +15,10 @@ from grpo.data.records import Problem, Sample, read_rows
 COLUMNS = {
     "pass@1": "pass@1",
     "pass@1_ci95": "95% interval",
+    "pass@k": "pass@k",
+    "pass@k_ci95": "pass@k interval",
     "cons@k": "cons@k",
+    "cons@k_ci95": "cons@k interval",
     "format": "format",
     "language": "language",
     "mean_tokens": "tokens",

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flows.cli.export import run
 from flows.cli.main import parser
 from flows.home import store
-from flows.stages.evaluate import TABLE
 from grpo.errors import InputError
+from tasks.evaluation.records import TABLE
 from tasks.sft_data.statistics import STATISTICS
 from tasks.store.manifest import InputRef, Manifest, artifact_key
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama

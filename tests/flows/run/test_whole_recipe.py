@@ -28,9 +28,11 @@ def test_the_first_run_runs_everything(first_run: dict[str, Any]) -> None:
     assert statuses(first_run) == dict.fromkeys(NAMES, "ran")
     assert list(first_run["checkpoints"]) == ["base", "dev1", "dev2", "dev3", "r1"]
     for row in first_run["checkpoints"].values():
-        low, high = row["pass@1_ci95"]
-        assert 0 <= low <= row["pass@1"] <= high <= 1
-        assert {"cons@k", "format", "language", "mean_tokens"} <= row.keys()
+        for metric in ("pass@1", "pass@k", "cons@k"):
+            low, high = row[f"{metric}_ci95"]
+            assert 0 <= low <= row[metric] <= high <= 1
+        assert row["pass@1"] <= row["pass@k"] and row["k"] == 4
+        assert {"format", "language", "mean_tokens"} <= row.keys()
 
 
 def test_the_cold_start_teaches_the_format(first_run: dict[str, Any]) -> None:

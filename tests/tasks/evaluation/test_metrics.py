@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from tasks.evaluation.metrics import alignment_metrics, answer_metrics, consensus, interval, reasoning_metrics
+from grpo.errors import InputError
+from tasks.evaluation.metrics import (
+    alignment_metrics,
+    answer_metrics,
+    interval,
+    pass_at_k,
+    problem_scores,
+    reasoning_metrics,
+)
 
 
-def test_pass_at_1_is_the_mean_over_problems(sample: Any) -> None:
+def test_pass_at_1_is_the_mean_over_problems(sample: Any, problem: Any) -> None:
     rows = [sample("a", "1", 1.0), sample("a", "2", 0.0), sample("b", "5", 0.0), sample("b", "6", 0.0)]
-    metrics = reasoning_metrics(rows, 0.95)
-    assert metrics["pass@1"] == 0.25  # (1/2 + 0) / 2
+    scores = problem_scores(rows, {"a": problem("a", answer="1"), "b": problem("b", answer="7")})
+    assert scores == {
+        "pass@1": {"a": 0.5, "b": 0.0},
+        "pass@k": {"a": 1.0, "b": 0.0},  # one of both is right
+        "cons@k": {"a": 1.0, "b": 0.0},  # a tie: the first answer of a is right
+    }
+    metrics = reasoning_metrics(rows, scores, 0.95)
+    assert (metrics["pass@1"], metrics["pass@k"], metrics["cons@k"], metrics["k"]) == (0.25, 0.5, 0.5, 2)
     assert (metrics["format"], metrics["mean_tokens"], metrics["problems"], metrics["samples"]) == (1.0, 10, 2, 4)
 
 
-def test_consensus_takes_the_most_frequent_answer(sample: Any) -> None:
-    assert consensus([sample("a", "7", 0.0), sample("a", "3", 1.0), sample("a", "3", 1.0)]) == 1.0
-    assert consensus([sample("a", "7", 0.0), sample("a", "7", 0.0), sample("a", "3", 1.0)]) == 0.0
-    assert consensus([sample("a", "7", 0.0), sample("a", "3", 1.0)]) == 0.0  # a tie: the first
+def test_pass_at_k_is_the_chance_that_a_draw_of_k_holds_a_right_one() -> None:
+    # Of 4 samples 1 is right: 3 of the 6 pairs hold it. Of 5 samples 2 are right: 1 of the 10 triples of 5 holds none.
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert pass_at_k(5, 2, 3) == pytest.approx(0.9)
+    assert [pass_at_k(4, right, 1) for right in range(5)] == [0.0, 0.25, 0.5, 0.75, 1.0]  # pass@1 is the mean
+    assert (pass_at_k(4, 0, 4), pass_at_k(4, 1, 4)) == (0.0, 1.0)
+    with pytest.raises(InputError, match="pass@5 of 4 samples"):
+        pass_at_k(4, 1, 5)
+
+
+def test_the_mean_of_pass_at_k_over_all_draws_of_n_is_the_truth() -> None:
+    """Unbiased: a problem with chance 0.3 has pass@2 of 1 - 0.7^2 = 0.51, whatever n is; the plain estimator, "one of
+    n is right", would be 1 - 0.7^5 = 0.83 here."""
+    n, p = 5, 0.3
+    chance = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert sum(pass_at_k(n, c, 2) * chance[c] for c in range(n + 1)) == pytest.approx(0.51)
 
 
 def test_interval_of_a_constant_is_that_constant() -> None:

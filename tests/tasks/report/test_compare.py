@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.records import Sample, write_rows
+from tasks.evaluation.records import SAMPLES, write_scores
 from tasks.report.compare import by_metric, fields, mean_difference, metrics, why
 from tasks.store.manifest import InputRef, Manifest
 
@@ -46,7 +47,8 @@ def test_values_by_problem(sample: Any) -> None:
             sample("p", "4", 0.0, tokens=20),
             sample("q", "5", 0.0),
             sample("g", accuracy=None, rewards={"helpful": 2.0, "safe": 0.5, "format": 1.0, "language": 1.0}),
-        ]
+        ],
+        {"cons@k": {"p": 1.0, "q": 0.0}},
     )
     assert found["pass@1"] == {"p": 0.5, "q": 0.0}
     assert found["cons@k"] == {"p": 1.0, "q": 0.0}
@@ -56,10 +58,16 @@ def test_values_by_problem(sample: Any) -> None:
 
 def test_tables_beside_each_other(sample: Any, tmp_path: Path) -> None:
     for name, accuracy in (("old", 0.0), ("new", 1.0)):
-        (tmp_path / name / "dev1").mkdir(parents=True)
-        write_rows(tmp_path / name / "dev1" / "0.parquet", [sample("p", accuracy=accuracy)], Sample)
-    tables = [{"dev1": {"pass@1": 0.0, "refusal": 0.25}}, {"dev1": {"pass@1": 1.0, "refusal": 0.5}}]
-    accuracy_row, refusal = metrics(tables, [tmp_path / "old", tmp_path / "new"], 0.95)
+        folder = tmp_path / name / SAMPLES / "dev1"
+        folder.mkdir(parents=True)
+        write_rows(folder / "0.parquet", [sample("p", accuracy=accuracy)], Sample)
+    write_scores(tmp_path / "new", {"dev1": {"cons@k": {"p": 1.0}}})  # the old one is of a version that kept none
+    tables = [
+        {"dev1": {"pass@1": 0.0, "cons@k": 0.0, "refusal": 0.25}},
+        {"dev1": {"pass@1": 1.0, "cons@k": 1.0, "refusal": 0.5}},
+    ]
+    accuracy_row, vote, refusal = metrics(tables, [tmp_path / "old", tmp_path / "new"], 0.95)
+    assert vote["differences"][0]["value"] == 1.0 and vote["differences"][0]["low"] is None
     assert accuracy_row["differences"] == [{"value": 1.0, "low": 1.0, "high": 1.0, "paired": True, "problems": (1, 1)}]
     assert refusal["differences"][0]["value"] == 0.25 and refusal["differences"][0]["low"] is None
 
