@@ -69,7 +69,7 @@ def main(job_file: Path) -> int:
     idle = high_water_mb()
     began = time.perf_counter()
     code = train([str(job_file)])
-    found = {
+    result = {
         "job_s": time.perf_counter() - began,
         "idle_mb": idle,
         "last_mb": high_water_mb(),
@@ -77,7 +77,7 @@ def main(job_file: Path) -> int:
         "peak_mb": phases.peak_mb,
     }
     rank = int(os.environ.get("RANK", "0"))
-    job_file.with_name(f"phases-{rank}.json").write_text(json.dumps(found))
+    job_file.with_name(f"phases-{rank}.json").write_text(json.dumps(result))
     if rank == 0:
         print("{}")
     return code

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_step import Case, make_trl_trainer, rl_settings
+from grpo_case import Case
+from grpo_step import rl_settings
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
+from trl_step import make_trl_trainer
 
 from grpo.config.rl import RL
 from grpo.data.template import prompt_tokens
@@ -39,7 +41,7 @@ Gradients = dict[str, Tensor]
 
 
 @dataclass
-class Given:
+class Rollouts:
     """What both losses read, row by row: token ids, and a number a completion (advantages) or a token (the others)."""
 
     prompts: list[list[int]]
@@ -50,7 +52,7 @@ class Given:
 
 
 @torch.inference_mode()
-def make_rollouts(case: Case) -> Given:
+def make_rollouts(case: Case) -> Rollouts:
     tokenizer = load_tokenizer(case.model)
     model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32).eval()
     prompts = [prompt_tokens(tokenizer, m, "chat") for m in case.prompts for _ in range(case.group_size)]
@@ -68,7 +70,7 @@ def make_rollouts(case: Case) -> Given:
     ]
     own = [logprobs_of(model, p, c) for p, c in zip(prompts, completions, strict=True)]
     old, reference = ([x + NOISE * torch.randn(len(x)) for x in own] for _ in range(2))
-    return Given(prompts, completions, torch.randn(len(prompts)).tolist(), old, reference)
+    return Rollouts(prompts, completions, torch.randn(len(prompts)).tolist(), old, reference)
 
 
 def logprobs_of(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
@@ -88,7 +90,7 @@ def right_padded(rows: list[Tensor], pad: float = 0) -> Tensor:
     return pad_sequence(rows, batch_first=True, padding_value=pad)
 
 
-def of_trl(case: Case, given: Given) -> tuple[float, Gradients]:
+def of_trl(case: Case, rollouts: Rollouts) -> tuple[float, Gradients]:
     """TRL's loss through its own forward pass, micro-batch by micro-batch as its training loop goes."""
     trainer = make_trl_trainer(case, GRPOTrainer)
     parts = torch.arange(case.rows).split(case.trl_rows)
@@ -96,8 +98,8 @@ def of_trl(case: Case, given: Given) -> tuple[float, Gradients]:
     trainer.model.train()
     total = 0.0
     for part in (rows.tolist() for rows in parts):
-        prompts = left_padded([given.prompts[i] for i in part], 0)
-        completions = [torch.tensor(given.completions[i]) for i in part]
+        prompts = left_padded([rollouts.prompts[i] for i in part], 0)
+        completions = [torch.tensor(rollouts.completions[i]) for i in part]
         loss = trainer._compute_loss(
             trainer.model,
             {
@@ -105,10 +107,10 @@ def of_trl(case: Case, given: Given) -> tuple[float, Gradients]:
                 "prompt_mask": prompts["attention_mask"],
                 "completion_ids": right_padded(completions),
                 "completion_mask": right_padded([torch.ones_like(c) for c in completions]),
-                "advantages": torch.tensor([given.advantages[i] for i in part]),
-                "old_per_token_logps": right_padded([given.old_logprobs[i] for i in part]),
-                "ref_per_token_logps": right_padded([given.ref_logprobs[i] for i in part]),
-                "num_items_in_batch": torch.tensor(sum(map(len, given.completions))),
+                "advantages": torch.tensor([rollouts.advantages[i] for i in part]),
+                "old_per_token_logps": right_padded([rollouts.old_logprobs[i] for i in part]),
+                "ref_per_token_logps": right_padded([rollouts.ref_logprobs[i] for i in part]),
+                "num_items_in_batch": torch.tensor(sum(map(len, rollouts.completions))),
             },
         )
         loss.backward()
@@ -116,7 +118,7 @@ def of_trl(case: Case, given: Given) -> tuple[float, Gradients]:
     return total, {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
-def of_ours(case: Case, given: Given) -> tuple[float, Gradients]:
+def of_ours(case: Case, rollouts: Rollouts) -> tuple[float, Gradients]:
     """Our update, whole, as the trainer calls it; the gradients are those that the optimizer is given."""
     # A clip of the norm that never binds, so that gradients arrive as they are.
     settings = rl_settings(case)
@@ -130,11 +132,11 @@ def of_ours(case: Case, given: Given) -> tuple[float, Gradients]:
         lambda *_: gradients.update({name: p.grad.clone() for name, p in models.policy.model.named_parameters()})
     )
     rollout = Rollout(
-        prompts=given.prompts,
-        completions=given.completions,
-        advantages=[torch.full((len(c),), a) for c, a in zip(given.completions, given.advantages, strict=True)],
-        old_logprobs=given.old_logprobs,
-        ref_logprobs=given.ref_logprobs,
+        prompts=rollouts.prompts,
+        completions=rollouts.completions,
+        advantages=[torch.full((len(c),), a) for c, a in zip(rollouts.completions, rollouts.advantages, strict=True)],
+        old_logprobs=rollouts.old_logprobs,
+        ref_logprobs=rollouts.ref_logprobs,
         old_values=None,
         returns=None,
         learnt=[True] * case.rows,
@@ -147,8 +149,8 @@ def of_ours(case: Case, given: Given) -> tuple[float, Gradients]:
 
 def agreement(case: Case) -> dict[str, Any]:
     """Largest absolute differences, and beside them how large the gradients are."""
-    given = make_rollouts(case)
-    (their_loss, theirs), (our_loss, ours) = of_trl(case, given), of_ours(case, given)
+    rollouts = make_rollouts(case)
+    (their_loss, theirs), (our_loss, ours) = of_trl(case, rollouts), of_ours(case, rollouts)
     if theirs.keys() != ours.keys():
         raise RuntimeError(f"not the same parameters: {sorted(theirs.keys() ^ ours.keys())}")
     differences = {name: (theirs[name] - ours[name]).abs().max().item() for name in theirs}
@@ -160,7 +162,7 @@ def agreement(case: Case) -> dict[str, Any]:
         "gradient_largest": max(g.abs().max().item() for g in theirs.values()),
         "gradient_differs_most": worst,
         "parameters": sum(g.numel() for g in theirs.values()),
-        "completion_tokens": sum(map(len, given.completions)),
+        "completion_tokens": sum(map(len, rollouts.completions)),
     }
 
 

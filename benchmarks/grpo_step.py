@@ -10,58 +10,13 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from grpo_case import ADAM_BETA2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Case, report, step_record
 from machine import peak_flops_per_s
-from measure import high_water_mb
-
-LEARNING_RATE, ADAM_BETA2, MAX_GRAD_NORM = 1e-6, 0.95, 1.0
-CLIP = 0.2
-
-
-@dataclass(frozen=True)
-class Case:
-    """What both sides do: every step asks the same prompts."""
-
-    folder: str
-    model: str
-    prompts: list[list[dict[str, str]]]
-    group_size: int
-    max_new_tokens: int
-    kl_coef: float
-    micro_batch_tokens: int  # ours: tokens of a micro-batch
-    trl_rows: int  # TRL's: completions of a micro-batch
-    warm_up: int
-    steps: int  # timed, after the warm-up
-    seed: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.prompts) * self.group_size
-
-    def write(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)))
-        return path
-
-
-def letters(text: str) -> float:
-    """The reward of both sides, share of letters: cheap, and the completions of a group hardly ever agree in it."""
-    return sum(map(str.isalpha, text)) / max(1, len(text))
-
-
-def reward(problem: Any, response: Any) -> float:
-    return letters(response.text)
-
-
-reward.quick = True  # type: ignore[attr-defined]  # a group's completions in one go
-
-
-def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[str, Any]:
-    return {"seconds": seconds, "tokens": tokens, "parts": parts}
+from trl_step import trl
 
 
 class Stopwatch:
@@ -83,8 +38,8 @@ class Stopwatch:
         setattr(owner, function, timed)
 
     def laps(self) -> dict[str, float]:
-        found, self.seconds = self.seconds, {}
-        return found
+        laps, self.seconds = self.seconds, {}
+        return laps
 
 
 def update_flops(model: str, prompts: list[int], group_size: int, completion_tokens: float) -> float:
@@ -105,15 +60,6 @@ def update_flops(model: str, prompts: list[int], group_size: int, completion_tok
     return 6.0 * ((weights - head) * (sum(prompts) + completion_tokens) + head * completion_tokens) + attention
 
 
-def report(case: Case, steps: list[dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
-    return {
-        "steps": steps[case.warm_up :],
-        "prompt_tokens": prompt_tokens,  # of one step, each prompt once
-        "rows": case.rows,
-        "high_water_mb": high_water_mb(),
-    }
-
-
 def rl_settings(case: Case) -> dict[str, Any]:
     return {
         "steps": case.warm_up + case.steps,
@@ -124,7 +70,7 @@ def rl_settings(case: Case) -> dict[str, Any]:
         "kl_coef": case.kl_coef,
         "std": "sample",  # TRL knows no other
         "sampling": {"temperature": 1.0, "max_new_tokens": case.max_new_tokens, "batch_size": case.rows},
-        "rewards": {"grpo_step:reward": 1},
+        "rewards": {"grpo_case:reward": 1},
         "micro_batch_tokens": case.micro_batch_tokens,
         "optimizer": {
             "learning_rate": LEARNING_RATE,
@@ -190,10 +136,10 @@ def ours(case: Case) -> dict[str, Any]:
     ]
     tokenizer = load_tokenizer(case.model)
     asked = [len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts]
-    found = report(case, steps, sum(asked))
-    flops = sum(update_flops(case.model, asked, case.group_size, step["tokens"]) for step in found["steps"])
-    update_s = sum(step["parts"][part] for step in found["steps"] for part in UPDATE)
-    return found | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": mean(peaks)}
+    result = report(case, steps, sum(asked))
+    flops = sum(update_flops(case.model, asked, case.group_size, step["tokens"]) for step in result["steps"])
+    update_s = sum(step["parts"][part] for step in result["steps"] for part in UPDATE)
+    return result | {"update_flops_per_s": flops / update_s, "peak_flops_per_s": mean(peaks)}
 
 
 UPDATE = ("forward", "backward", "clip", "optimizer")
@@ -204,106 +150,6 @@ def parts_of(record: dict[str, Any], lap: dict[str, float]) -> dict[str, float]:
     forward = record["update_s"] - sum(lap[part] for part in UPDATE[1:])
     sampling = record["sampling_s"] - lap.get("reference", 0.0)
     return {"sampling": sampling, **lap, "forward": forward}
-
-
-def trl_arguments(case: Case) -> dict[str, Any]:
-    """The same step; everything else as fast as TRL has it on a CPU."""
-    return {
-        "output_dir": str(Path(case.folder) / "trl"),
-        "model_init_kwargs": {"dtype": "float32"},
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_dropout": True,
-        "report_to": "none",
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": case.seed,
-        "shuffle_dataset": False,
-        "max_steps": case.warm_up + case.steps,
-        "per_device_train_batch_size": case.trl_rows,
-        "gradient_accumulation_steps": case.rows // case.trl_rows,
-        "num_generations": case.group_size,
-        "max_completion_length": case.max_new_tokens,
-        "temperature": 1.0,
-        "loss_type": "grpo",
-        "beta": case.kl_coef,
-        "use_bias_correction_kl": False,
-        "epsilon": CLIP,
-        "scale_rewards": "group",
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "adam_beta2": ADAM_BETA2,
-        "max_grad_norm": MAX_GRAD_NORM,
-    }
-
-
-def make_trl_trainer(case: Case, trainer_class: Any) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig
-
-    def trl_reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
-        return [letters(completion[0]["content"]) for completion in completions]
-
-    return trainer_class(
-        case.model,
-        reward_funcs=trl_reward,
-        args=GRPOConfig(**trl_arguments(case)),
-        train_dataset=Dataset.from_dict({"prompt": case.prompts}),
-    )
-
-
-def trl(case: Case) -> dict[str, Any]:
-    """TRL's own trainer; a step lasts from the end of one to the end of the next."""
-    from transformers import TrainerCallback
-    from trl import GRPOTrainer
-
-    parts: dict[str, float] = {}
-    tokens: list[int] = []
-    prompts: list[int] = []
-    steps: list[dict[str, Any]] = []
-
-    def timed(name: str, function: Any, *args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        result = function(*args, **options)
-        parts[name] = parts.get(name, 0.0) + time.perf_counter() - began
-        return result
-
-    class Timed(GRPOTrainer):
-        def _generate(self, *args: Any) -> Any:
-            result = timed("sampling", super()._generate, *args)
-            prompts.append(sum(map(len, result[0])) // case.group_size)
-            tokens.append(sum(map(len, result[1])))
-            return result
-
-        def _calculate_rewards(self, *args: Any) -> Any:
-            return timed("rewards", super()._calculate_rewards, *args)
-
-        def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
-            forward = super()._get_per_token_logps_and_entropies
-            if model is self.ref_model:
-                return timed("reference", forward, model, *args, **options)
-            return forward(model, *args, **options)
-
-    class Clock(TrainerCallback):
-        def on_train_begin(self, *args: Any, **options: Any) -> None:
-            self.last = time.perf_counter()
-
-        def on_step_end(self, *args: Any, **options: Any) -> None:
-            now = time.perf_counter()
-            parts["update"] = now - self.last - sum(parts.values())
-            steps.append(step_record(now - self.last, sum(tokens), dict(parts)))
-            parts.clear()
-            tokens.clear()
-            self.last = now
-
-    trainer = make_trl_trainer(case, Timed)
-    trainer.add_callback(Clock())
-    trainer.train()
-    trainer.save_model(str(Path(case.folder) / "trl" / "model"))  # as ours does: it is part of the peak of memory
-    return report(case, steps, prompts[0])
 
 
 SIDES = {"trl": trl, "ours": ours}

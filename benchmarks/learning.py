@@ -124,15 +124,15 @@ def main() -> int:
     parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    runs = [run(seed, given.recipe) for seed in given.seeds]
-    text = markdown(runs, given.recipe)
-    if given.output:
-        given.output.write_text(text)
+    args = parser.parse_args()
+    runs = [run(seed, args.recipe) for seed in args.seeds]
+    text = markdown(runs, args.recipe)
+    if args.output:
+        args.output.write_text(text)
     print(text)
     holds = all(ok for result in runs for _, ok in claims(result).values())
-    if given.json:
-        print(json.dumps({"seeds": given.seeds, "holds": holds}))
+    if args.json:
+        print(json.dumps({"seeds": args.seeds, "holds": holds}))
     return 0 if holds else 1
 
 

@@ -118,7 +118,7 @@ def markdown(rows: dict[str, list[tuple[str, float]]], sizes: dict[str, float], 
         "|---" * (len(rows) + 2) + "|",
     ]
     for i, (case, (models, _, _)) in enumerate(CASES.items()):
-        cells = " | ".join(f"{found[i][1]:,.0f} ({found[i][1] - floor:,.0f})" for found in rows.values())
+        cells = " | ".join(f"{result[i][1]:,.0f} ({result[i][1] - floor:,.0f})" for result in rows.values())
         lines.append(f"| {case} | {len(models)}: {', '.join(models)} | {cells} |")
     return "\n".join([*lines, ""])
 
@@ -128,11 +128,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=Path("build/real_model/SmolLM2-135M-Instruct"))
     parser.add_argument("--folder", type=Path, default=Path("build/memory"))
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    if not (given.model / "config.json").is_file():
-        parser.error(f"{given.model}: no model folder; run benchmarks/real_model.py once, or give --model")
+    args = parser.parse_args()
+    if not (args.model / "config.json").is_file():
+        parser.error(f"{args.model}: no model folder; run benchmarks/real_model.py once, or give --model")
     torch.manual_seed(0)
-    models = {"tiny": tiny(given.folder / "tiny"), given.model.name: given.model}
+    models = {"tiny": tiny(args.folder / "tiny"), args.model.name: args.model}
     floor = _kilobytes([sys.executable, "-c", NOTHING]) / 1024
     rows: dict[str, list[tuple[str, float]]] = {}
     sizes: dict[str, float] = {}
@@ -140,12 +140,12 @@ def main() -> int:
         sizes[name] = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()) / 1e6
         rows[name] = []
         for case, (_, settings, reward_model) in CASES.items():
-            work = given.folder / name / case.replace(", ", "-").replace(" ", "_")
+            work = args.folder / name / case.replace(", ", "-").replace(" ", "_")
             rows[name].append((case, peak_mb(case, model.resolve(), work.resolve(), settings, reward_model)))
             print(f"{name}: {case}: {rows[name][-1][1]:,.0f} MB", file=sys.stderr, flush=True)
     text = markdown(rows, sizes, floor)
-    if given.output:
-        given.output.write_text(text)
+    if args.output:
+        args.output.write_text(text)
     print(text)
     return 0
 

@@ -206,13 +206,13 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/methods"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
-    given = parser.parse_args()
-    by_seed = {seed: measure(given.folder.resolve(), seed) for seed in given.seeds}
-    if given.plot:
-        draw(by_seed, given.plot)
-    text = markdown(by_seed, given.plot)
-    if given.output:
-        given.output.write_text(text)
+    args = parser.parse_args()
+    by_seed = {seed: measure(args.folder.resolve(), seed) for seed in args.seeds}
+    if args.plot:
+        draw(by_seed, args.plot)
+    text = markdown(by_seed, args.plot)
+    if args.output:
+        args.output.write_text(text)
     print(text)
     return 0
 

@@ -89,7 +89,7 @@ class Builds:
     def __init__(self, make: Any) -> None:
         self.make, self.seconds = make, 0.0
 
-    def __call__(self, stage: Any, *given: Any) -> Any:
+    def __call__(self, stage: Any, *args: Any) -> Any:
         def timed(context: Any) -> Any:
             began = time.monotonic()
             try:
@@ -97,7 +97,7 @@ class Builds:
             finally:
                 self.seconds += time.monotonic() - began
 
-        return self.make(replace(stage, build=timed), *given)
+        return self.make(replace(stage, build=timed), *args)
 
 
 def reused(recipe: str, overrides: Sequence[str]) -> float:
@@ -115,22 +115,22 @@ def main() -> int:
     parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         os.environ["R1FLOW_HOME"] = str(Path(work) / "home")
-        directly, stages, wall = first_run(given.recipe, given.overrides, Path(work) / "direct")
-        again = reused(given.recipe, given.overrides)
+        directly, stages, wall = first_run(args.recipe, args.overrides, Path(work) / "direct")
+        again = reused(args.recipe, args.overrides)
     direct, launched = sum(directly.direct_s), sum(directly.launched_s)
     data = stages - launched
     overhead = wall - direct - data
-    print(f"On {machine()}, recipe {given.recipe!r}:\n")
+    print(f"On {machine()}, recipe {args.recipe!r}:\n")
     print(f"  the recipe                        {wall:7.1f} s")
     print(f"  its {len(directly.direct_s):2} trainers, by themselves    {direct:7.1f} s")
     print(f"  the same while it waits for them  {launched:7.1f} s")
     print(f"  its stages' own work on data      {data:7.1f} s, {data / wall:.1%}")
     print(f"  all else                          {overhead:7.1f} s, {overhead / wall:.1%}")
     print(f"  again, with everything reused     {again:7.1f} s")
-    if given.json:
+    if args.json:
         print(json.dumps({"overhead_share": overhead / wall, "reused_seconds": again}))
     return 0
 

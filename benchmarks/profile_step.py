@@ -76,8 +76,8 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
     import grpo.rl.update
     from grpo.model.cpu import kernels
 
-    given = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
-    case = replace(make_case(name, given), warm_up=1, steps=1)
+    args = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
+    case = replace(make_case(name, args), warm_up=1, steps=1)
     found: dict[str, Profile] = {}
     for loop in (
         "rms_norm",
@@ -156,10 +156,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)
-    if given.one:
-        parts = profile_step(given.one, given.build, given.work)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    if args.one:
+        parts = profile_step(args.one, args.build, args.work)
         print(json.dumps({part: {"wall": p.wall, "kinds": p.kinds} for part, p in parts.items()}))
         return 0
     from measure import run
@@ -167,18 +167,18 @@ def main() -> int:
     paths = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])}
     found = {}
     with tempfile.TemporaryDirectory() as work:
-        for name in given.setting or ["small", "demo"]:
+        for name in args.setting or ["small", "demo"]:
             # A process for each: what is watched stays watched.
-            command = [sys.executable, __file__, "--one", name, "--work", work, "--build", str(given.build.resolve())]
+            command = [sys.executable, __file__, "--one", name, "--work", work, "--build", str(args.build.resolve())]
             parts = run(command, Path(work) / name, paths)
             kept = {part: parts[part] for part in (BEFORE, UPDATE)}
             found[name] = {part: Profile(p["wall"], Counter(p["kinds"])) for part, p in kept.items()}
-    arguments = "".join(f" --setting {name}" for name in given.setting or ())
+    arguments = "".join(f" --setting {name}" for name in args.setting or ())
     text = markdown(found, arguments)
-    if given.output:
-        given.output.write_text(text)
+    if args.output:
+        args.output.write_text(text)
     print(text)
-    if given.json:
+    if args.json:
         print(json.dumps({n: {part: [p.wall, p.kinds] for part, p in parts.items()} for n, parts in found.items()}))
     return 0
 

@@ -102,11 +102,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("build/real_model"))
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    problems = given.folder / "gsm8k.jsonl"
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    problems = args.folder / "gsm8k.jsonl"
     write_problems(problems)
-    model = given.model or fetch_model(given.folder)
+    model = args.model or fetch_model(args.folder)
     sets = [f"base.model={model.absolute()}", f"problems.sources.0.path={problems.absolute()}", *FEWER]
     command = [sys.executable, "-m", "flows.cli", "run", "smollm2-135m", "--json"]
     began = time.monotonic()
@@ -120,7 +120,7 @@ def main() -> int:
     for stage in result["stages"]:
         print(f"{stage['name']:<16} {stage['status']:<7} {stage['seconds']:7.1f} s")
     print(f"{'all':<16} {'':<7} {seconds:7.1f} s")
-    if given.json:
+    if args.json:
         print(json.dumps({"seconds": seconds, "stages": {s["name"]: s["seconds"] for s in result["stages"]}}))
     return 0
 

@@ -90,17 +90,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    shipped, _ = run(given.seed, [])
-    hacked, said = run(given.seed, [*unrestrained(given.steps), "alignment_rl.health={}"])
+    args = parser.parse_args()
+    shipped, _ = run(args.seed, [])
+    hacked, said = run(args.seed, [*unrestrained(args.steps), "alignment_rl.health={}"])
     if not hacked["checkpoints"]:
         raise SystemExit(f"the run without guards did not end: {said}")
-    stopped, caught = run(given.seed, [*unrestrained(given.steps), guards("stop")])
+    stopped, caught = run(args.seed, [*unrestrained(args.steps), guards("stop")])
     rows = {"dev3": shipped["checkpoints"]["dev3"], "alignment_rl": shipped["checkpoints"]["r1"]}
     rows |= {"unguarded": hacked["checkpoints"]["r1"]}
-    text = markdown(given.steps, given.seed, rows, caught)
-    if given.output:
-        given.output.write_text(text)
+    text = markdown(args.steps, args.seed, rows, caught)
+    if args.output:
+        args.output.write_text(text)
     print(text)
     shipped_row, hacked_row = rows["alignment_rl"], rows["unguarded"]
     found = {
@@ -110,7 +110,7 @@ def main() -> int:
         "caught_at_step": int(match[1]) if (match := re.search(r"step (\d+)", caught)) else None,
         "stopped": stopped["stages"][-1]["status"] == "failed",
     }
-    if given.json:
+    if args.json:
         print(json.dumps(found))
     return 0 if found["stopped"] else 1
 

@@ -35,28 +35,28 @@ SHORTEST = 16
 Run = dict[str, Any]
 
 
-def make_case(given: argparse.Namespace, work: Path) -> Case:
-    model = smollm2(given.build)
+def make_case(args: argparse.Namespace, work: Path) -> Case:
+    model = smollm2(args.build)
     tokenizer = load_tokenizer(str(model))
-    messages = long_prompts(given.prompts * given.rollouts, given.prompt_tokens, tokenizer, work)
+    messages = long_prompts(args.prompts * args.rollouts, args.prompt_tokens, tokenizer, work)
     prompts = [prompt_tokens(tokenizer, m, "chat") for m in messages]
     rng = random.Random(0)
-    limits = [[rng.randint(SHORTEST, given.max_new_tokens) for _ in range(given.group)] for _ in prompts]
-    at = range(0, len(prompts), given.prompts)
+    limits = [[rng.randint(SHORTEST, args.max_new_tokens) for _ in range(args.group)] for _ in prompts]
+    at = range(0, len(prompts), args.prompts)
     return Case(
         model=str(without_end(model, work / "endless")),
-        rollouts=[prompts[start : start + given.prompts] for start in at],
-        limits=[limits[start : start + given.prompts] for start in at],
+        rollouts=[prompts[start : start + args.prompts] for start in at],
+        limits=[limits[start : start + args.prompts] for start in at],
         seed=0,
     )
 
 
-def run_engine(name: str, case_file: Path, given: argparse.Namespace, label: str) -> Run:
+def run_engine(name: str, case_file: Path, args: argparse.Namespace, label: str) -> Run:
     """One run in a process of its own, with its rates."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent)]
     python, environment = sys.executable, {"PYTHONPATH": os.pathsep.join(paths)}
     if name == "vllm":
-        python, environment = str(given.vllm), {"PYTHONPATH": ""} | vllm_environment(given.threads)
+        python, environment = str(args.vllm), {"PYTHONPATH": ""} | vllm_environment(args.threads)
     command = [python, str(HERE / "rollout_engines.py"), name, str(case_file)]
     found = run(command, case_file.with_name(name), environment)
     seconds, tokens = (sum(r[of] for r in found["rollouts"]) for of in ("seconds", "tokens"))
@@ -95,15 +95,15 @@ def ratios(runs: dict[str, list[Run]]) -> Run:
     return found
 
 
-def markdown(runs: dict[str, list[Run]], case: Case, given: argparse.Namespace) -> str:
+def markdown(runs: dict[str, list[Run]], case: Case, args: argparse.Namespace) -> str:
     tokens = [sum(map(sum, limits)) for limits in case.limits]
     lines = [
         "# Grouped sampling",
         "",
         f"`python benchmarks/rollouts.py` on {machine()}: SmolLM2-135M, float32,",
-        f"{given.prompts} prompts of {given.prompt_tokens} tokens x {given.group} completions of {SHORTEST} to "
-        f"{given.max_new_tokens} tokens, the same lengths for all",
-        f"({sum(tokens):,} tokens in {len(tokens)} rollouts). Medians (lowest - highest) of {given.rounds} rounds, "
+        f"{args.prompts} prompts of {args.prompt_tokens} tokens x {args.group} completions of {SHORTEST} to "
+        f"{args.max_new_tokens} tokens, the same lengths for all",
+        f"({sum(tokens):,} tokens in {len(tokens)} rollouts). Medians (lowest - highest) of {args.rounds} rounds, "
         "alternating. Memory: peak of",
         "the process with its children.",
         "",
@@ -121,8 +121,8 @@ def markdown(runs: dict[str, list[Run]], case: Case, given: argparse.Namespace) 
             f"| {LABELS[name]} | {of['tokens_per_s']:.1f} ({low:.1f} - {high:.1f}) | {of['rollout_s']:.2f} | "
             f"{of['peak_mb']:,.0f} | {ratio} |"
         )
-    if "vllm" not in runs and not given.vllm.is_file():
-        lines += ["", f"vLLM was left out: no Python at {given.vllm}; `make vllm` installs it."]
+    if "vllm" not in runs and not args.vllm.is_file():
+        lines += ["", f"vLLM was left out: no Python at {args.vllm}; `make vllm` installs it."]
     return "\n".join([*lines, ""])
 
 
@@ -140,23 +140,23 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)
-    names = given.engine or [name for name in LABELS if name != "vllm" or given.vllm.is_file()]
-    given.build.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    names = args.engine or [name for name in LABELS if name != "vllm" or args.vllm.is_file()]
+    args.build.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Run]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="rollouts-", dir=given.build.resolve()) as work:
-        case = make_case(given, Path(work))
+    with tempfile.TemporaryDirectory(prefix="rollouts-", dir=args.build.resolve()) as work:
+        case = make_case(args, Path(work))
         case_file = case.write(Path(work) / "case.json")
-        for number in range(given.rounds):
+        for number in range(args.rounds):
             first = number % len(names)
             for name in [*names[first:], *names[:first]]:
-                runs[name].append(run_engine(name, case_file, given, f"round {number + 1}"))
-    text = markdown(runs, case, given)
-    if given.output:
-        given.output.write_text(text)
+                runs[name].append(run_engine(name, case_file, args, f"round {number + 1}"))
+    text = markdown(runs, case, args)
+    if args.output:
+        args.output.write_text(text)
     print(text)
-    if given.json:
+    if args.json:
         engines = {name: summary(of_engine) for name, of_engine in runs.items()}
         print(json.dumps(ratios(runs) | {"engines": engines, "machine": machine()}))
     return 0

@@ -164,16 +164,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(make(given.one, given.work)))
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(make(args.one, args.work)))
         return
     with tempfile.TemporaryDirectory() as work:
-        sizes = [measured(n, Path(work)) for n in (given.samples // 100, given.samples // 10, given.samples) if n]
-    if given.output:
-        given.output.write_text(markdown(sizes))
+        sizes = [measured(n, Path(work)) for n in (args.samples // 100, args.samples // 10, args.samples) if n]
+    if args.output:
+        args.output.write_text(markdown(sizes))
     print(markdown(sizes))
-    if given.json:
+    if args.json:
         keys = ("samples", "seconds", "samples_per_s", "peak_rss_gb")
         print(json.dumps({k: sizes[-1][k] for k in keys} | {"sizes": [{k: s[k] for k in keys} for s in sizes]}))
 

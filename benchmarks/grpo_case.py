@@ -1,0 +1,66 @@
+"""What both sides of benchmarks/grpo_vs_trl.py do: the case, its reward and what they report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from measure import high_water_mb
+
+LEARNING_RATE, ADAM_BETA2, MAX_GRAD_NORM = 1e-6, 0.95, 1.0
+
+
+CLIP = 0.2
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both sides do: every step asks the same prompts."""
+
+    folder: str
+    model: str
+    prompts: list[list[dict[str, str]]]
+    group_size: int
+    max_new_tokens: int
+    kl_coef: float
+    micro_batch_tokens: int  # ours: tokens of a micro-batch
+    trl_rows: int  # TRL's: completions of a micro-batch
+    warm_up: int
+    steps: int  # timed, after the warm-up
+    seed: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompts) * self.group_size
+
+    def write(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+        return path
+
+
+def letters(text: str) -> float:
+    """The reward of both sides, share of letters: cheap, and the completions of a group hardly ever agree in it."""
+    return sum(map(str.isalpha, text)) / max(1, len(text))
+
+
+def reward(problem: Any, response: Any) -> float:
+    return letters(response.text)
+
+
+reward.quick = True  # type: ignore[attr-defined]  # a group's completions in one go
+
+
+def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[str, Any]:
+    return {"seconds": seconds, "tokens": tokens, "parts": parts}
+
+
+def report(case: Case, steps: list[dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
+    return {
+        "steps": steps[case.warm_up :],
+        "prompt_tokens": prompt_tokens,  # of one step, each prompt once
+        "rows": case.rows,
+        "high_water_mb": high_water_mb(),
+    }
