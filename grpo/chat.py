@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.config.common import Hardware, Sampling
 from grpo.data.records import Message
-from grpo.data.template import prompt_tokens
+from grpo.data.template import opened_reasoning, prompt_tokens
 from grpo.errors import InputError
 from grpo.generation.sampler import sample, seed_of
 from grpo.model.loading import load_policy, load_tokenizer
@@ -62,7 +62,8 @@ def talk(args: Any, tokenizer: Any, model: Any) -> None:
             eos_id=tokenizer.eos_token_id,
             seeds=[seed_of(args.seed, turn)],
         )[0][0]
-        text = tokenizer.decode(completion.tokens, skip_special_tokens=True).strip()
+        text = opened_reasoning(tokenizer, prompt) + tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        text = text.strip()
         print(text, flush=True)
         messages.append({"role": "assistant", "content": text})
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
 from grpo.config.rl import Scoring
 from grpo.config.supervised import SFT, Pretrain, RewardModel
-from grpo.data.template import ZERO_TEMPLATE
+from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.prompts import EverydaySource
 from tasks.problems.miniature.writers import Habits
@@ -33,10 +33,21 @@ class Section(BaseModel):
 Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource, Field(discriminator="kind")]
 
 
+ZeroTemplate = Annotated[str, BeforeValidator(lambda text: BOXED_ZERO_TEMPLATE if text == "boxed" else text)]
+
+
 class Problems(Section):
     """What is asked, and what is held out."""
 
     sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems/sources.py.")
+    answer_style: AnswerStyle = Field(
+        "tags",
+        exclude_if=lambda value: value == "tags",
+        description="How completions mark the answer after their reasoning. tags: <answer>...</answer> (R1-Zero). "
+        "boxed: a summary whose last \\boxed{} is the answer (R1 from its cold start on). auto: either, for models "
+        "that were trained elsewhere. A source or a row may name another. Format reward, verifiers, filters, "
+        "demonstrations and evaluation follow it; a plain-text template that names a form itself goes before it.",
+    )
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
     )
@@ -60,11 +71,12 @@ class Base(Section):
         0.04, ge=0, le=1, description="Share of its conversations that happen to use think and answer tags."
     )
     pretrain: Pretrain | None = Field(None, description="Train a small base model on the miniature corpus.")
-    zero_template: str = Field(
+    zero_template: ZeroTemplate = Field(
         ZERO_TEMPLATE,
         pattern=r"(?s)\{prompt\}",
         description="Plain-text prompt, with {prompt} in it: a base model knows "
-        "no chat tokens. The default says in other words what R1's says.",
+        "no chat tokens. The default says in other words what R1's says, with answer tags; 'boxed' is the same for "
+        "answers in a box. Answers are read in the form that it names, else in problems.answer_style.",
     )
 
     @model_validator(mode="after")

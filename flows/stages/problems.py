@@ -16,6 +16,7 @@ from flows.recipe.sections import Problems
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, write_rows
+from grpo.data.template import with_style
 from tasks.problems.decontaminate import decontaminate
 from tasks.problems.load import drop_duplicates, load, split
 from tasks.problems.miniature.prompts import EverydaySource, load_everyday
@@ -39,7 +40,8 @@ def build(context: Context) -> Outcome:
             result = load_everyday(source, context.seed)
         else:
             result = load(source, context.seed)
-        problems += result.problems
+        style = source.answer_style or config.answer_style
+        problems += [with_style(problem, style) for problem in result.problems]
         bad += [{"source": number, "fault": fault} for fault in result.bad_records]
         counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
         context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})

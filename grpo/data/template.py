@@ -1,15 +1,18 @@
-"""Prompt templates, and the parts of a completion: reasoning, summary and answer.
+"""Prompt templates, and the forms of completions: reasoning, summary and answer.
 
 Departure from the paper: it gives the R1-Zero template in table 1; `ZERO_TEMPLATE` says the same in other words.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from grpo.data.records import Message
+from grpo.data.records import Message, Problem
 from grpo.errors import InputError
 
 if TYPE_CHECKING:  # reward workers parse completions and must not load transformers
@@ -18,6 +21,23 @@ if TYPE_CHECKING:  # reward workers parse completions and must not load transfor
 Template = Literal["chat", "r1_zero"]
 """The tokenizer's chat template, or `ZERO_TEMPLATE`."""
 
+AnswerStyle = Literal["tags", "boxed", "auto"]
+r"""How a completion marks its answer, after the reasoning in think tags.
+
+- tags: ``<answer>...</answer>`` and nothing else (R1-Zero).
+- boxed: a summary for the reader, whose last ``\boxed{}`` is the answer (R1 from its cold start on).
+- auto: tags where there is an answer block, else boxed. For models that were trained elsewhere.
+"""
+
+STYLE_FIELD = "answer_style"
+"""Field of a problem's metadata with its style; absent for "tags".
+
+The style belongs to the problem, not to a stage: whatever reads an answer has the problem at hand, one set may hold
+problems of several styles, and every artifact made from the problems depends on it. A plain-text template is the one
+exception, because it tells the model itself which form to use (`prompted_by`): so R1-Zero answers in tags and its
+successors in boxes, from the same problems.
+"""
+
 ZERO_TEMPLATE = (
     "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
     "</think>, then gives only the result between <answer> and </answer>.\n"
@@ -25,10 +45,23 @@ ZERO_TEMPLATE = (
 )
 """Plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
 
+BOXED_ZERO_TEMPLATE = (
+    "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
+    "</think>, then sums up for the User and puts the result into \\boxed{}.\n"
+    "User: {prompt}\nAssistant:"
+)
+"""The same for answers of style boxed; `base.zero_template = "boxed"` in a recipe."""
+
 TAG = re.compile(r"</?(?:think|reasoning|answer)>")
 STYLES = ("think", "reasoning")
 """Names of the reasoning tags; the answer's are always <answer> and </answer>."""
 _REASONING = re.compile(r"<(think|reasoning)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+_OPENING = re.compile(r"<(?:think|reasoning)>")
+_CLOSING = re.compile(r"</(?:think|reasoning)>")
+BOX = re.compile(r"\\boxed ?\{")
+_ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_UNBOXED = ("code", "judge", "rubric", "none")
+"""Verifiers of answers that fit into no box, such as programs: in style boxed these read the whole summary."""
 
 
 def tag_sequence(style: str) -> list[str]:
@@ -40,7 +73,8 @@ def tag_sequence(style: str) -> list[str]:
 class Parts:
     """Parts of a completion. `summary` is what the user reads; `answer` is None if there is none.
 
-    `well_formed`: one reasoning block, one answer block, both non-empty, and nothing around them.
+    `well_formed`: one reasoning block with words in it, then the summary and answer as the style demands, and nothing
+    else.
     """
 
     reasoning: str
@@ -49,19 +83,99 @@ class Parts:
     well_formed: bool
 
 
-def parse(completion: str) -> Parts:
-    """Splits a completion at its tags; both <think> and <reasoning> are understood, over several lines."""
+@dataclass(frozen=True)
+class AnswerForm:
+    r"""The form of the completions to a problem: its style, and whether the answer goes into a box.
+
+    `whole`: without answer tags the answer is the whole summary, because there is none to box (programs, general
+    prompts).
+    """
+
+    style: AnswerStyle = "tags"
+    whole: bool = False
+
+    def parse(self, completion: str) -> Parts:
+        """Splits a completion. Reasoning is never a part of the summary, and an answer in it does not count."""
+        tagged = self.style == "tags" or (self.style == "auto" and "</answer>" in after_reasoning(completion))
+        return _parse_tags(completion) if tagged else self._parse_summary(completion)
+
+    def render(self, reasoning: str, answer: str, summary: str = "") -> str:
+        """Builds a well-formed completion; the inverse of `parse`. `summary`: words around the answer, with the answer
+        boxed in them; without a box in it the box alone is written, since nothing else is known of how it belongs."""
+        if self.style == "tags":
+            return f"<think>\n{reasoning.strip()}\n</think>\n<answer>{answer.strip()}</answer>"
+        if self.whole:
+            summary = summary or answer
+        elif last_box(summary) is None:
+            summary = f"\\boxed{{{answer.strip()}}}"
+        return f"<think>\n{reasoning.strip()}\n</think>\n\n{summary.strip()}"
+
+    def _parse_summary(self, completion: str) -> Parts:
+        start, end = reasoning_span(completion)
+        reasoning, summary = completion[start:end].strip(), after_reasoning(completion).strip()
+        answer = (summary or None) if self.whole else last_box(summary)
+        tags = [tag for tag in TAG.findall(completion) if "answer" not in tag]
+        well_formed = (
+            tags in [tag_sequence(style)[:2] for style in STYLES]
+            and completion.lstrip().startswith(tags[0])
+            and has_words(reasoning)
+            and answer is not None
+            and is_visible(answer)
+        )
+        return Parts(reasoning, summary, answer, well_formed)
+
+
+def form_of(problem: Problem) -> AnswerForm:
+    """The form that answers to a problem have. InputError for an unknown style."""
+    style = problem.metadata.get(STYLE_FIELD) or "tags"
+    if style not in get_args(AnswerStyle):
+        known = ", ".join(get_args(AnswerStyle))
+        raise InputError(f"problem {problem.id}: {STYLE_FIELD} is {style!r}; known are {known}")
+    return AnswerForm(cast(AnswerStyle, style), problem.verifier in _UNBOXED)
+
+
+def with_style(problem: Problem, style: AnswerStyle) -> Problem:
+    """The problem with this style, unless it has one of its own. The default, tags, is not written down."""
+    if style == "tags" or problem.metadata.get(STYLE_FIELD):
+        return problem
+    return dataclasses.replace(problem, metadata={**problem.metadata, STYLE_FIELD: style})
+
+
+def prompted_by(problems: Sequence[Problem], template: Template, zero_template: str | None = None) -> list[Problem]:
+    """The problems in the style that the template asks for: a plain-text template that names answer tags or a box
+    overrides the problem's own style."""
+    text = (zero_template or ZERO_TEMPLATE) if template == "r1_zero" else ""
+    asked = "tags" if "<answer>" in text else "boxed" if "\\boxed" in text else None
+    if asked is None:
+        return [*problems]
+    return [
+        p if form_of(p).style == asked else dataclasses.replace(p, metadata={**p.metadata, STYLE_FIELD: asked})
+        for p in problems
+    ]
+
+
+def parse(completion: str, style: AnswerStyle = "tags") -> Parts:
+    """Splits a completion to a problem that is not at hand."""
+    return AnswerForm(style).parse(completion)
+
+
+def render(reasoning: str, answer: str) -> str:
+    """Builds a well-formed completion of style tags."""
+    return AnswerForm().render(reasoning, answer)
+
+
+def _parse_tags(completion: str) -> Parts:
     tags = list(TAG.finditer(completion))
     if [tag[0] for tag in tags] in [tag_sequence(style) for style in STYLES]:
         before, reasoning, between, answer, after = (text.strip() for text in TAG.split(completion))
-        if reasoning and answer and not (before or between or after):
+        if has_words(reasoning) and is_visible(answer) and not (before or between or after):
             return Parts(reasoning, answer, answer, True)
     start, end = reasoning_span(completion)
-    summary = re.split(r"</(?:think|reasoning)>", completion)[-1]
+    summary = after_reasoning(completion)
     return Parts(
         reasoning=completion[start:end].strip(),
         summary=re.sub(r"</?answer>", "", summary).strip(),
-        answer=_last_answer(completion),
+        answer=_last_answer(summary),
         well_formed=False,
     )
 
@@ -75,18 +189,53 @@ def reasoning_span(completion: str) -> tuple[int, int]:
     return block.span(2) if block else (0, 0)
 
 
-def _last_answer(completion: str) -> str | None:
+def after_reasoning(completion: str) -> str:
+    """What follows the last reasoning block; nothing if it is never closed, all of it if there is none."""
+    end = max((tag.end() for tag in _CLOSING.finditer(completion)), default=0)
+    return _OPENING.split(completion[end:], maxsplit=1)[0]
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last ``\boxed{}`` holds; None without one that is closed. Boxes inside a box belong to its content."""
+    return next(iter([*_boxes(text)][-1:]), None)
+
+
+def _boxes(text: str) -> Iterator[str]:
+    """Contents of the outermost boxes. Every character is read once, however many boxes are never closed."""
+    end = 0
+    while box := BOX.search(text, end):
+        depth = 1
+        for brace in _ESCAPE_OR_BRACE.finditer(text, box.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                yield text[box.end() : brace.start()].strip()
+                end = brace.end()
+                break
+        else:
+            return
+
+
+def has_words(text: str) -> bool:
+    """Whether there is a letter or a digit that can be seen."""
+    return any(c.isalnum() and c not in _BLANK for c in text)
+
+
+def is_visible(text: str) -> bool:
+    """Whether anything of the text can be seen: not only white space, zero-width and control characters."""
+    return any(c not in _BLANK and unicodedata.category(c)[0] not in "CZ" for c in text)
+
+
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and symbols without ink: Hangul fillers, the blank Braille pattern."""
+
+
+def _last_answer(text: str) -> str | None:
     """The last closed answer block. `find` stays linear where a policy repeats one tag; a lazy pattern would not."""
-    answer, start = None, completion.find("<answer>")
-    while start >= 0 and (end := completion.find("</answer>", start)) >= 0:
-        answer = completion[start + len("<answer>") : end].strip()
-        start = completion.find("<answer>", end)
+    answer, start = None, text.find("<answer>")
+    while start >= 0 and (end := text.find("</answer>", start)) >= 0:
+        answer = text[start + len("<answer>") : end].strip()
+        start = text.find("<answer>", end)
     return answer
-
-
-def render(reasoning: str, answer: str) -> str:
-    """Builds a well-formed completion; the inverse of `parse`."""
-    return f"<think>\n{reasoning.strip()}\n</think>\n<answer>{answer.strip()}</answer>"
 
 
 def zero_prompt(messages: list[Message], zero_template: str | None = None) -> str:
@@ -110,6 +259,30 @@ def prompt_tokens(
     return cast(list[int], ids)
 
 
-def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str) -> list[int]:
-    """Token ids of an assistant's turn with its end-of-sequence token: the targets of supervised training."""
-    return [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
+    r"""The opening tag, such as ``<think>\n``, with which a prompt ends; "" where it ends otherwise.
+
+    Chat templates of DeepSeek-R1's distillates and of Qwen3's thinking models end so, and the model goes on inside the
+    reasoning. The tag is put before what was sampled: a completion as text is whole wherever it is read.
+    """
+    end = cast(str, tokenizer.decode([*prompt[-16:]]))
+    tag = [*_OPENING.finditer(end)][-1:]
+    return end[tag[0].start() :] if tag and not end[tag[0].end() :].strip() else ""
+
+
+def continuation(opened: str, completion: str) -> str:
+    """What of a whole completion follows a prompt that ends with the tag `opened`. A completion without reasoning
+    closes the tag first."""
+    tag = opened.strip()
+    if not tag:
+        return completion
+    if not completion.startswith(tag):
+        return f"{tag.replace('<', '</')}\n\n{completion}"
+    return completion.removeprefix(tag).lstrip() if opened != tag else completion.removeprefix(tag)
+
+
+def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str, opened: str = "") -> list[int]:
+    """Token ids of an assistant's turn with its end-of-sequence token: the targets of supervised training, which
+    follow a prompt that ends with the tag `opened`."""
+    rest = continuation(opened, completion)
+    return [*tokenizer(rest, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]

@@ -81,10 +81,20 @@ class EndpointEngine:
         reply = http.post(self._path + path, body)
         try:
             choice, usage = reply["choices"][0], reply.get("usage") or {}
-            text = choice["text"] if path == "/completions" else choice["message"]["content"] or ""
+            text = choice["text"] if path == "/completions" else whole(choice["message"])
             finished = choice["finish_reason"] != "length"
             return TextCompletion(text, int(usage.get("completion_tokens", 0)), finished), int(
                 usage.get("prompt_tokens", 0)
             )
         except (KeyError, IndexError, TypeError, AttributeError):
             raise Refused(200, "an answer without choices; is base_url OpenAI-compatible?") from None
+
+
+def whole(message: dict[str, Any]) -> str:
+    """The completion with its reasoning in think tags. Services that part the two name the reasoning
+    `reasoning_content` or `reasoning`; others leave out the opening tag that is in their model's chat template."""
+    text = message["content"] or ""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):
+        return f"<think>\n{reasoning.strip()}\n</think>\n\n{text}"
+    return f"<think>\n{text}" if "</think>" in text and "<think>" not in text else text

@@ -22,7 +22,7 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Completion, TextCompletion, TextCompletions
 from grpo.data.records import Problem
-from grpo.data.template import Template, prompt_tokens
+from grpo.data.template import Template, opened_reasoning, prompt_tokens
 from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
@@ -73,15 +73,18 @@ class TokenEngine:
         how = self._prompting
         prompts = [prompt_tokens(self._tokenizer, p.messages, how.template, how.zero_template) for p in problems]
         for index, completions in self._sample(prompts, count, sampling, seeds):
-            yield index, self._written(completions, len(prompts[index]))
+            yield index, self._written(completions, prompts[index])
 
     def close(self) -> None:
         self._close()
 
-    def _written(self, completions: list[Completion], prompt: int) -> TextCompletions:
+    def _written(self, completions: list[Completion], prompt: list[int]) -> TextCompletions:
+        opened = opened_reasoning(self._tokenizer, prompt)
         texts = self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-        pairs = zip(texts, completions, strict=True)
-        return TextCompletions([TextCompletion(text, len(c.tokens), c.finished) for text, c in pairs], prompt)
+        written = [
+            TextCompletion(opened + text, len(c.tokens), c.finished) for text, c in zip(texts, completions, strict=True)
+        ]
+        return TextCompletions(written, len(prompt))
 
 
 def make_text_engine(

@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo.data.records import Problem
-from grpo.data.template import Parts
+from grpo.data.template import Parts, form_of
 from grpo.rewards.language import language_consistency
-from grpo.rewards.text import conclusions, repeated_ngram_share, single_tags, tags_in_order
+from grpo.rewards.text import conclusions, marks_in_order, repeated_ngram_share, single_marks
 from grpo.rewards.verifiers import agree, verify
 
 
@@ -24,10 +24,15 @@ class Response:
     """One completion as a reward reads it."""
 
     text: str  # the whole completion, without special tokens
-    parts: Parts  # grpo.data.template.parse(text)
+    parts: Parts  # of the text, in the form of the problem's answers
     tokens: int  # length, including the end-of-sequence token
     finished: bool  # ended by itself, not at the length limit
     max_tokens: int  # length limit
+
+    @classmethod
+    def to(cls, problem: Problem, text: str, tokens: int, finished: bool, max_tokens: int) -> Response:
+        """A completion to the problem, taken apart."""
+        return cls(text, form_of(problem).parse(text), tokens, finished, max_tokens)
 
 
 def accuracy(problem: Problem, response: Response) -> float:
@@ -36,19 +41,24 @@ def accuracy(problem: Problem, response: Response) -> float:
 
 
 def format_(problem: Problem, response: Response) -> float:
-    """1 if reasoning and answer are tagged as required, with no text outside the tags, else 0 (R1; scale
-    unpublished)."""
+    """1 if reasoning and answer are marked as the problem's answer style demands, else 0 (R1; scale unpublished).
+
+    tags: both in their tags, and no text outside. boxed: reasoning in its tags, then a summary that holds a box, or for
+    programs and general prompts any summary.
+    """
     return float(response.parts.well_formed)
 
 
 def format_soft(problem: Problem, response: Response) -> float:
-    """1 if the four tags occur in order, whatever text or further tags surround them, else 0."""
-    return float(tags_in_order(response.text))
+    """1 if the marks of the answer style (four tags; or two and a box) occur in order, whatever surrounds them, else
+    0."""
+    return float(marks_in_order(response.text, form_of(problem)))
 
 
 def tag_count(problem: Problem, response: Response) -> float:
-    """Share of the four tags that occur exactly once: 0, 0.25, 0.5, 0.75 or 1. Order does not matter."""
-    return single_tags(response.text)
+    """Share of the answer style's marks that occur exactly once: of four tags 0, 0.25, 0.5, 0.75 or 1. Order does not
+    matter."""
+    return single_marks(response.text, form_of(problem))
 
 
 def consistency(problem: Problem, response: Response) -> float:

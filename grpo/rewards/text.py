@@ -5,18 +5,32 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from grpo.data.template import STYLES, TAG, tag_sequence
+from grpo.data.template import BOX, STYLES, TAG, AnswerForm, last_box, tag_sequence
+
+_BOXED = "\\boxed{"
+_MARK = re.compile(rf"{TAG.pattern}|{BOX.pattern}")
 
 
-def tags_in_order(text: str) -> bool:
-    """Whether the four tags of one style occur one after the other, with anything before, between and after them."""
-    return any(_is_subsequence(tag_sequence(style), TAG.findall(text)) for style in STYLES)
+def marks_in_order(text: str, form: AnswerForm) -> bool:
+    """Whether the marks of the form occur one after the other, with anything before, between and after them."""
+    return any(_is_subsequence(marks, _marks(text)) for marks in _sequences(form))
 
 
-def single_tags(text: str) -> float:
-    """Share of the four tags that occur exactly once, in the style for which it is larger."""
-    counts = Counter(TAG.findall(text))
-    return max(sum(counts[tag] == 1 for tag in tag_sequence(style)) / 4 for style in STYLES)
+def single_marks(text: str, form: AnswerForm) -> float:
+    """Share of the form's marks that occur exactly once; of several ways to mark, the one for which it is larger."""
+    counts = Counter(_marks(text))
+    return max(sum(counts[mark] == 1 for mark in marks) / len(marks) for marks in _sequences(form))
+
+
+def _sequences(form: AnswerForm) -> list[list[str]]:
+    """The ways to mark reasoning and answer in a form: four tags, or two and, where the answer is boxed, a box."""
+    tagged = [tag_sequence(style) for style in STYLES]
+    summed_up = [[*tags[:2], *([] if form.whole else [_BOXED])] for tags in tagged]
+    return {"tags": tagged, "boxed": summed_up, "auto": tagged + summed_up}[form.style]
+
+
+def _marks(text: str) -> list[str]:
+    return [_BOXED if mark[0] == "\\" else mark for mark in _MARK.findall(text)]
 
 
 def _is_subsequence(expected: list[str], tags: list[str]) -> bool:
@@ -39,7 +53,6 @@ def repeated_ngram_share(text: str, n: int) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-_BOX = "\\boxed{"
 _NUMBER = r"(?:(?<![\w)])[-+−])?(?<![\w.])[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?"
 # "the answer is ...", "Ergebnis: ...": the languages of most problem sets. Without a verb or a colon, as in "ist das
 # Ergebnis 7", a value must follow, so that "the answer must be even" states nothing.
@@ -59,7 +72,7 @@ def conclusions(reasoning: str) -> list[str]:
     states, what follows its last equals sign, and the first number there. Else the last number of all and what
     follows the last equals sign in the last line.
     """
-    if box := _last_box(reasoning):
+    if box := last_box(reasoning):
         return [box]
     if statements := list(_STATED.finditer(reasoning)):
         line = reasoning[statements[-1].end() :].partition("\n")[0]
@@ -71,13 +84,3 @@ def conclusions(reasoning: str) -> list[str]:
 
 def _right_side(text: str) -> str:
     return text.rsplit("=", 1)[-1].strip(" \t.$")
-
-
-def _last_box(text: str) -> str | None:
-    start = text.rfind(_BOX) + len(_BOX)
-    depth = 1
-    for end in range(start, len(text) if start >= len(_BOX) else 0):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            return text[start:end].strip()
-    return None

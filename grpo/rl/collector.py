@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem
+from grpo.data.template import opened_reasoning
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
 from grpo.model.logprobs import completion_logprobs
@@ -156,7 +157,12 @@ class RolloutCollector:
             steps = None
             if scored.steps is not None:
                 of_each = zip(completions[position], scored.steps, scored.breakdowns, strict=True)
-                steps = [self._token_steps(completion.tokens, spans, b) for completion, spans, b in of_each]
+                # The steps' places count from the tag that the prompt ends with, where it does.
+                opened = len(opened_reasoning(self.tokenizer, prompts[position]))
+                steps = [
+                    self._token_steps(completion.tokens, [(end - opened, of_step) for end, of_step in spans], b)
+                    for completion, spans, b in of_each
+                ]
             group = CompletionGroup(
                 problem=request.problems[number],
                 prompt=prompts[position],

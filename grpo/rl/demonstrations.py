@@ -9,7 +9,7 @@ import torch
 from grpo.config.jobs import RLJob
 from grpo.data.conversations import demonstrations
 from grpo.data.permutation import permutation
-from grpo.data.template import completion_tokens, prompt_tokens
+from grpo.data.template import completion_tokens, opened_reasoning, prompt_tokens
 from grpo.errors import InputError
 from grpo.rl.batch import Rollout
 
@@ -21,10 +21,7 @@ class Demonstrations:
         if job.demonstrations is None:
             raise InputError("method 'sft' learns from demonstrations; the job names none")
         self.job = job
-        self.rows = [
-            (prompt_tokens(tokenizer, r["messages"], job.template, job.zero_template), self._completion(tokenizer, r))
-            for r in demonstrations(job.demonstrations)
-        ]
+        self.rows = [self._tokens(tokenizer, row) for row in demonstrations(job.demonstrations)]
         if not self.rows:
             raise InputError(f"{job.demonstrations}: no demonstrations")
 
@@ -54,8 +51,10 @@ class Demonstrations:
     def close(self) -> None:
         pass
 
-    def _completion(self, tokenizer: Any, row: dict[str, Any]) -> list[int]:
-        return completion_tokens(tokenizer, row["completion"])[: self.job.settings.sampling.max_new_tokens]
+    def _tokens(self, tokenizer: Any, row: dict[str, Any]) -> tuple[list[int], list[int]]:
+        prompt = prompt_tokens(tokenizer, row["messages"], self.job.template, self.job.zero_template)
+        completion = completion_tokens(tokenizer, row["completion"], opened_reasoning(tokenizer, prompt))
+        return prompt, completion[: self.job.settings.sampling.max_new_tokens]
 
     def _at(self, position: int) -> tuple[list[int], list[int]]:
         epoch, index = divmod(position, len(self.rows))

@@ -83,7 +83,9 @@ class Prefetcher:
 
     def _score(self, request: RolloutRequest, number: int, completions: list[Completion]) -> Scores:
         longest = self.job.settings.max_new_tokens(request.step)
-        return self.scorer.start(request.problems[number], responses_of(self.tokenizer, completions, longest))
+        problem = request.problems[number]
+        responses = responses_of(self.tokenizer, problem, request.prompts[number], completions, longest)
+        return self.scorer.start(problem, responses)
 
     def close(self) -> None:
         self.engine.close()

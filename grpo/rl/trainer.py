@@ -15,6 +15,7 @@ import torch
 
 from grpo.config.jobs import RLJob
 from grpo.data.records import Problem, read_problems
+from grpo.data.template import prompted_by
 from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
@@ -230,7 +231,7 @@ class Trainer:
 def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
     """The order of each domain's problems. Raises InputError where a domain that the job trains on has none."""
     settings = job.settings
-    problems = read_problems(job.problems)
+    problems = prompted_by(read_problems(job.problems), job.template, job.zero_template)
     by_domain: dict[str, list[Problem]] = {"reasoning": [], "general": []}
     for problem in problems:
         by_domain[problem.domain].append(problem)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
+from grpo.data.template import prompted_by
 from grpo.distributed.process_group import Parallel
 from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.processes.metrics_log import Metrics, write_result
@@ -131,7 +132,7 @@ class Worker:
 
     def _problems_of(self, task: SampleTask) -> list[Problem]:
         if self._problems[0] != task.name:
-            self._problems = task.name, chosen_problems(task)
+            self._problems = task.name, prompted_by(chosen_problems(task), task.template, task.zero_template)
         return self._problems[1]
 
     def _load(self, task: SampleTask) -> tuple[TextEngine, Scorer]:

@@ -13,7 +13,7 @@ from typing import Any
 from grpo.config.common import Sampling
 from grpo.config.jobs import SampleTask
 from grpo.data.records import Problem, Sample, write_rows
-from grpo.data.template import parse
+from grpo.data.template import form_of
 from grpo.generation.text_engines import TextEngine
 from grpo.rewards.functions import Response
 from grpo.sampling.journal import Journal
@@ -134,7 +134,7 @@ class Shard:
     def _scores(self, group: SampledProblem, scorer: Scorer) -> Scores:
         problem = self._by_id[group.problem]
         longest = self.task.sampling_by_source.get(problem.source, self.task.sampling).max_new_tokens
-        return scorer.start(problem, [Response(x, parse(x), n, ended, longest) for x, n, ended in group.completions])
+        return scorer.start(problem, [Response.to(problem, *written, longest) for written in group.completions])
 
     def _finish(self, group: SampledProblem, scores: Scores | None, journal: Journal) -> None:
         if scores is not None:
@@ -175,7 +175,7 @@ class Shard:
         rewards: dict[str, float],
         group: SampledProblem,
     ) -> Sample:
-        parts = parse(text)
+        parts = form_of(problem).parse(text)
         return Sample(
             problem_id=problem.id,
             policy=self.task.policy,

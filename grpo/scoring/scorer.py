@@ -16,7 +16,7 @@ from grpo.config.common import Hardware
 from grpo.config.rl import Scoring
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
-from grpo.data.template import parse
+from grpo.data.template import opened_reasoning
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
@@ -26,11 +26,14 @@ from grpo.scoring.reward_model import RewardModelScorer, member_folders
 from grpo.scoring.step_model import StepScorer
 
 
-def responses_of(tokenizer: Any, completions: Sequence[Completion], max_tokens: int) -> list[Response]:
+def responses_of(
+    tokenizer: Any, problem: Problem, prompt: Sequence[int], completions: Sequence[Completion], max_tokens: int
+) -> list[Response]:
     """Sampled completions as rewards read them; `max_tokens` is their length limit."""
+    opened = opened_reasoning(tokenizer, prompt)
     texts = tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
     return [
-        Response(text, parse(text), len(c.tokens), c.finished, max_tokens)
+        Response.to(problem, opened + text, len(c.tokens), c.finished, max_tokens)
         for text, c in zip(texts, completions, strict=True)
     ]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from grpo.config.common import Hardware
 from grpo.data.examples import Example
 from grpo.data.records import Message
-from grpo.data.template import prompt_tokens
+from grpo.data.template import continuation, opened_reasoning, prompt_tokens
 from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.logprobs import token_states
@@ -39,10 +39,12 @@ def steps_of(
     tokenizer: Any, messages: list[Message], response: str, ends: Sequence[int], labels: Sequence[float] = ()
 ) -> Steps:
     """A chain in the model's tokens; `ends`: ascending character offsets in the response where its steps end."""
-    read = tokenizer(response, add_special_tokens=False, return_offsets_mapping=True)
-    starts = [start for start, _ in read["offset_mapping"]]
+    prompt = prompt_tokens(tokenizer, messages, "chat")
+    text = continuation(opened_reasoning(tokenizer, prompt), response)
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    starts = [len(response) - len(text) + start for start, _ in read["offset_mapping"]]
     places = [bisect.bisect_left(starts, end) - 1 for end in ends]
-    prompt, rest = prompt_tokens(tokenizer, messages, "chat"), read["input_ids"][: places[-1] + 1]
+    rest = read["input_ids"][: places[-1] + 1]
     return Steps([prompt], [rest], weight=len(places), places=tuple(places), labels=tuple(labels))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo.config.jobs import SFTJob
 from grpo.data.conversations import demonstrations
 from grpo.data.examples import Example
-from grpo.data.template import completion_tokens, prompt_tokens
+from grpo.data.template import completion_tokens, opened_reasoning, prompt_tokens
 from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
@@ -48,8 +48,8 @@ def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tu
     """Returns the sequences that fit, and the number of those that do not."""
     examples = []
     for pair in pairs:
-        completion = completion_tokens(tokenizer, pair["completion"])
         prompt = prompt_tokens(tokenizer, pair["messages"], "chat")
+        completion = completion_tokens(tokenizer, pair["completion"], opened_reasoning(tokenizer, prompt))
         examples.append(Example([prompt], [completion], weight=len(completion)))
     fitting = [example for example in examples if example.tokens <= max_tokens]
     return fitting, len(examples) - len(fitting)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from grpo.config.jobs import StepLabelsJob
 from grpo.data.records import Problem, Sample, read_problems, read_rows
-from grpo.data.template import parse, prompt_tokens
+from grpo.data.template import continuation, opened_reasoning, prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.generation.sampler import sample_groups
@@ -144,13 +144,7 @@ class Labeller:
         self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[int, list[Response]]]:
         """Index of each (problem, prefix), and the whole completions that begin with the prefix."""
-        prompts = [
-            [
-                *prompt_tokens(self.tokenizer, problems[name].messages, "chat"),
-                *self.tokenizer(prefix, add_special_tokens=False)["input_ids"],
-            ]
-            for name, prefix in prefixes
-        ]
+        prompts = [self._prompt(problems[name], prefix) for name, prefix in prefixes]
         seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in prefixes]
         longest, eos = self.job.sampling.max_new_tokens, self.tokenizer.eos_token_id
         groups = sample_groups(self.model, prompts, self.job.rollouts, self.job.sampling, eos_id=eos, seeds=seeds)
@@ -158,7 +152,13 @@ class Labeller:
             texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
             whole = [prefixes[place][1] + text for text in texts]
             pairs = zip(whole, completions, strict=True)
-            yield place, [Response(text, parse(text), len(c.tokens), c.finished, longest) for text, c in pairs]
+            problem = problems[prefixes[place][0]]
+            yield place, [Response.to(problem, text, len(c.tokens), c.finished, longest) for text, c in pairs]
+
+    def _prompt(self, problem: Problem, prefix: str) -> list[int]:
+        prompt = prompt_tokens(self.tokenizer, problem.messages, "chat")
+        rest = continuation(opened_reasoning(self.tokenizer, prompt), prefix)
+        return [*prompt, *self.tokenizer(rest, add_special_tokens=False)["input_ids"]]
 
     def close(self) -> None:
         self.scorer.close()

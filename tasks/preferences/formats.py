@@ -145,7 +145,7 @@ def _turns(row: Row, name: str, where: str) -> list[Message]:
 
 
 def _summary(response: Any, name: str, where: str) -> str:
-    summary = parse(read_text(response, name, where)).summary
+    summary = parse(read_text(response, name, where), "auto").summary
     if not summary:
         raise InputError(f"{where}: {name} has nothing after its reasoning; the summary is what is compared")
     return summary

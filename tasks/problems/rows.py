@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 from grpo.data.records import Message, Problem
+from grpo.data.template import STYLE_FIELD, AnswerStyle
 from grpo.errors import InputError
 from grpo.rewards.code import check as check_tests
 from grpo.rewards.verifiers import VERIFIERS, verify
@@ -25,6 +26,9 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
         read_constraints(metadata)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    if metadata.get(STYLE_FIELD) not in (None, *get_args(AnswerStyle)):
+        known = ", ".join(get_args(AnswerStyle))
+        raise InputError(f"{where}: {STYLE_FIELD} is {short(metadata[STYLE_FIELD])}; known are {known}")
     # Tests define what is correct; a reference solution is optional.
     unanswered = verifier == "none" or (verifier == "code" and source.answer_column not in row)
     answer, solution = ("", "") if unanswered else _answer(source, where, row)

@@ -11,15 +11,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpo.data.records import Message, Problem
+from grpo.data.template import AnswerStyle
 from grpo.rewards.verifiers import VERIFIERS
 
 _LANGUAGE = r"^[a-z]{2,3}(-[A-Za-z]+)?$"
 
 
-class ReasoningGymSource(BaseModel):
-    """Problems made by a reasoning-gym generator, with its own scorer as the verifier."""
+class StyledSource(BaseModel):
+    """Common field of all sources."""
 
     model_config = ConfigDict(extra="forbid")
+
+    answer_style: AnswerStyle | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="How answers to these problems are marked, instead of problems.answer_style. A row's own "
+        "answer_style, kept by metadata_columns, goes before it. None: as the whole set.",
+    )
+
+
+class ReasoningGymSource(StyledSource):
+    """Problems made by a reasoning-gym generator, with its own scorer as the verifier."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     family: str = Field(description="Name of a reasoning-gym dataset, e.g. chain_sum.")
@@ -44,10 +56,8 @@ class ReasoningGymSource(BaseModel):
     )
 
 
-class _ColumnsSource(BaseModel):
+class _ColumnsSource(StyledSource):
     """Common fields of sources that consist of rows: the names of the columns."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt_column: str = Field(
         default="prompt",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from grpo.data.records import Problem, Sample
-from grpo.data.template import parse, render
+from grpo.data.template import form_of
 from grpo.errors import InputError
 from grpo.rewards.functions import Response
 from grpo.rewards.registry import REWARDS
@@ -46,7 +46,7 @@ def written(problems: Iterable[Problem], writer: Writer, settings: FilterSetting
     examples = []
     reasons: Counter[str] = Counter()
     for problem in problems:
-        completion = render(*writer(problem))
+        completion = form_of(problem).render(*writer(problem))
         reason = reject(_as_sample(problem, completion), settings)
         reasons[reason or "kept"] += 1
         if reason is None:
@@ -65,14 +65,15 @@ def sampled(
         reason = reject(sample, settings) or ("surplus" if sample.problem_id in chosen else None)
         reasons[reason or "kept"] += 1
         if reason is None:
-            completion = render(sample.reasoning, sample.answer)
-            chosen[sample.problem_id] = example(by_id[sample.problem_id], completion)
+            problem = by_id[sample.problem_id]
+            completion = form_of(problem).render(sample.reasoning, sample.answer, sample.summary)
+            chosen[sample.problem_id] = example(problem, completion)
     return list(chosen.values()), dict(reasons)
 
 
 def _as_sample(problem: Problem, completion: str) -> Sample:
-    parts = parse(completion)
-    response = Response(completion, parts, tokens=0, finished=True, max_tokens=0)
+    response = Response.to(problem, completion, tokens=0, finished=True, max_tokens=0)
+    parts = response.parts
     rules = {name: REWARDS[name] for name in ("accuracy", "format", "language")}
     return Sample(
         problem_id=problem.id,

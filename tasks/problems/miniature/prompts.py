@@ -9,12 +9,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.problems.load import LoadResult
 from tasks.problems.miniature.phrases import PHRASES
+from tasks.problems.sources import StyledSource
 
 
 def random_sum(rng: random.Random, terms: tuple[int, int] = (2, 5)) -> str:
@@ -72,10 +73,8 @@ def everyday_prompts() -> list[EverydayPrompt]:
     return prompts
 
 
-class EverydaySource(BaseModel):
+class EverydaySource(StyledSource):
     """The miniature world's general prompts, English and German."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["everyday"] = "everyday"
     count: int = Field(ge=1, description="General prompts to take, at random, from the 600 there are.")

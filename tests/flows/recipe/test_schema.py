@@ -11,6 +11,7 @@ from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.pipeline_names import PIPELINE_NAMES
 from flows.recipe.schema import Recipe
+from grpo.data.template import BOXED_ZERO_TEMPLATE
 from grpo.errors import InputError
 
 
@@ -45,6 +46,15 @@ def test_the_papers_numbers() -> None:
     assert (align.steps, align.general_last_steps, align.sampling.temperature) == (1700, 400, 0.7)
     assert (paper.sft.batch_size, paper.sft.optimizer.learning_rate) == (128, 5e-5)
     assert paper.reward_models.helpful.batch_size == 256
+    # R1-Zero's template asks for answer tags; from the cold start on a summary holds the answer in a box.
+    assert paper.problems.answer_style == "boxed" and "<answer>" in paper.base.zero_template
+
+
+def test_the_default_answer_style_leaves_records_as_they_were() -> None:
+    tiny = load_recipe("tiny", ["base.zero_template=boxed"])
+    assert "answer_style" not in tiny.problems.model_dump() | tiny.problems.sources[0].model_dump()
+    assert load_recipe("tiny", ["problems.answer_style=auto"]).problems.model_dump()["answer_style"] == "auto"
+    assert tiny.base.zero_template == BOXED_ZERO_TEMPLATE
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ MALFORMED = {
     "": ("", "", None),
     "<answer>277</answer>": ("", "277", "277"),
     "<think>a</think>277": ("a", "277", None),
-    "<think>never ends": ("never ends", "<think>never ends", None),
+    "<think>never ends": ("never ends", "", None),
     "<think>a</reasoning><answer>b</answer>": ("a</reasoning><answer>b</answer>", "b", "b"),
     "<think>a</think><answer>b": ("a", "b", None),
     "<think>a</think><answer></answer>": ("a", "", ""),
@@ -45,6 +45,15 @@ MALFORMED = {
     "<think>a</think>so <answer>b</answer>": ("a", "so b", "b"),
     "<think>a</think><answer>b</answer> Good luck!": ("a", "b Good luck!", "b"),
     "<think>a <answer>b</answer></think><answer>c</answer>": ("a <answer>b</answer>", "c", "c"),
+    # An answer in the reasoning only is none.
+    "<think>a <answer>b</answer></think>": ("a <answer>b</answer>", "", None),
+    "<think>a <answer>b</answer>": ("a <answer>b</answer>", "", None),
+    "<answer>b</answer><think>a</think>": ("a", "", None),
+    "<think>a</think><answer>b</answer><think>c <answer>d</answer>": ("a", "b", "b"),
+    # Reasoning that nobody can see is none.
+    "<think>\u200b\ufeff</think><answer>b</answer>": ("\u200b\ufeff", "b", "b"),
+    "<think>\u3164 ...</think><answer>b</answer>": ("\u3164 ...", "b", "b"),
+    "<think>a</think><answer>\u200b</answer>": ("a", "\u200b", "\u200b"),
 }
 
 

@@ -6,7 +6,10 @@ import time
 
 import pytest
 
-from grpo.rewards.text import conclusions, repeated_ngram_share, single_tags, tags_in_order
+from grpo.data.template import AnswerForm
+from grpo.rewards.text import conclusions, marks_in_order, repeated_ngram_share, single_marks
+
+TAGS, BOXED = AnswerForm(), AnswerForm("boxed")
 
 
 @pytest.mark.parametrize(
@@ -36,11 +39,21 @@ def test_conclusions(reasoning, found):
 
 
 def test_tags():
-    assert tags_in_order("<think></think><think></think><answer></answer>")
-    assert not tags_in_order("<think></think><answer>")
-    assert not tags_in_order("<think></reasoning><answer></answer>")
-    assert single_tags("<think></think><think></think><answer></answer>") == 0.5
-    assert single_tags("<reasoning></reasoning><answer></answer>") == 1
+    assert marks_in_order("<think></think><think></think><answer></answer>", TAGS)
+    assert not marks_in_order("<think></think><answer>", TAGS)
+    assert not marks_in_order("<think></reasoning><answer></answer>", TAGS)
+    assert single_marks("<think></think><think></think><answer></answer>", TAGS) == 0.5
+    assert single_marks("<reasoning></reasoning><answer></answer>", TAGS) == 1
+
+
+def test_marks_of_a_boxed_answer():
+    assert marks_in_order("<think></think> so \\boxed{1} or \\boxed{2}", BOXED)
+    assert not marks_in_order("\\boxed{1} <think></think>", BOXED)
+    assert single_marks("<think></think> so \\boxed{1} or \\boxed{2}", BOXED) == 2 / 3
+    assert single_marks("<think></think><answer></answer>", BOXED) == 2 / 3
+    assert single_marks("<think></think> a program", AnswerForm("boxed", whole=True)) == 1
+    for text in ("<think></think> \\boxed{1}", "<think></think><answer></answer>"):
+        assert marks_in_order(text, AnswerForm("auto")) and single_marks(text, AnswerForm("auto")) == 1
 
 
 def test_repeated_share():
@@ -55,5 +68,5 @@ def test_repeated_share():
 def test_loops_are_read_in_no_time(repeated):
     started = time.monotonic()
     text = repeated * 40_000
-    conclusions(text), repeated_ngram_share(text, 4), tags_in_order(text)
+    conclusions(text), repeated_ngram_share(text, 4), marks_in_order(text, AnswerForm("auto"))
     assert time.monotonic() - started < 5

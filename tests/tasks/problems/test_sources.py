@@ -14,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from grpo.data.records import Problem
+from grpo.data.template import form_of
 from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
 from tasks.problems.load import LoadResult, drop_duplicates, load, split
@@ -120,6 +121,15 @@ def test_constraints_are_checked_when_they_are_read(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"domain": "general", "verifier": "none", "metadata_columns": ["constraints"]}
     assert from_file(path, limit=1, **settings).problems[0].metadata["constraints"] == [{"kind": "words", "max": 3}]
     assert failure(path, **settings).startswith(f"{path}, line 2: constraints.0: ")
+
+
+def test_a_row_may_have_its_own_answer_style(tmp_path: Path) -> None:
+    row = '{"question": "What is 1 + 1?", "answer": "2", "answer_style": "STYLE"}'
+    keep = {"metadata_columns": ["answer_style"]}
+    [problem] = from_file(write(tmp_path / "own.jsonl", row.replace("STYLE", "boxed")), **keep).problems
+    assert form_of(problem).style == "boxed"
+    path = write(tmp_path / "own.jsonl", row.replace("STYLE", "box"))
+    assert failure(path, **keep) == f"{path}, line 1: answer_style is 'box'; known are tags, boxed, auto"
 
 
 def test_gsm8k_needs_no_configuration(tmp_path: Path) -> None:
