@@ -15,20 +15,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from grpo.config.common import Hardware, Lora
 from grpo.errors import InputError
-from grpo.model import probe
-from grpo.model.fused.blocks import fuse_blocks
-from grpo.model.fused.layers import fuse, unfuse
 from grpo.model.head import backbone_of, is_policy
-from grpo.model.packed.attention import NAME, UNFUSED, is_packed
-from grpo.model.probe import (
-    attention_as,
-    first_difference,
-    own_logprobs,
-    own_scores,
-    score_difference,
-    set_attention,
-)
+from grpo.model.packed.attention import is_packed
+from grpo.model.packed.current import same_layout
+from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
+from grpo.model.ways import Way, choose_way
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +48,9 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     With `lora` only adapters are trained.
     """
     policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
-    _warn_if_plain(model, _choose_attention(policy, model, hardware))
+    _warn_if_slower(policy, model, choose_way(policy, model, hardware))
     if hardware.gradient_checkpointing:
-        policy.gradient_checkpointing_enable()
+        policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
         policy.enable_input_require_grads()
     if lora is not None:
         policy = _with_adapters(policy, model, lora)
@@ -88,75 +80,36 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         num_labels=1,
         dtype=getattr(torch, hardware.dtype),
     )
-    _warn_if_plain(model, _choose_attention(loaded, model, hardware))
+    _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
     return loaded.to(choose_device(hardware)).eval()
 
 
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
     """How a policy would run, 'packed' or 'plain', and what packed gets wrong. Raises InputError where it cannot."""
     policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
-    reason = _choose_attention(policy.to(choose_device(hardware)), model, hardware)
-    return "packed" if is_packed(backbone_of(policy)) else "plain", reason
+    way = choose_way(policy.to(choose_device(hardware)), model, hardware)
+    return "packed" if way.packed else "plain", way.problem
 
 
-def _warn_if_plain(model: str, reason: str | None) -> None:
-    if reason is not None:
+def _warn_if_slower(policy: Any, model: str, way: Way) -> None:
+    if way.problem is not None:
         logger.warning(
             "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
             "completion, and only sequences of one length together",
             model,
-            reason,
+            way.problem,
         )
-
-
-def _choose_attention(loaded: Any, model: str, hardware: Hardware) -> str | None:
-    """Lets the model attend packed where it then computes what it computes alone; else plain, by transformers' fastest
-    attention that is right, or by its definition. Returns what packed gets wrong, if that is why it runs plain.
-
-    Raises InputError where transformers cannot run the model, and where neither way is right.
-    """
-    own, difference = (own_logprobs, probe.difference) if is_policy(loaded) else (own_scores, score_difference)
-    backbone = backbone_of(loaded)
-    fastest = backbone.config._attn_implementation
-    loaded.eval()
-    try:
-        set_attention(loaded, "eager")
-        expected = own(loaded)
-    except Exception as error:  # any model may fail in any way
-        raise InputError(f"{model}: transformers cannot run this model here: {_in_one_line(error)}") from error
-    packed = NAME if hardware.fused else UNFUSED
-    ways = {"auto": (packed, fastest, "eager"), "packed": (packed,), "plain": (fastest, "eager")}[hardware.attention]
-    reasons: list[str] = []
-    for way in ways:
-        set_attention(loaded, way)
-        if way == NAME and is_policy(loaded):
-            fuse(loaded)
-            fuse_blocks(loaded)
-        try:
-            problem = difference(loaded, expected)
-        except Exception as error:
-            problem = _in_one_line(error)
-        if problem is None:
-            break
-        unfuse(loaded)
-        place = first_difference(loaded, lambda: attention_as(loaded, "eager")) if way == packed else None
-        reasons.append(f"{problem}, first in {place}" if place else problem)
-    else:
-        what = f"hardware.attention = {hardware.attention!r} computes something else"
-        raise InputError(f"{model}: {what}: {'; '.join(dict.fromkeys(reasons))}")
-    backbone.own_attention = fastest if way == packed else way
-    return reasons[0] if way != packed and reasons else None
-
-
-def _in_one_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+    elif way.packed and is_policy(policy) and not way.decodes:
+        parts = f", with {', '.join(way.by_rows)} on rows of one sequence" if way.by_rows else ""
+        logger.warning("%s: trains packed%s; sampled by transformers' generate", model, parts)
 
 
 def decodes_packed(model: Any, longest: int) -> bool:
     """Whether completions of sequences up to so many tokens can be decoded packed."""
     backbone = backbone_of(model)
     limit = rope_limit(backbone)
-    return is_packed(backbone) and (limit is None or longest <= limit)
+    decodes = is_packed(backbone) and getattr(backbone, "decodes_packed", True)
+    return decodes and (limit is None or longest <= limit)
 
 
 def decodes_exactly(model: Any) -> bool:

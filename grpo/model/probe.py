@@ -7,7 +7,7 @@ them, in float32 whatever the type of the weights, so that rounding hides nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from grpo.model.decoder import Decoder
 from grpo.model.float32 import Float32
 from grpo.model.head import backbone_of, base_of
 from grpo.model.logprobs import completion_logprobs, token_states
-from grpo.model.packed.attention import is_packed, is_unfused, packed_inputs
-from grpo.model.packed.packing import pack
 from grpo.model.plain import generate
 
 PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
@@ -32,7 +30,7 @@ TOLERANCE = 1e-3
 def own_logprobs(model: Any) -> list[Tensor]:
     """Log-probabilities of the probe's completions by transformers alone, one sequence at a time."""
     logprobs = []
-    for prompt, completion in _sequences(model):
+    for prompt, completion in probe_sequences(model):
         ids = torch.tensor([[*prompt, *completion]], device=model.device)
         with Float32():
             logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
@@ -45,7 +43,7 @@ def own_logprobs(model: Any) -> list[Tensor]:
 def own_scores(model: Any) -> list[Tensor]:
     """Scores of the probe's sequences by a reward model, with transformers' own forward pass."""
     scores = []
-    for prompt, completion in _sequences(model):
+    for prompt, completion in probe_sequences(model):
         ids = torch.tensor([[*prompt, *completion]], device=model.device)
         with Float32():
             states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -54,16 +52,21 @@ def own_scores(model: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def difference(model: Any, expected: list[Tensor]) -> str | None:
-    """What differs from `own_logprobs` in the way that the model is set to run, log-probabilities or sampling, in a few
-    words; None: nothing that matters."""
-    prompts, completions = zip(*_sequences(model), strict=True)
+def logprob_difference(model: Any, expected: list[Tensor]) -> str | None:
+    """What differs from `own_logprobs` in the way that the model is set to run, in a few words; None: nothing that
+    matters."""
+    prompts, completions = zip(*probe_sequences(model), strict=True)
     with Float32():
         logprobs = completion_logprobs(model, prompts, completions, 1.0)
     if (error := _largest(logprobs, expected)) > TOLERANCE:
         return f"log-probabilities differ by {error:.2g} nats"
-    if not is_packed(backbone_of(model)):
-        return generated_difference(model, expected)
+    return None
+
+
+@torch.no_grad()
+def decoded_difference(model: Any, expected: list[Tensor]) -> str | None:
+    """`logprob_difference` of decoding packed, token by token."""
+    prompts, completions = zip(*probe_sequences(model), strict=True)
     with Float32():
         decoded = _decoded_logprobs(model, prompts, completions)
     if (error := _largest(decoded, expected)) > TOLERANCE:
@@ -73,9 +76,9 @@ def difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def score_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`difference` of a reward model, from `own_scores`."""
-    prompts, completions = zip(*_sequences(model), strict=True)
-    rows, last = torch.arange(len(prompts)), torch.tensor([len(p) + len(c) - 1 for p, c in _sequences(model)])
+    """`logprob_difference` of a reward model, from `own_scores`."""
+    prompts, completions = zip(*probe_sequences(model), strict=True)
+    rows, last = torch.arange(len(prompts)), torch.tensor([len(p) + len(c) - 1 for p, c in probe_sequences(model)])
     with Float32():
         scores = model.score(token_states(model.base_model, prompts, completions, rows, last)).float()
     error, largest = _largest(scores, expected), torch.cat(expected).abs().max().item()
@@ -84,8 +87,8 @@ def score_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`difference` of transformers' own `generate`, which plain sampling calls."""
-    for (prompt, completion), logprobs in zip(_sequences(model), expected, strict=True):
+    """`logprob_difference` of transformers' own `generate`, which plain sampling calls."""
+    for (prompt, completion), logprobs in zip(probe_sequences(model), expected, strict=True):
         waiting, generated = [*completion], list[Tensor]()
 
         def draw(logits: Tensor, waiting: list[int] = waiting, generated: list[Tensor] = generated) -> Tensor:
@@ -100,7 +103,7 @@ def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
     return None
 
 
-def _sequences(model: Any) -> list[tuple[list[int], list[int]]]:
+def probe_sequences(model: Any) -> list[tuple[list[int], list[int]]]:
     """The probe's prompts and completions, in tokens that every vocabulary has."""
     size = model.get_input_embeddings().weight.shape[0]
     return [([t % size for t in p], [t % size for t in c]) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
@@ -122,52 +125,6 @@ def _decoded_logprobs(model: Any, prompts: Sequence[list[int]], completions: Seq
         logprobs.append(logits.float().log_softmax(1).gather(1, column[:, None]))
         logits = decoder.step(column)
     return torch.cat(logprobs, 1)
-
-
-@torch.no_grad()
-def first_difference(model: Any, own_attention: Callable[[], Any]) -> str | None:
-    """Name of the innermost module whose output first differs when two sequences are packed; None: none of those that
-    return states. `own_attention`: context in which the model attends as transformers does."""
-    backbone, rows = backbone_of(model), [p + c for p, c in _sequences(model)[1:]]
-    try:
-        with own_attention(), Float32():
-            alone = [_outputs(backbone, input_ids=torch.tensor([row], device=model.device)) for row in rows]
-        packed = pack([[], []], rows, model.device, unfused=is_unfused(backbone))
-        with Float32():
-            together = _outputs(backbone, **packed_inputs(packed.ids, packed.positions, packed.attention))
-    except Exception:  # a model that fails to run is told about by the caller
-        return None
-    for name, output in together.items():
-        parts = [outputs[name] for outputs in alone if name in outputs]
-        if [part.shape[:2] for part in parts] != [(1, len(row)) for row in rows] or len(
-            {p.shape[2] for p in parts}
-        ) > 1:
-            continue
-        expected = torch.cat(parts, 1)
-        if output.shape == expected.shape and not torch.allclose(output, expected, rtol=1e-3, atol=1e-3):
-            return name
-    return None
-
-
-def _outputs(backbone: Any, **inputs: Any) -> dict[str, Tensor]:
-    """States [1, N, H] that modules return in a forward pass, by name, inner modules first."""
-    outputs: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def keep(_: Any, __: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, Tensor) and first.dim() == 3:
-                outputs[name] = first.float()
-
-        return keep
-
-    hooks = [module.register_forward_hook(hook(name)) for name, module in backbone.named_modules() if name]
-    try:
-        backbone(use_cache=False, **inputs)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return outputs
 
 
 @contextmanager

@@ -24,11 +24,14 @@ from transformers.masking_utils import sliding_window_causal_mask_function
 from grpo.errors import InputError
 from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
+from grpo.model.packed.current import current_layout, running
 from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention, window_of
 from grpo.model.packed.transfer import to_device
 
 NAME = "r1flow"
 UNFUSED = "r1flow-unfused"
+POSITIONS = ("position_ids", "cache_position", "position_embeddings")
+"""Arguments that models hand on, and that say nothing about scores."""
 
 
 class Layout(Protocol):
@@ -50,15 +53,18 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention implementation registered with transformers. Returns [1, N, H, Dv]."""
+    layout = current_layout() if layout is None else layout
     if layout is None:
         raise RuntimeError(
             "this model attends by layout only: call it through grpo.model.logprobs or grpo.generation.sampler"
         )
     if isinstance(attention_mask, Tensor):
         raise InputError("the model makes a mask of its own")
+    if unknown := [name for name, value in others.items() if isinstance(value, Tensor) and name not in POSITIONS]:
+        raise InputError(f"the model's attention depends on something more: {', '.join(unknown)}")
     window = attention_mask
     if window is None and sliding_window is not None:
         window = VisibleTokens(sliding_window_causal_mask_function(sliding_window), sliding_window)
@@ -93,7 +99,8 @@ def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout)
     """Last hidden states [N, hidden size] of a transformer without its head, for tokens [1, N] at positions [1, N]."""
     if not is_packed(backbone):  # any other would silently ignore the layout
         raise RuntimeError(f"load the model with attn_implementation={NAME!r}, or call set_attn_implementation on it")
-    states: Tensor = backbone(use_cache=False, **packed_inputs(ids, positions, layout)).last_hidden_state[0]
+    with running(layout):
+        states: Tensor = backbone(use_cache=False, **packed_inputs(ids, positions, layout)).last_hidden_state[0]
     return states
 
 
@@ -136,7 +143,22 @@ class Packed:
         self.calls = [rows for rows in calls if rows.places.numel()]
         self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
         self.queries, self.keys = _Queries(self.calls, tokens, device), _Keys(self.calls, tokens, device)
-        self.unfused = unfused
+        self.tokens, self.device, self.unfused = tokens, device, unfused
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """Whole sequences, each a row [R, L] of its tokens' indices, padded on the right; the rows of each call."""
+        return [to_device(rows.seen, self.device) for rows in self.calls]
+
+    @cached_property
+    def slot_in_rows(self) -> Tensor:
+        """Index of each token's output among all of `rows`, [N]; of a shared prompt's, in a row of the prompt alone."""
+        slots = [pad(rows.real, (rows.before.shape[1], 0), value=False).flatten() for rows in self.calls]
+        filled = torch.cat(slots).nonzero().squeeze(1)
+        places = torch.cat([rows.seen.flatten() for rows in self.calls])[filled]
+        order = places.new_empty(self.tokens)
+        order[places] = filled
+        return to_device(order, self.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         query_slots = self._gather(q, self.queries).split([rows.places.numel() for rows in self.calls])

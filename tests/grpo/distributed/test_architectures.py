@@ -18,7 +18,7 @@ KINDS = {
     "deepseek_v3": ("auto", "plain"),
     "cohere2": ("auto", "plain"),
     "gpt_oss": ("auto", "plain"),
-    "qwen3_next": ("plain",),
+    "qwen3_next": ("auto", "plain"),
 }
 
 

@@ -20,8 +20,18 @@ PACKED = (
     "llama4_text",
     "phi3",
     "opt",
+    "qwen3_next",
+    "mamba2",
+    "lfm2",
+    "jamba",
+    "diffllama",
+    "stablelm",
+    "doge",
+    "falcon",
+    "bart",
+    "axk2",
 )
-PLAIN = ("qwen3_next", "mamba2", "bloom", "diffllama", "jamba")
+PLAIN = ("bloom", "mpt")
 
 
 def figures(row: Row) -> list[float]:

@@ -18,7 +18,6 @@ from transformers import (
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
-    Qwen3NextConfig,
 )
 
 from grpo.config.common import Hardware, Sampling
@@ -170,27 +169,6 @@ def test_the_scale_of_logits_is_measured(llama: str, tmp_path: Path) -> None:
     cohere = load(save(KINDS["scaled logits"], tmp_path / "cohere"))
     assert Head(cohere).scale == pytest.approx(0.0625, rel=1e-5)
     assert Head(load(save(KINDS["capped logits and scores"], tmp_path / "gemma"))).scale is None
-
-
-def test_a_recurrent_model_runs_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = Qwen3NextConfig(
-        **SHAPE,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    )
-    folder = save(config, tmp_path / "model")
-    with caplog.at_level(logging.WARNING):
-        model = load(folder)
-    assert not is_packed(backbone_of(model))
-    assert "first in layers.0.linear_attn" in caplog.text
-    assert_right(model, folder)
 
 
 def test_what_transformers_cannot_run_is_refused_in_one_line(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,126 @@
+"""The way that a model runs, found out when it is loaded: packed, packed with parts by rows, or plain."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from grpo.config.common import Hardware
+from grpo.errors import InputError
+from grpo.model.first_difference import first_difference
+from grpo.model.fused.blocks import fuse_blocks
+from grpo.model.fused.layers import fuse, unfuse
+from grpo.model.head import backbone_of, is_policy
+from grpo.model.packed.attention import NAME, UNFUSED, is_unfused
+from grpo.model.packed.by_rows import run_by_rows, runs_by_rows
+from grpo.model.probe import (
+    attention_as,
+    decoded_difference,
+    generated_difference,
+    logprob_difference,
+    own_logprobs,
+    own_scores,
+    score_difference,
+    set_attention,
+)
+
+Compare = Callable[[Any, list[Tensor]], str | None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model runs."""
+
+    packed: bool
+    problem: str | None  # what packed gets wrong, if that is why it runs plain
+    by_rows: tuple[str, ...]  # classes of its modules that run by rows
+    decodes: bool  # whether it is sampled packed too
+
+
+def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
+    """Lets the model run packed where it then computes what it computes alone; else plain, by transformers' fastest
+    attention that is right, or by its definition.
+
+    Raises InputError where transformers cannot run the model, and where neither way is right.
+    """
+    own, compare = (own_logprobs, logprob_difference) if is_policy(loaded) else (own_scores, score_difference)
+    backbone = backbone_of(loaded)
+    fastest = backbone.config._attn_implementation
+    loaded.eval()
+    try:
+        set_attention(loaded, "eager")
+        expected = own(loaded)
+    except Exception as error:  # any model may fail in any way
+        raise InputError(f"{model}: transformers cannot run this model here: {_in_one_line(error)}") from error
+    packed = NAME if hardware.fused else UNFUSED
+    ways = {"auto": (packed, fastest, "eager"), "packed": (packed,), "plain": (fastest, "eager")}[hardware.attention]
+    reasons: list[str] = []
+    for way in ways:
+        set_attention(loaded, way)
+        own_attention = fastest if way == packed else way
+        if way == packed:
+            problem = _packed_problem(loaded, expected, compare, fastest)
+        else:
+            problem = _problem(loaded, expected, compare)
+        decodes = way == packed and problem is None and is_policy(loaded) and _decodes(loaded, expected)
+        if problem is None and is_policy(loaded) and not decodes:
+            own_attention, problem = _generates(loaded, expected, (own_attention, "eager"))
+        if problem is None:
+            backbone.own_attention = own_attention
+            by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
+            return Way(way == packed, reasons[0] if way != packed and reasons else None, tuple(by_rows), decodes)
+        unfuse(loaded)
+        reasons.append(problem)
+    what = f"hardware.attention = {hardware.attention!r} computes something else"
+    raise InputError(f"{model}: {what}: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _packed_problem(loaded: Any, expected: list[Tensor], compare: Compare, own_attention: str) -> str | None:
+    """What a model gets wrong packed, after those of its modules that need it were set to run by rows, where they
+    attend by `own_attention`."""
+    backbone = backbone_of(loaded)
+    if not is_unfused(backbone) and is_policy(loaded):
+        fuse(loaded)
+        fuse_blocks(loaded)
+    while (problem := _problem(loaded, expected, compare)) is not None:
+        first = first_difference(loaded, lambda: attention_as(loaded, "eager"))
+        if first is None:
+            return problem
+        module = backbone.get_submodule(first.name)
+        if first.attends or runs_by_rows(module):
+            return f"{problem}, first in {first.name}"
+        run_by_rows([other for other in backbone.modules() if type(other) is type(module)], first.given, own_attention)
+    return None
+
+
+def _decodes(loaded: Any, expected: list[Tensor]) -> bool:
+    """Whether a packed model can also be decoded packed, which it remembers."""
+    backbone = backbone_of(loaded)
+    backbone.decodes_packed = _problem(loaded, expected, decoded_difference) is None
+    return bool(backbone.decodes_packed)
+
+
+def _generates(loaded: Any, expected: list[Tensor], ways: tuple[str, ...]) -> tuple[str, str | None]:
+    """The first attention with which `generate` is right, and None; or the first of all, and what differs."""
+    problems = []
+    for way in ways:
+        with attention_as(loaded, way):
+            problems.append(_problem(loaded, expected, generated_difference))
+        if problems[-1] is None:
+            return way, None
+    return ways[0], problems[0]
+
+
+def _problem(loaded: Any, expected: list[Tensor], compare: Compare) -> str | None:
+    try:
+        return compare(loaded, expected)
+    except Exception as error:  # any model may fail in any way
+        return _in_one_line(error)
+
+
+def _in_one_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
