@@ -171,9 +171,9 @@ class RL(Settings):
     dynamic_sampling_rounds: int = Field(
         0,
         ge=0,
-        description="Groups that teach nothing, since their rewards (under process supervision, those of all steps) are "
-        "equal, are replaced by new problems up to so many times (DAPO). Metrics `reward` are of all groups, "
-        "`kept_reward` of those that are learnt from. R1: 0.",
+        description="Groups without variance in their rewards (under process supervision, in those of all steps) are "
+        "replaced by new problems up to so many times (DAPO). Metrics `reward` are of all groups, `kept_reward` of "
+        "those that are learnt from. R1: 0.",
     )
     mask_truncated: bool = Field(False, description="Completions cut off at the longest length are not learnt from.")
     source_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
