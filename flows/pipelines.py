@@ -6,6 +6,8 @@ train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> 
 train_r1_zero:  problems, base -> RL -> R1-Zero -> evaluation -> report
 distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
 rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)
+process_supervision:  problems, base -> cold start -> Dev1 -> process reward model -> reasoning RL on the scores of
+                steps -> evaluation -> report (DeepSeekMath 4.1.3)
 
 Each is a graph, which is a function from a recipe to its steps in order, and a Prefect flow that runs it. The flows
 have the same parameters: the fields of their form in Prefect's UI.
@@ -15,7 +17,7 @@ have the same parameters: the fields of their form in Prefect's UI.
 # name, and then could not look the names up.
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +36,7 @@ from flows.stages import (
     cold_start_sft,
     evaluate,
     problems,
+    process_reward_model,
     r1_zero,
     reasoning_rl,
     report,
@@ -88,11 +91,20 @@ RLHF_PPO = (
 )
 
 
+def with_step_model(graph: Graph, recipe: Recipe) -> Graph:
+    """The graph with the process reward model after Dev1, if a stage's process supervision reads it."""
+    steps = [replace(step, stage=process_reward_model.read_by(step.stage, step.config(recipe))) for step in graph]
+    if any(process_reward_model.STAGE.name in step.stage.needs for step in steps):
+        place = [step.name for step in steps].index(cold_start_sft.STAGE.name) + 1
+        steps.insert(place, Step(process_reward_model.STAGE, process_reward_model.process_reward_model))
+    return tuple(steps)
+
+
 def r1_graph(recipe: Recipe) -> Graph:
     """R1, with as many rounds of reward models and alignment RL as the recipe says."""
     rounds, replay_share = recipe.alignment.rounds, recipe.alignment.replay_share
     if rounds == 1:
-        return R1
+        return with_step_model(R1, recipe)
     later_rounds = [
         step
         for number in range(2, rounds + 1)
@@ -113,7 +125,8 @@ def r1_graph(recipe: Recipe) -> Graph:
     policies = [alignment_rounds.policy_name(number) for number in range(2, rounds + 1)]
     # All checkpoints are scored by the reward models of the last round, which were trained on responses of each round.
     last_models = alignment_rounds.models_name(rounds)
-    return *TO_R1, *later_rounds, *evaluation_and_report(*evaluate.R1, *policies, reward_models=last_models)
+    closing = evaluation_and_report(*evaluate.R1, *policies, reward_models=last_models)
+    return with_step_model((*TO_R1, *later_rounds, *closing), recipe)
 
 
 def r1_zero_graph(recipe: Recipe) -> Graph:
@@ -141,12 +154,23 @@ def distill_graph(recipe: Recipe) -> Graph:
         )
     ]
     students = [distillation.student_stage(name).name for name in names]
-    return *TO_SFT_DATA, *branches, *evaluation_and_report("reasoning_rl", *students)
+    return with_step_model((*TO_SFT_DATA, *branches, *evaluation_and_report("reasoning_rl", *students)), recipe)
 
 
 def rlhf_ppo_graph(recipe: Recipe) -> Graph:
     """The stages of InstructGPT's recipe."""
     return RLHF_PPO
+
+
+def process_supervision_graph(recipe: Recipe) -> Graph:
+    """Reasoning RL as the recipe has it, but supervised by its process reward model."""
+    on_steps = {"supervision": "process", "step_reward": process_reward_model.STAGE.name}
+    rl = Step(
+        reasoning_rl.STAGE,
+        reasoning_rl.reasoning_rl,
+        section=lambda r: r.reasoning_rl.model_copy(update=on_steps),
+    )
+    return with_step_model((*TO_DEV1, rl, *evaluation_and_report("base", "cold_start_sft", "reasoning_rl")), recipe)
 
 
 @flow(name="train-r1", flow_run_name="train-r1-{recipe}")
@@ -217,6 +241,25 @@ def rlhf_ppo(
     return run_recipe("rlhf_ppo", rlhf_ppo_graph, recipe, overrides or [], seed, selection, dispatch)
 
 
+@flow(name="process-supervision", flow_run_name="process-supervision-{recipe}")
+def process_supervision(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = None,
+    seed: RecipeSeed = None,
+    start: Start = None,
+    only: Only = None,
+    force: Force = None,
+    inputs: RecipeInputs = None,
+    approve: Approve = None,
+    dispatch: Dispatched = False,
+) -> dict[str, Any]:
+    """GRPO with process supervision: a process reward model of Dev1's reasoning, and RL on its scores of steps."""
+    selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
+    return run_recipe(
+        "process_supervision", process_supervision_graph, recipe, overrides or [], seed, selection, dispatch
+    )
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A graph and the flow that runs it."""
@@ -230,5 +273,6 @@ PIPELINES: dict[PipelineName, Pipeline] = {
     "r1_zero": Pipeline(r1_zero_graph, train_r1_zero),
     "distill": Pipeline(distill_graph, distill),
     "rlhf_ppo": Pipeline(rlhf_ppo_graph, rlhf_ppo),
+    "process_supervision": Pipeline(process_supervision_graph, process_supervision),
 }
 """By the name that `--flow` takes."""

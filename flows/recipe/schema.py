@@ -11,12 +11,13 @@ from flows.recipe.sections import (
     Distill,
     Evaluate,
     Problems,
+    ProcessRewards,
     Report,
     RewardModels,
     Section,
     SFTData,
 )
-from grpo.config.rl import RL
+from grpo.config.rl import RL, STEP_MODEL
 from grpo.config.supervised import SFT
 from tasks.gates.conditions import Gate
 
@@ -43,6 +44,9 @@ class Recipe(Section):
         [], description="Conditions between stages; one that fails stops the run, warns, or asks a person."
     )
     r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
+    process_reward_model: ProcessRewards | None = Field(
+        None, description="A model that scores Dev1's steps, for RL whose step_reward is 'process_reward_model'."
+    )
     distill: Distill | None = Field(None, description="Students of Dev2, for the flow distill.")
     rlhf_ppo: RL | None = Field(None, description="PPO against the reward models, for the flow rlhf_ppo.")
 
@@ -50,6 +54,15 @@ class Recipe(Section):
     def _ppo_is_ppo(self) -> Recipe:
         if self.rlhf_ppo and self.rlhf_ppo.method != "ppo":
             raise ValueError(f"rlhf_ppo.method is {self.rlhf_ppo.method!r}; it must be 'ppo'")
+        return self
+
+    @model_validator(mode="after")
+    def _step_model_is_made(self) -> Recipe:
+        asking = [name for name in ("reasoning_rl", "alignment_rl") if getattr(self, name).reads_step_model]
+        if asking and self.process_reward_model is None:
+            raise ValueError(f"{asking[0]}.step_reward: add the section {STEP_MODEL}, or give a rule or a folder")
+        if self.r1_zero and self.r1_zero.reads_step_model:
+            raise ValueError(f"r1_zero.step_reward: {STEP_MODEL!r} is trained from Dev1; give a rule or a folder")
         return self
 
     @model_validator(mode="after")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flows.home import home
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Base, ColdStartData, Evaluate, RewardModels, SFTData
+from flows.recipe.sections import Base, ColdStartData, Evaluate, ProcessRewards, RewardModels, SFTData
 from flows.stages.contract import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
@@ -95,6 +95,8 @@ def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimat
             hardware = Hardware(dtype=hardware.dtype, processes=config.ray.workers)
         prompts, group = config.problems + config.general, config.samples_per_problem
         return estimator.sampled(prompts, group, config.sampling, hardware, config.engine)
+    if isinstance(config, ProcessRewards):
+        return _step_model(config, estimator)
     if isinstance(config, RewardModels):
         return _reward_model_stage(config, estimator)
     if isinstance(config, Evaluate):
@@ -142,6 +144,22 @@ def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
         tokens = config.prompts * group * length * model.epochs
         total += estimator.supervised(model, tokens, length, model.ensemble)
     return total
+
+
+def _step_model(config: ProcessRewards, estimator: Estimator) -> Estimate:
+    """Sampling of the chains, rollouts from each of their steps, and training on them."""
+    assumed, hardware = estimator.assumed, config.training.hardware
+    chains, mean = (
+        config.problems * config.samples_per_problem,
+        config.sampling.max_new_tokens * assumed.completion_share,
+    )
+    steps = chains * max(1.0, mean / assumed.step_tokens)
+    rollouts = replace(estimator.sampled(steps, config.rollouts, config.sampling, hardware), disk=0.0)
+    length = assumed.prompt_tokens + mean
+    training = estimator.supervised(config.training, chains * length * config.training.epochs, length)
+    return (
+        estimator.sampled(config.problems, config.samples_per_problem, config.sampling, hardware) + rollouts + training
+    )
 
 
 def _reward_models(config: RL, recipe: Recipe) -> int:
@@ -245,7 +263,11 @@ _FIELDS = {
 
 
 def _sections(stage: str) -> list[str]:
-    special = {"reward_models": ["reward_models.helpful", "reward_models.safe"], "base": ["base.pretrain"]}
+    special = {
+        "reward_models": ["reward_models.helpful", "reward_models.safe"],
+        "process_reward_model": ["process_reward_model.training"],
+        "base": ["base.pretrain"],
+    }
     return special.get(stage, [stage])
 
 

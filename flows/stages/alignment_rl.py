@@ -9,6 +9,7 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.process_reward_model import read_by
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
@@ -41,4 +42,4 @@ STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"
 @flow(name=STAGE.name)
 def alignment_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO with rule rewards, and preference rewards in the last steps: R1."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())
+    return run_stage(read_by(STAGE, config), config, inputs or {}, seed, where or RunContext())

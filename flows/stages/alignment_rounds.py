@@ -15,6 +15,7 @@ from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import RewardModels
 from flows.stages import alignment_rl, reward_models
 from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stages.process_reward_model import read_by
 from flows.stages.reasoning_rl import files, user_code
 from flows.stages.runner import run_stage
 from grpo.config.rl import RL
@@ -73,4 +74,5 @@ def alignment_rl_round(
     config: RL, number: int, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
     """Go on with alignment RL against this round's reward models."""
-    return run_stage(policy_stage(number), config, inputs or {}, seed, where or RunContext())
+    stage = read_by(policy_stage(number), config)
+    return run_stage(stage, config, inputs or {}, seed, where or RunContext())

@@ -13,8 +13,9 @@ from flows.recipe.forms import Inputs, Seed
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
+from flows.stages.process_reward_model import MODEL, read_by
 from flows.stages.runner import run_stage
-from grpo.config.rl import RL
+from grpo.config.rl import RL, STEP_MODEL
 from tasks.trainer.user_code import is_folder, source_digest
 
 logger = logging.getLogger(__name__)
@@ -28,9 +29,12 @@ def build(context: Context) -> Outcome:
 
 def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     """GRPO from the input `policy` on the training problems; the checkpoint is called `model`."""
+    settings = context.config
+    if settings.reads_step_model:
+        settings = settings.model_copy(update={"step_reward": str(context.path(STEP_MODEL) / MODEL)})
     result = context.run_job(
         "rl",
-        settings=context.config,
+        settings=settings,
         model=str(context.path(policy)),
         problems=[context.path("problems") / TRAIN],
         **job,
@@ -64,4 +68,4 @@ STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft
 @flow(name=STAGE.name)
 def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())
+    return run_stage(read_by(STAGE, config), config, inputs or {}, seed, where or RunContext())

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
-from grpo.config.rl import RL, Scoring
+from grpo.config.rl import RL, STEP_MODEL, Scoring
 from grpo.config.supervised import SFT, Pretrain, ProcessRewardModel, RewardModel
 from grpo.data.template import Template
 from grpo.settings import Settings
@@ -109,6 +109,12 @@ class RLJob(JobBase):
     zero_template: str | None = None
     helpful_model: str | None = None
     safe_model: str | None = None
+
+    @model_validator(mode="after")
+    def _step_model_is_a_folder(self) -> RLJob:
+        if self.settings.reads_step_model:
+            raise ValueError(f"settings.step_reward {STEP_MODEL!r} is a stage of recipes; give the model's folder")
+        return self
 
 
 class SampleTask(Settings):

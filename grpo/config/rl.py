@@ -18,6 +18,8 @@ from grpo.rewards.steps import find as find_step_reward
 from grpo.rewards.steps import is_folder
 from grpo.settings import Settings
 
+STEP_MODEL = "process_reward_model"
+"""`step_reward` for the process reward model that a stage of the recipe trains; its folder takes the name's place."""
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 
 
@@ -146,8 +148,9 @@ class RL(Settings):
     )
     step_reward: str = Field(
         "equations",
-        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, or the "
-        "folder of a process reward model, a path that begins with . / or ~.",
+        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, the "
+        "folder of a process reward model, a path that begins with . / or ~, or 'process_reward_model', the model of "
+        "the recipe's stage of this name.",
     )
 
     sampling: Sampling
@@ -229,7 +232,8 @@ class RL(Settings):
     def _rewards_are_known(self) -> RL:
         for name, term in self.rewards.items():
             check_reward(name, term.options)
-        if self.supervision == "process" and not is_folder(self.step_reward):
+        by_rule = self.step_reward != STEP_MODEL and not is_folder(self.step_reward)
+        if self.supervision == "process" and by_rule:
             find_step_reward(self.step_reward)
         return self
 
@@ -271,6 +275,11 @@ class RL(Settings):
             if self.general_share == 1 and self.general_last_steps == self.steps:
                 raise ValueError("health.rule_accuracy.points needs reasoning prompts; general_share is 1 throughout")
         return self
+
+    @property
+    def reads_step_model(self) -> bool:
+        """Whether the steps are scored by the recipe's own process reward model."""
+        return self.supervision == "process" and self.step_reward == STEP_MODEL
 
     def max_new_tokens(self, step: int) -> int:
         """Longest completion of a rollout that begins at `step`, counted from 0."""

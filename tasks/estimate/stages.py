@@ -35,6 +35,7 @@ class Assumed:
     prompt_tokens: float = 256
     completion_share: float = 0.5  # mean length over max_new_tokens
     kept_share: float = 0.5  # share of sampled completions that pass the filters
+    step_tokens: float = 30  # of a step of the reasoning, a line
     text_bytes: float = 5  # on disk, per token, metadata included
 
 

@@ -21,7 +21,9 @@ FEW_FRAMES = "window.requestAnimationFrame = draw => setTimeout(() => draw(perfo
 SIZE = (1500, 1000)
 LOOK_S = 30
 SEND_S = 300
-SMALL_R1 = [value for value in SMALLER if not value.startswith(("r1_zero", "distill", "rlhf_ppo"))]
+SMALL_R1 = [
+    value for value in SMALLER if not value.startswith(("r1_zero", "distill", "rlhf_ppo", "process_reward_model"))
+]
 """What the full recipe needs to be small."""
 
 

@@ -51,6 +51,8 @@ SMALLER = [
     "rlhf_ppo.steps=4",
     "rlhf_ppo.general_last_steps=4",
     "rlhf_ppo.prompts_per_step=8",
+    "process_reward_model.problems=60",
+    "process_reward_model.samples_per_problem=2",
 ]
 
 
