@@ -77,7 +77,7 @@ def _shown(chain: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "problem": chain["messages"][-1]["content"],
-            "step": chain["response"][start:end].strip(),
+            "step": chain["completion"][start:end].strip(),
             "right": right,
             "rollouts": chain["rollouts"],
             "score": round(score, 3),
