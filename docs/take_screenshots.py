@@ -8,13 +8,12 @@ does, and stops where something that should be on a page is not. The home begins
 the tests, for trying the script out: its curves show little.
 
 docs/images/taken_at.json records the commit, the date and the digest of the recipe. tests/test_docs.py fails when the
-recipe has changed since.
+recipe has changed since, but for sections of other flows.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.installation import Installation
 from tests.support.pages import CHROMIUM, SMALL_R1, Pages, browser_page
+from tests.support.r1 import pictured_digest
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "flows/recipes/tiny.toml"
@@ -141,7 +141,7 @@ def record(folder: Path, names: list[str]) -> None:
         "commit": commit.stdout.strip(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "recipe": RECIPE.relative_to(ROOT).as_posix(),
-        "sha256": hashlib.sha256(RECIPE.read_bytes()).hexdigest(),
+        "sha256": pictured_digest(RECIPE),
         "pictures": sorted(names),
     }
     (folder / "taken_at.json").write_text(json.dumps(taken, indent=2) + "\n")

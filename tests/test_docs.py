@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+from tests.support.r1 import pictured_digest
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -93,7 +94,7 @@ def test_the_index_names_every_page() -> None:
 def test_pictures_show_the_recipe_of_today() -> None:
     """If this fails, the recipe was changed: take the pictures again with docs/take_screenshots.py."""
     taken = json.loads((IMAGES / "taken_at.json").read_text())
-    assert hashlib.sha256((ROOT / taken["recipe"]).read_bytes()).hexdigest() == taken["sha256"]
+    assert pictured_digest(ROOT / taken["recipe"]) == taken["sha256"]
 
 
 def test_every_picture_comes_from_the_script() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from flows.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[2]
 SMALLER = [
@@ -54,6 +58,14 @@ SMALLER = [
     "process_reward_model.problems=60",
     "process_reward_model.samples_per_problem=2",
 ]
+
+
+def pictured_digest(recipe: Path) -> str:
+    """Digest of the part of a recipe file that pictures of the flow r1 show: without the sections that a recipe may
+    leave out, which are those of other flows."""
+    optional = {name for name, field in Recipe.model_fields.items() if field.default is None}
+    shown = {name: value for name, value in tomllib.loads(recipe.read_text()).items() if name not in optional}
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass
