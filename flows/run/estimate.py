@@ -122,7 +122,8 @@ def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estima
     """SFT on the cold start's demonstrations, or on the samples that rejection sampling keeps."""
     data = recipe.sft_data
     share, length = estimator.assumed.kept_share, data.sampling.max_new_tokens
-    examples = (data.problems + data.general) * min(data.keep_per_problem, data.samples_per_problem * share)
+    sampled = (data.problems + data.general) * min(data.keep_per_problem, data.samples_per_problem * share)
+    examples = data.mix.size(sampled)
     if name == "cold_start_sft":
         examples, length = recipe.cold_start_data.problems + recipe.cold_start_data.general, config.max_tokens
         length = min(length, recipe.reasoning_rl.sampling.max_new_tokens)

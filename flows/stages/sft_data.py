@@ -7,8 +7,10 @@ filtered, a Prefect task each; then what was kept is mixed into the data set.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,14 +25,16 @@ from flows.home import home
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import SFTData
 from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
-from flows.stages.problems import HELD_OUT, TRAIN
+from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
 from grpo.config.engines import OwnEngine
-from grpo.data.records import Sample, read_problems, read_rows
+from grpo.data.records import Problem, Sample, read_problems, read_rows
+from grpo.data.template import form_of
 from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.prompt_digests import PROMPT_DIGESTS
 from tasks.sft_data.card import CARD, write_card
+from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
 from tasks.sft_data.mix import mix
 from tasks.sft_data.plots import plot
@@ -61,13 +65,16 @@ def build(context: Context) -> Outcome:
         context.seed,
         context.attempt.state / "problems",
     )
+    # Before anything is sampled, so that a mistake in the user's files shows at once.
+    given = _take(context)
     # A forced run does not reuse the samples of other runs.
     sampled = context.attempt.state / SAMPLES if context.where.force else home() / SAMPLES
     cost = _sample(context, shards, sampled)
     clear_folder(context.out)
     agreement = _calibrate(context, shards, sampled)
-    selected, judged = _select(context, shards, sampled)
-    by_path = dict(zip(selected, shards, strict=True))
+    all_shards: list[ProblemShard | GivenShard] = [*shards, *(shard for taken in given for shard in taken.shards)]
+    selected, judged = _select(context, all_shards, sampled)
+    by_path = dict(zip(selected, all_shards, strict=True))
     statistics = mix(
         selected,
         lambda path: {problem.id: problem for problem in read_problems(by_path[path].problems)},
@@ -84,7 +91,7 @@ def build(context: Context) -> Outcome:
     shown = itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
     prompts = {problem.id: problem.text for problem in read_problems(shards[0].problems)}
     return Outcome(
-        counts=_counts(statistics),
+        counts=_counts(statistics) | _given_counts(context, given),
         metrics={"kept_share": statistics["kept"] / statistics["sampled"], **agreement, **judged.shares(), **cost},
         tables={"samples": [_row(sample, prompts.get(sample.problem_id, "")) for sample in shown]},
     )
@@ -151,7 +158,9 @@ def _verified(shards: Sequence[ProblemShard], folder: Path) -> Iterator[Verified
         yield from verified(read_rows(shard.samples(folder), Sample), problems)
 
 
-def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> tuple[list[Path], JudgeCounts]:
+def _select(
+    context: Context, shards: Sequence[ProblemShard | GivenShard], sampled: Path
+) -> tuple[list[Path], JudgeCounts]:
     """Filters every shard, a Prefect task each; rules run in several processes, a model as judge in this one."""
     config: SFTData = context.config
     folder = context.attempt.state / "selected"
@@ -168,7 +177,7 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
     with Pool(workers, _DAY_S, None) if workers else nullcontext() as pool:
 
         def of_shard(number: int) -> dict[str, float]:
-            arguments = shards[number].samples(sampled), shards[number].problems, paths[number], settings
+            arguments = _filter_arguments(shards[number], sampled, paths[number], settings, str(context.path(POLICY)))
             if pool is None:
                 return select_shard(*arguments)
             counts_of_shard = pool.submit(select_shard, *arguments).result()
@@ -177,7 +186,8 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
             return counts_of_shard
 
         filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
-        named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {s.source}") for i, s in enumerate(shards)]
+        names = [shard.source.name if isinstance(shard, GivenShard) else shard.source for shard in shards]
+        named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {name}") for i, name in enumerate(names)]
         if pool is None:
             results = [run(number) for number, run in enumerate(named)]
         else:
@@ -185,6 +195,37 @@ def _select(context: Context, shards: Sequence[ProblemShard], sampled: Path) -> 
         for counts_of_shard in results:
             counts.merge(counts_of_shard)
     return paths, counts
+
+
+def _filter_arguments(
+    shard: ProblemShard | GivenShard, sampled: Path, out: Path, settings: Mapping[str, Any], policy: str
+) -> tuple[Path, Path, Path, Mapping[str, Any]]:
+    """Arguments of `select_shard`. Given rows are as many as they are: the mix draws from them."""
+    if isinstance(shard, ProblemShard):
+        return shard.samples(sampled), shard.problems, out, settings
+    of_given = {"tokenizer": policy, "keep_per_problem": sys.maxsize}
+    of_given |= {} if shard.source.judged else {"judged": []}
+    return shard.samples, shard.problems, out, {**settings, **of_given}
+
+
+def _take(context: Context) -> list[Taken]:
+    """The mix's sources in shards, in the form of the training problems' answers."""
+    config: SFTData = context.config
+    first: Problem | None = next(read_rows(context.path("problems") / TRAIN, Problem), None)
+    style = form_of(first).style if first else "tags"
+    folder = context.attempt.state / "given"
+    return [take(source, folder / source.name, config.shard_problems, style) for source in config.mix.sources]
+
+
+def _given_counts(context: Context, given: Sequence[Taken]) -> dict[str, int]:
+    """Counts of the mix sources; bad records are written beside the data set."""
+    sources = context.config.mix.sources
+    bad = [{"source": s.name, "fault": f} for s, taken in zip(sources, given, strict=True) for f in taken.bad_records]
+    if bad:
+        logger.warning("%d bad records skipped, the first: %s", len(bad), bad[0]["fault"])
+        (context.out / BAD_RECORDS).write_text("".join(json.dumps(b, ensure_ascii=False) + "\n" for b in bad))
+    counted = zip(sources, given, strict=True)
+    return {f"given_{s.name}_{name}": count for s, taken in counted for name, count in taken.counts.items()}
 
 
 def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts) -> dict[str, Any]:
@@ -221,7 +262,12 @@ def code(config: SFTData) -> dict[str, Any]:
     return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
 
 
-STAGE = Stage("sft_data", 5, ("problems", POLICY), build, extra=code)
+def files(config: SFTData) -> dict[str, str | Path]:
+    """The mix's sources: local ones enter the stage's key by their contents, those of the hub by their names."""
+    return {f"mix_{source.name}": source.place for source in config.mix.sources}
+
+
+STAGE = Stage("sft_data", 5, ("problems", POLICY), build, files=files, extra=code)
 
 
 @flow(name=STAGE.name)

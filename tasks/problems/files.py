@@ -24,7 +24,9 @@ Row = tuple[str, dict[str, Any] | InputError]
 
 def rows(source: FileSource | HubSource) -> Iterator[Row]:
     """The raw rows of a source, from a file or a hub data set."""
-    return _hub_rows(source) if isinstance(source, HubSource) else file_rows(source.path)
+    if isinstance(source, HubSource):
+        return dataset_rows(source.name, source.config, source.split)
+    return file_rows(source.path)
 
 
 def file_rows(path: Path) -> Iterator[Row]:
@@ -125,28 +127,28 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise InputError(f"{path}: not a readable parquet file: {_first_line(error)}") from None
 
 
-def _hub_rows(source: HubSource) -> Iterator[Row]:
+def dataset_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
+    """Rows of a Hugging Face data set: a name on the hub, or a local folder."""
     import datasets
 
-    folder = Path(source.name).expanduser()
+    folder = Path(name).expanduser()
     try:
         if (folder / "dataset_dict.json").is_file():
             data = datasets.load_from_disk(folder)
-            if source.split not in data:
-                raise InputError(f"{folder}: no split {source.split!r}; the splits are {', '.join(data)}")
-            data = data[source.split]
+            if split not in data:
+                raise InputError(f"{folder}: no split {split!r}; the splits are {', '.join(data)}")
+            data = data[split]
         elif (folder / "state.json").is_file():
             data = datasets.load_from_disk(folder)
         else:
-            name = str(folder) if folder.is_dir() else source.name
-            data = datasets.load_dataset(name, source.config, split=source.split)
+            data = datasets.load_dataset(str(folder) if folder.is_dir() else name, config, split=split)
     except InputError:
         raise
     except Exception as error:  # a boundary: the library raises a dozen unrelated types for a bad name or no network
         hint = "" if folder.is_dir() else "; no such folder here: check the name and the network, or give a folder"
-        raise InputError(f"data set {source.name!r} cannot be read: {_first_line(error)}{hint}") from None
+        raise InputError(f"data set {name!r} cannot be read: {_first_line(error)}{hint}") from None
     for number, row in enumerate(data, 1):
-        yield f"{source.name}, row {number}", row
+        yield f"{name}, row {number}", row
 
 
 def _first_line(error: BaseException) -> str:

@@ -166,6 +166,7 @@ def _completions(table: pa.Table, settings: MixSettings) -> tuple[pa.ChunkedArra
     thinking = [s for s in pc.unique(table["source"]).to_pylist() if settings.keeps_thought(s, "general")]
     of_source = pc.is_in(table["source"], value_set=pa.array(thinking, pa.string()))
     think = pc.or_(pc.not_equal(table["domain"], "general"), of_source)
+    think = pc.and_(think, pc.not_equal(table["completion"], table["summary"]))  # a given one may have no thought
     return pc.if_else(think, table["completion"], table["summary"]), think
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpo.errors import InputError
+from tasks.sft_data.given.settings import MixSource
 
 NO_PART = ""
 """Name for samples that belong to no part."""
@@ -89,6 +90,18 @@ class MixSettings(BaseModel):
         description="Licence of each source, by name or pattern, for the data card; what is not listed is unknown.",
     )
     examples: int = Field(default=3, ge=0, le=100, description="Samples that the card shows of each part and reason.")
+    sources: list[MixSource] = Field(
+        default_factory=list,
+        exclude_if=lambda sources: not sources,  # left out of records and keys, which stay those of earlier versions
+        description="SFT rows that exist already, beside the sampled ones. They pass the same filters. R1: general "
+        "data out of DeepSeek-V3's SFT set.",
+    )
+
+    @property
+    def all_parts(self) -> dict[str, Part]:
+        """The parts, and one for each source that has a count or a share."""
+        own = [source for source in self.sources if source.count is not None or source.share is not None]
+        return self.parts | {s.name: Part(sources=[s.name], count=s.count, share=s.share) for s in own}
 
     @field_validator("parts")
     @classmethod
@@ -103,35 +116,63 @@ class MixSettings(BaseModel):
         return parts
 
     @model_validator(mode="after")
+    def _sources_are_told_apart(self) -> MixSettings:
+        names = [source.name for source in self.sources]
+        places = [(str(source.place), source.config, source.split) for source in self.sources]
+        for number, source in enumerate(self.sources):
+            if source.name in names[:number]:
+                raise ValueError(f"two mix sources are called {source.name!r}; give each a name of its own")
+            if places[number] in places[:number]:
+                first = names[places.index(places[number])]
+                raise ValueError(f"mix sources {first!r} and {source.name!r} are both {source.place}; remove one")
+            if source.count is None and source.share is None:
+                continue
+            if source.name in self.parts:
+                raise ValueError(f"mix source {source.name!r} has the name of a part; rename one of them")
+            if named := [name for name, part in self.parts.items() if matches(source.name, part.sources)]:
+                raise ValueError(
+                    f"mix source {source.name!r} has a size of its own, but part {named[0]!r} names it; remove one"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_are_possible(self) -> MixSettings:
         if self.total is None:
             return self
-        if unsized := [name for name, part in self.parts.items() if part.share is None and part.count is None]:
+        parts = self.all_parts
+        if unsized := [name for name, part in parts.items() if part.share is None and part.count is None]:
             raise ValueError(f"part {unsized[0]!r} needs share or count, because total is {self.total}")
-        if (fixed := sum(part.count or 0 for part in self.parts.values())) > self.total:
+        if (fixed := sum(part.count or 0 for part in parts.values())) > self.total:
             raise ValueError(f"the parts' counts add up to {fixed}, more than the total {self.total}")
         return self
 
+    def size(self, sampled: float) -> float:
+        """Examples in all, where so many sampled ones are kept and each source of known size gives all it has."""
+        given = sum(source.count or source.limit or 0 for source in self.sources)
+        return sampled + given if self.total is None else min(sampled + given, self.total)
+
     def wanted(self) -> dict[str, int | None]:
         """Number of examples wanted of each part; None: all. Shares are rounded by the method of largest remainders."""
+        parts = self.all_parts
         if self.total is None:
-            return {name: part.count for name, part in self.parts.items()}
-        sizes: dict[str, int | None] = {name: part.count for name, part in self.parts.items() if part.count is not None}
-        shares = {name: part.share or 0.0 for name, part in sorted(self.parts.items()) if part.count is None}
+            return {name: part.count for name, part in parts.items()}
+        sizes: dict[str, int | None] = {name: part.count for name, part in parts.items() if part.count is not None}
+        shares = {name: part.share or 0.0 for name, part in sorted(parts.items()) if part.count is None}
         left, whole = self.total - sum(size or 0 for size in sizes.values()), math.fsum(shares.values())
         exact = {name: share * left / whole if whole else 0.0 for name, share in shares.items()}
         floors = {name: math.floor(size) for name, size in exact.items()}
         by_remainder = sorted(exact, key=lambda name: (floors[name] - exact[name], name))
         missing = left - sum(floors.values()) if whole else 0
         sizes |= {name: floors[name] + (name in by_remainder[:missing]) for name in shares}
-        return {name: sizes[name] for name in self.parts}
+        return {name: sizes[name] for name in parts}
 
     def part_of(self, source: str, domain: str) -> str:
         """The part that a sample belongs to, or NO_PART. The order of the parts decides nothing."""
-        named = sorted(name for name, part in self.parts.items() if matches(source, part.sources))
+        parts = self.all_parts
+        named = sorted(name for name, part in parts.items() if matches(source, part.sources))
         if len(named) > 1:
             raise InputError(f"mix: source {source!r} is in parts {named[0]!r} and {named[1]!r}; name it in one")
-        of_domain = (name for name, part in self.parts.items() if domain in part.domains)
+        of_domain = (name for name, part in parts.items() if domain in part.domains)
         return named[0] if named else next(of_domain, NO_PART)
 
     def keeps_thought(self, source: str, domain: str) -> bool:
@@ -141,6 +182,8 @@ class MixSettings(BaseModel):
 
     def licence(self, source: str) -> str:
         """The licence given for a source, by its name before any pattern, or "unknown"."""
+        if of_source := next((s.licence for s in self.sources if s.name == source and s.licence), None):
+            return of_source
         fitting = sorted((name != source, -len(name), name) for name in self.licences if matches(source, [name]))
         return self.licences[fitting[0][2]] if fitting else "unknown"
 

@@ -22,6 +22,7 @@ from tasks.judges.create import make_judge
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject
+from tasks.sft_data.given.shards import measured
 from tasks.sft_data.problem_filters import PROBLEM_FILTERS, ProblemSamples, reject_problem
 
 KEPT = "kept"
@@ -204,7 +205,7 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     judge's counts; if `out` exists already, returns the counts beside it.
 
     `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of problems)
-    and "seed".
+    and "seed"; for given examples also "tokenizer", the folder of the policy's, by which they are measured first.
     """
     counts_file = out.with_suffix(".json")
     if out.exists() and counts_file.exists():
@@ -212,9 +213,12 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
         return stored
     judge = judge_of(settings["judge"])
     before = judge.counts.to_dict()
+    found, known = read_samples(samples), {problem.id: problem for problem in read_problems(problems)}
+    if "tokenizer" in settings:
+        found = measured(found, known, settings["tokenizer"])
     selected = select(
-        read_samples(samples),
-        {problem.id: problem for problem in read_problems(problems)},
+        found,
+        known,
         FilterSettings.model_validate(settings["filters"]),
         judge,
         settings["judged"],

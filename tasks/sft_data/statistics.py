@@ -186,7 +186,7 @@ class Tally:
 
     def _parts(self, settings: MixSettings) -> dict[str, dict[str, Any]]:
         sizes, parts = settings.wanted(), {}
-        for name in settings.parts:
+        for name in settings.all_parts:
             of_part = {key: line[0] for key, line in self._lines.items() if key[0].part == name}
             kept = sum(samples for (_, outcome), samples in of_part.items() if outcome == KEPT)
             validation = sum(count for cell, count in self._held_out.items() if cell.part == name)
@@ -207,7 +207,7 @@ class Tally:
             for name, part in parts.items()
             if part["shortage"]
         ]
-        named = [(f"part {name!r}", source) for name, part in settings.parts.items() for source in part.sources]
+        named = [(f"part {name!r}", source) for name, part in settings.all_parts.items() for source in part.sources]
         named += [("think", source) for source in ([] if isinstance(settings.think, str) else settings.think)]
         for where, name in named:
             if not any(matches(source, [name]) for source in sources):

@@ -1,0 +1,1 @@
+"""Given examples: SFT rows of others that enter the mix beside sampled ones."""

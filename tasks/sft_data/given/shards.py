@@ -1,0 +1,188 @@
+"""Shards of a mix source: its rows as problems and samples, so that they pass the filters that sampled ones pass.
+
+Rows are streamed; memory holds one shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from grpo.data.records import Message, Problem, Sample, write_rows
+from grpo.data.template import (
+    TAG,
+    AnswerStyle,
+    Parts,
+    after_reasoning,
+    completion_tokens,
+    form_of,
+    last_box,
+    prompt_tokens,
+    with_style,
+)
+from grpo.errors import InputError
+from grpo.rewards.language import language_consistency
+from grpo.rewards.verifiers import verify
+from tasks.sft_data.given.rows import read_example, source_rows
+from tasks.sft_data.given.settings import MixSource
+
+_END_OF_THOUGHT = re.compile(r"</(?:think|reasoning)>")
+GIVEN = "given"
+"""Policy and engine of these samples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenShard:
+    """Files of the problems and of the samples of some rows in a row; the samples are not measured yet."""
+
+    source: MixSource
+    problems: Path
+    samples: Path
+
+
+@dataclasses.dataclass
+class Taken:
+    """A source in shards; `counts`: rows = taken + bad_records, and of each bad record what is wrong and where."""
+
+    shards: list[GivenShard]
+    counts: dict[str, int]
+    bad_records: list[str]
+
+
+def take(source: MixSource, folder: Path, size: int, style: AnswerStyle = "tags") -> Taken:
+    """Writes a source's rows into shards of at most `size` in `folder`. A second call returns what the first wrote.
+    `style`: the form that chains of thought with their answers are brought into.
+
+    Raises InputError for the first bad record, unless they are skipped, and where no row is good.
+    """
+    done = folder / "taken.json"
+    if not done.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        bad: list[str] = []
+        rows: list[tuple[Problem, Sample]] = []
+        taken = written = 0
+        for row in _examples(source, style, bad):
+            rows.append(row)
+            taken += 1
+            if len(rows) == size:
+                _write(rows, *_paths(folder, written))
+                rows, written = [], written + 1
+        if rows:
+            _write(rows, *_paths(folder, written))
+        if not taken:
+            first = f", the first: {bad[0]}" if bad else ""
+            raise InputError(f"mix source {source.name!r}: no usable row, {len(bad)} bad ones{first}")
+        counts = {"rows": taken + len(bad), "taken": taken, "bad_records": len(bad)}
+        done.write_text(json.dumps({"counts": counts, "bad_records": bad}, ensure_ascii=False))
+    found = json.loads(done.read_text())
+    shards = -(-found["counts"]["taken"] // size)
+    return Taken([GivenShard(source, *_paths(folder, n)) for n in range(shards)], found["counts"], found["bad_records"])
+
+
+def _examples(source: MixSource, style: AnswerStyle, bad: list[str]) -> Iterator[tuple[Problem, Sample]]:
+    for number, (where, row) in enumerate(source_rows(source)):
+        try:
+            if isinstance(row, InputError):
+                raise row
+            messages, completion, answer = read_example(source, row, where)
+        except InputError as error:
+            if source.on_bad_record == "stop":
+                raise
+            bad.append(str(error))
+            continue
+        yield _example(source, style, number, messages, completion, answer)
+
+
+def _example(
+    source: MixSource, style: AnswerStyle, number: int, messages: list[Message], completion: str, answer: str
+) -> tuple[Problem, Sample]:
+    """`number` is the row's in its source. Rows with the same prompt have the same problem id."""
+    identity = json.dumps([source.name, messages], ensure_ascii=False)
+    problem = Problem(
+        id=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        messages=messages,
+        answer=answer,
+        verifier=source.verifier if answer else "none",
+        domain=source.domain,
+        language=source.language,
+        source=source.name,
+    )
+    problem = with_style(problem, style)
+    text, parts = _in_form(problem, completion.strip())
+    sample = Sample(
+        problem_id=problem.id,
+        policy=GIVEN,
+        completion=text,
+        reasoning=parts.reasoning,
+        summary=parts.summary,
+        answer=parts.answer or "",
+        rewards={},
+        tokens=0,
+        finish_reason="stop",
+        domain=source.domain,
+        language=source.language,
+        number=number,
+        source=source.name,
+        engine=GIVEN,
+    )
+    return problem, sample
+
+
+def _in_form(problem: Problem, completion: str) -> tuple[str, Parts]:
+    """A completion, its thought and answer in the problem's form if it has them, and its parts."""
+    form = form_of(problem)
+    parts = form.parse(completion)
+    if _is_complete(completion, parts) and not parts.well_formed:
+        summary = after_reasoning(completion)
+        answer = last_box(summary) or parts.answer or summary
+        completion = form.render(parts.reasoning, answer, summary)
+        parts = form.parse(completion)
+    return completion, parts
+
+
+def _is_complete(completion: str, parts: Parts) -> bool:
+    """Whether there is one chain of thought that ends, with something behind it."""
+    return bool(parts.reasoning and parts.summary and len(_END_OF_THOUGHT.findall(completion)) == 1)
+
+
+def measured(samples: Sequence[Sample], problems: Mapping[str, Problem], tokenizer_folder: str) -> list[Sample]:
+    """The samples with the rewards that filters read, and their lengths by the policy's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    return [
+        dataclasses.replace(
+            sample,
+            rewards=_rewards(sample, problems[sample.problem_id]),
+            tokens=len(completion_tokens(tokenizer, sample.completion)),
+            prompt_tokens=len(prompt_tokens(tokenizer, problems[sample.problem_id].messages, "chat")),
+        )
+        for sample in samples
+    ]
+
+
+def _rewards(sample: Sample, problem: Problem) -> dict[str, float]:
+    """Without a chain of thought there is no format to keep, and no language of it to measure."""
+    text = sample.completion
+    complete = _is_complete(text, form_of(problem).parse(text))
+    rewards = {
+        "format": float(TAG.search(text) is None or complete),
+        "language": language_consistency(sample.reasoning, sample.language) if sample.reasoning else 1.0,
+    }
+    if problem.domain == "reasoning":
+        answers = {sample.answer, last_box(sample.summary) or sample.summary}
+        rewards["accuracy"] = max(verify(problem, answer) for answer in answers)
+    return rewards
+
+
+def _write(rows: Sequence[tuple[Problem, Sample]], problems: Path, samples: Path) -> None:
+    write_rows(problems, list({problem.id: problem for problem, _ in rows}.values()), Problem)
+    write_rows(samples, [sample for _, sample in rows], Sample)
+
+
+def _paths(folder: Path, number: int) -> tuple[Path, Path]:
+    return folder / f"{number:05d}.problems.parquet", folder / f"{number:05d}.samples.parquet"

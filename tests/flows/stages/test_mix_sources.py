@@ -1,0 +1,90 @@
+"""Given SFT rows in the stage sft_data, by the command: the data set, its card, and what a changed file makes anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.recipe.load import load_recipe
+from flows.recipe.sections import SFTData
+from flows.stages.contract import hashed_config
+from flows.stages.sft_data import STAGE
+from grpo.config.common import Optimizer
+from grpo.config.supervised import Pretrain
+from grpo.data.conversations import demonstrations
+from tasks.sft_data.mix import TRAIN
+from tasks.store.store import Store
+from tests.flows.stages.test_sft_data import SETTINGS, publish
+
+
+def write(path: Path, rows: int) -> Path:
+    lines = [json.dumps({"prompt": f"Say {i}", "completion": f"I say {i}."}) for i in range(rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_paths_are_no_part_of_the_key_and_hub_names_are() -> None:
+    sources = [{"name": "local", "path": "here/talk.jsonl"}, {"name": "hub", "dataset": "somebody/talk"}]
+    config = load_recipe("tiny").sft_data.model_dump() | {"mix": {"sources": sources}}
+    made = SFTData.model_validate(config)
+    assert STAGE.files(made) == {"mix_local": Path("here/talk.jsonl"), "mix_hub": "somebody/talk"}
+    hashed = hashed_config(STAGE, made, 0)["mix"]["sources"]
+    assert [source["path"] or source["dataset"] for source in hashed] == ["input:mix_local", "input:mix_hub"]
+
+
+def test_the_papers_counts_are_those_of_its_recipe() -> None:
+    """R1 v2, table of the SFT data: 395,285 + 211,129 + 10,124 + 10,395 = 626,933 reasoning ("600k") and 177,812
+    general ("200k"), 804,745 in all ("800k"); and what is sampled and given is enough for it."""
+    recipe = load_recipe("r1-paper")
+    data = recipe.sft_data
+    wanted = data.mix.wanted()
+    general = {name: wanted.pop(name) or 0 for name in ("general", "v3-general")}
+    assert wanted == {"maths": 395_285, "code": 211_129, "stem": 10_124, "logic": 10_395}
+    assert sum(filter(None, wanted.values())) == 626_933 and sum(general.values()) == 177_812
+    assert data.mix.total == 626_933 + 177_812 == 804_745
+    train = 1 - recipe.problems.held_out_share
+    prompts = {"maths": 26_000, "code": 17_000, "stem": 22_000, "logic": 15_000}  # R1's RL data
+    for name, count in prompts.items():
+        assert count * train * min(data.keep_per_problem, data.enough_right or 0) >= (wanted[name] or 0), name
+    assert sum(prompts.values()) == data.problems
+    assert data.general * train * data.keep_per_problem >= general["general"]
+
+
+@pytest.mark.slow
+def test_given_rows_join_the_data_set_and_a_changed_file_makes_it_anew(tmp_path: Path, r1: Any) -> None:
+    from grpo.training.pretrain import train_tokenizer
+
+    command = type(r1)(tmp_path)
+    publish(tmp_path, "reasoning_rl")
+    folder = tmp_path / "policy"
+    train_tokenizer(
+        ["I say 1 and 2 and 3."] * 50, Pretrain(vocabulary=320, steps=1, optimizer=Optimizer(learning_rate=1e-3))
+    ).save_pretrained(folder)
+    problems, path = publish(tmp_path, "problems", "a"), tmp_path / "talk.jsonl"
+    sources = f'sft_data.mix.sources=[{{name="talk",path="{path}",licence="cc0"}}]'
+
+    def run() -> tuple[str, Any]:
+        sets = [part for value in [*SETTINGS, sources] for part in ("--set", value)]
+        inputs = ["--input", f"problems={problems}", "--input", f"reasoning_rl={folder}"]
+        done = command("run", "tiny", "--only", "sft_data", *sets, *inputs, "--json")
+        assert done.returncode == 0, done.stderr[-3000:]
+        (stage,) = json.loads(done.stdout.splitlines()[-1])["stages"]
+        return stage["status"], Store(tmp_path).resolve(stage["key"])
+
+    write(path, 45)
+    status, made = run()
+    assert (status, made.counts["given_talk_taken"], made.counts["general_kept"]) == ("ran", 45, 45)
+    said = [row["completion"] for row in demonstrations(made.path / TRAIN)]
+    assert {f"I say {i}." for i in range(45)} <= set(said) and any("<think>" in text for text in said)
+    assert "| talk | 45 | 45 | cc0 |" in (made.path / "README.md").read_text()
+    assert run()[0] == "reused"
+    write(path, 46)
+    status, made = run()
+    assert (status, made.counts["given_talk_taken"]) == ("ran", 46)
+    path.write_text('{"text": "x"}')
+    sets = [part for value in [*SETTINGS, sources] for part in ("--set", value)]
+    done = command("run", "tiny", "--only", "sft_data", *sets, "--input", f"problems={problems}")
+    assert done.returncode == 2 and "columns are text; a row needs messages" in done.stderr.strip().splitlines()[-1]
