@@ -128,6 +128,26 @@ SIZES = {
 }
 """Sizes of the tiny models by field of their configurations, where they have it."""
 EVERY_OTHER = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+MAMBA_OTHER = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+QWEN4 = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 2,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "hc_lowrank": 8,
+    "ple_embed_dim": 32,
+    "ngram_vocab_size_base": 64,
+    "split_ngram_parts": 4,
+    "make_ngram_vocab_size_divisible_by": 8,
+}
+ZAMBA = {
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    "num_key_value_heads": 4,
+    "layers_block_type": MAMBA_OTHER,
+}
 EVERY_LOCAL = ["global", "local", "global", "local"]
 OF_TYPE: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.0625},
@@ -164,7 +184,33 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8, "attention_layers": EVERY_LOCAL},
-    "qwen4_exp_text": {"indexer_budget": 16, "indexer_compress_ratio": 4},
+    "qwen4_exp": QWEN4,
+    "qwen4_exp_text": QWEN4,
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "cohere_compass_text": {
+        "logit_scale": 0.0625,
+        "layer_types": EVERY_OTHER,
+        "rope_parameters": {name: {**ROPE, "mrope_section": [2, 1, 1]} for name in EVERY_OTHER},
+    },
+    "xlnet": {"d_head": 8, "d_inner": 48},
+    "reformer": {
+        "attn_layers": ["local", "lsh", "local", "lsh"],
+        "attention_head_size": 8,
+        "feed_forward_size": 48,
+        "axial_pos_shape": [8, 16],
+        "axial_pos_embds_dim": [8, 24],
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+    },
+    "zamba": {**ZAMBA, "mamba_dt_rank": 2},
+    "zamba2": {**ZAMBA, "hybrid_layer_ids": [1, 3], "n_mamba_heads": 4, "mamba_headdim": 16, "num_query_groups": 4},
+    "xlstm": {"embedding_dim": 32, "num_blocks": 4, "ffn_round_up_to_multiple_of": 16},
+    "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "xmod": {"default_language": "en_XX"},
+    "rwkv": {"attention_hidden_size": 32, "context_length": 128},
     "mamba2": {"head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
     "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 24, "n_shared_experts": 1},
@@ -181,7 +227,16 @@ LENGTHS = [[19, 12, 25], [16, 21, 5]]
 WRONG = 1e-3
 """Largest difference of a log-probability in nats, and of all gradients relative to their norm."""
 
-LEFT_OUT = ("transformers_version", "model_type", "architectures", "dtype", "per_layer_config", "qk_layernorm_config")
+LEFT_OUT = (
+    "transformers_version",
+    "model_type",
+    "architectures",
+    "dtype",
+    "per_layer_config",
+    "qk_layernorm_config",
+    "_name_or_path",
+    "output_attentions",
+)
 """Fields that a configuration derives from others."""
 WAYS = ("packed", "plain", "refused", "not built", "wrong")
 MARK = "<!-- the rest is written by `make architectures` -->"

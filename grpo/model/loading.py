@@ -20,6 +20,7 @@ from grpo.model.packed.attention import is_packed
 from grpo.model.packed.current import same_layout
 from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
+from grpo.model.training_mode import without_noise
 from grpo.model.ways import Way, choose_way
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     if hardware.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
         policy.enable_input_require_grads()
+    without_noise(policy)
     if lora is not None:
         policy = _with_adapters(policy, model, lora)
     return policy.to(choose_device(hardware)).eval()
@@ -81,7 +83,8 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         dtype=getattr(torch, hardware.dtype),
     )
     _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
-    return loaded.to(choose_device(hardware)).eval()
+    without_noise(loaded)
+    return loaded.to(choose_device(hardware))
 
 
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:

@@ -22,6 +22,10 @@ KINDS = {
 }
 
 
+ROUNDING = {("qwen3_next", "auto"): 2e-6}
+"""Of the largest gradient; 1e-6 elsewhere. Rows of a chunked recurrence are summed in other batches."""
+
+
 @pytest.fixture(scope="module")
 def team():
     started = jobs.Team(2)
@@ -33,11 +37,12 @@ def team():
 def test_two_processes_have_the_gradients_of_one(kind: str, attention: str, team: jobs.Team, tmp_path: Path) -> None:
     build(kind, tmp_path)
     alone = jobs.architecture_gradients(jobs.ALONE, str(tmp_path), attention)
+    rounding = ROUNDING.get((kind, attention), 1e-6)
     largest = max(float(np.abs(gradient).max()) for gradient in alone.values())
     for found in team(jobs.architecture_gradients, str(tmp_path), attention):
         assert found.keys() == alone.keys()
         for name, gradient in alone.items():
-            np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-6 * max(1.0, largest), err_msg=name)
+            np.testing.assert_allclose(found[name], gradient, rtol=0, atol=rounding * max(1.0, largest), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])
