@@ -12,6 +12,15 @@ from pydantic import Field, model_validator
 
 from grpo.settings import Settings
 
+USUAL_WEIGHT = 0.02
+"""Standard deviation that linear layers and embeddings start from (`initializer_range` of GPT-2, Llama, Qwen and
+DeepSeek), and about the size of most weights of a trained model."""
+BFLOAT16_RESOLUTION = 2**-8
+"""A bfloat16 number has 8 significant bits: what is added to a weight is lost to rounding below half of its last digit,
+which is 2^-9 to 2^-8 of the weight."""
+SMALLEST_BFLOAT16_RATE = USUAL_WEIGHT * BFLOAT16_RESOLUTION
+"""Of AdamW, one of whose steps moves a weight by at most about the learning rate: 7.8e-5."""
+
 
 class Sampling(Settings):
     """How completions are drawn from a policy."""
@@ -55,8 +64,8 @@ class Hardware(Settings):
         False,
         description="What is trained keeps its weights, their gradients and the optimizer's moments in float32, and so "
         "does the saved model; arithmetic, samples and references stay in `dtype`, which must be bfloat16 (TRL's "
-        "bf16=True). Without it bfloat16 weights ignore an update below about 1/500 of their size: use it for learning "
-        "rates as small as R1's. Costs 2 bytes more for a weight, a gradient and each moment.",
+        "bf16=True). Without it bfloat16 weights ignore an update below about 1/500 of their size, so a peak learning "
+        "rate below 7.8e-5 is refused without it. Costs 2 bytes more for a weight, a gradient and each moment.",
     )
     fused: bool = Field(
         True,
@@ -96,6 +105,16 @@ class Hardware(Settings):
     def to_train(self) -> Hardware:
         """The same settings with the type of trained weights."""
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
+
+    def check_learning_rate(self, rate: float) -> None:
+        """Raises ValueError if trained weights of this type cannot hold updates as small as this peak learning rate."""
+        if self.to_train().dtype == "bfloat16" and rate < SMALLEST_BFLOAT16_RATE:
+            raise ValueError(
+                f"a learning rate of {rate:g} hardly moves bfloat16 weights: an update below "
+                f"1/{1 / BFLOAT16_RESOLUTION:g} of a weight is rounded away, and weights are about {USUAL_WEIGHT:g}; "
+                f"set hardware.mixed_precision = true, or a rate of {SMALLEST_BFLOAT16_RATE:.2g} or more, or train "
+                "adapters (lora)"
+            )
 
 
 class RayCluster(Settings):

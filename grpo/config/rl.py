@@ -267,6 +267,15 @@ class RL(Settings):
         return self
 
     @model_validator(mode="after")
+    def _weights_move(self) -> RL:
+        rates = [] if self.lora else [self.optimizer.learning_rate]  # adapters are float32
+        if self.method == "ppo" and self.ppo.value == "model":
+            rates.append(self.ppo.value_learning_rate or self.optimizer.learning_rate)
+        for rate in rates:
+            self.hardware.check_learning_rate(rate)
+        return self
+
+    @model_validator(mode="after")
     def _guards_see_something(self) -> RL:
         """A guard that nothing reaches would keep silent for good."""
         if self.health.rule_accuracy.points is not None:

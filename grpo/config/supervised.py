@@ -26,6 +26,12 @@ class Supervised(Settings):
     hardware: Hardware = Hardware()
     save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
 
+    @model_validator(mode="after")
+    def _weights_move(self) -> Supervised:
+        if getattr(self, "lora", None) is None:  # adapters are float32
+            self.hardware.check_learning_rate(self.optimizer.learning_rate)
+        return self
+
 
 class Pretrain(Supervised):
     """A small Llama-style base model with its own tokenizer, for recipes that start from nothing."""

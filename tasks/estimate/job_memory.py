@@ -89,7 +89,7 @@ def sampling_memory(
         group_size=max(2, group),
         sampling=sampling,
         engine=engine,
-        optimizer={"learning_rate": 1e-6},
+        optimizer={"learning_rate": 0.1},  # nothing is trained
         hardware=hardware,
     )
     sampled = step_memory(a, as_rl, device, lengths).sampling

@@ -33,8 +33,6 @@ pytestmark = pytest.mark.system
 
 PURE = {"device": "cpu", "dtype": "bfloat16"}
 MIXED = {**PURE, "mixed_precision": True}
-SMALL = {"learning_rate": 1e-6}
-"""Eight steps of it: less than half of the last digit of a bfloat16 number above 0.004."""
 
 
 def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
@@ -52,19 +50,6 @@ def saved_types(folder: Path) -> set[str]:
 def test_float32_arithmetic_is_not_mixed():
     with pytest.raises(ValidationError, match="set dtype to 'bfloat16' too"):
         Hardware(mixed_precision=True)
-
-
-@pytest.mark.slow
-def test_small_learning_rates_move_the_weights(sft_fields, tmp_path):
-    start = load_file(Path(sft_fields["model"]) / "model.safetensors")
-    shares = {}
-    for name, hardware in (("pure", PURE), ("mixed", MIXED)):
-        settings = {**SFT, "max_steps": 8, "optimizer": SMALL, "hardware": hardware}
-        run(write_job(tmp_path / name, "sft", **{**sft_fields, "settings": settings}))
-        shares[name] = moved(start, weights(tmp_path / name))
-    assert shares["pure"] < 0.1 and shares["mixed"] > 0.9
-    assert saved_types(tmp_path / "pure") == {"torch.bfloat16"}
-    assert saved_types(tmp_path / "mixed") == {"torch.float32"}
 
 
 @pytest.mark.slow
@@ -137,12 +122,9 @@ def test_rl_samples_measures_and_learns(rl_fields, tmp_path, changes):
 
 def test_rl_at_a_learning_rate_of_r1s_size(rl_fields, tmp_path):
     start = load_file(Path(rl_fields["model"]) / "model.safetensors")
-    shares = {}
-    for name, hardware in (("pure", PURE), ("mixed", MIXED)):
-        settings = {**RL, "steps": 4, "optimizer": {"learning_rate": 3e-6}, "hardware": hardware}
-        run_here(write_job(tmp_path / name, "rl", **{**rl_fields, "settings": settings}))
-        shares[name] = moved(start, weights(tmp_path / name))
-    assert shares["pure"] < 0.2 and shares["mixed"] > 0.8
+    settings = {**RL, "steps": 4, "optimizer": {"learning_rate": 3e-6}, "hardware": MIXED}
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    assert moved(start, weights(tmp_path)) > 0.8
 
 
 @pytest.mark.slow

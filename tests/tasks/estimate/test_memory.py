@@ -98,7 +98,7 @@ def test_what_a_step_holds_by_hand() -> None:
     assert held == {"weights": 348 * 4, "optimizer": 348 * 8, "reference": 348 * 4}
     mixed = of({"hardware": {"dtype": "bfloat16", "mixed_precision": True}})
     assert mixed.held == {"weights": 348 * 4, "optimizer": 348 * 8, "reference": 348 * 2}
-    pure = of({"hardware": {"dtype": "bfloat16"}, "kl_coef": 0})
+    pure = of({"hardware": {"dtype": "bfloat16"}, "optimizer": {"learning_rate": 0.1}, "kl_coef": 0})
     assert pure.held == {"weights": 348 * 2, "optimizer": 348 * 4, "reference": 0}
     assert pure.update["gradients"] == 348 * 2 and not pure.reference_pass
 
