@@ -57,6 +57,14 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _validation_has_problems(self) -> Recipe:
+        for name in ("reasoning_rl", "alignment_rl", "r1_zero", "rlhf_ppo"):
+            settings = getattr(self, name)
+            if settings and settings.validate_every and not self.problems.validation_share:
+                raise ValueError(f"{name}.validate_every needs problems.validation_share above 0")
+        return self
+
+    @model_validator(mode="after")
     def _step_model_is_made(self) -> Recipe:
         asking = [name for name in ("reasoning_rl", "alignment_rl") if getattr(self, name).reads_step_model]
         if asking and self.process_reward_model is None:

@@ -54,6 +54,14 @@ class Problems(Section):
     held_out_max: int = Field(
         512, ge=1, description="Most held-out problems of each domain; what is over is dropped, never trained on."
     )
+    validation_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        exclude_if=lambda value: value == 0,
+        description="Share of the other prompts that no stage trains on either, for validate_every. Evaluation does "
+        "not ask them, so that choosing a checkpoint by them leaves its problems unseen.",
+    )
     ngram: int = Field(
         10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10."
     )

@@ -17,7 +17,7 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import with_style
-from tasks.problems.decontaminate import decontaminate
+from tasks.problems.decontaminate import Collision, decontaminate
 from tasks.problems.load import drop_duplicates, load, split
 from tasks.problems.miniature.prompts import EverydaySource, load_everyday
 from tasks.problems.sources import FileSource, HubSource
@@ -25,8 +25,9 @@ from tasks.problems.sources import FileSource, HubSource
 logger = logging.getLogger(__name__)
 
 SHOWN = 100
-TRAIN, HELD_OUT = "train.parquet", "held_out.parquet"
+TRAIN, VALIDATION, HELD_OUT = "train.parquet", "validation.parquet", "held_out.parquet"
 BAD_RECORDS = "bad_records.jsonl"
+DOMAINS = ("reasoning", "general")
 
 
 def build(context: Context) -> Outcome:
@@ -49,15 +50,23 @@ def build(context: Context) -> Outcome:
     # Later stages take the first N problems, which must be a fair sample of all sources.
     random.Random(f"problems/{context.seed}").shuffle(problems)
     train: list[Problem] = []
+    validation: list[Problem] = []
     held_out: list[Problem] = []
-    for domain in ("reasoning", "general"):
+    for domain in DOMAINS:
         of_domain = [p for p in problems if p.domain == domain]
         learn, keep = split(of_domain, config.held_out_share, salt="r1flow", held_out_max=config.held_out_max)
-        train, held_out = train + learn, held_out + keep
+        learn, validate = split(learn, config.validation_share, salt="r1flow validation")
+        train, validation, held_out = train + learn, validation + validate, held_out + keep
         counts |= {f"{domain}_held_out": len(keep)}
-    train, removed, examples = decontaminate(train, held_out, config.ngram, boilerplate_share=config.boilerplate_share)
+    if config.validation_share:
+        validation, _, _ = _apart(config, validation, held_out)
+        train, removed, _ = _apart(config, train, validation)
+        counts |= {f"validation_{name}": removed[name] for name in ("equal", "overlapping")}
+        counts |= {f"{domain}_validation": sum(p.domain == domain for p in validation) for domain in DOMAINS}
+        write_rows(context.out / VALIDATION, validation, Problem)
+    train, removed, examples = _apart(config, train, held_out)
     counts |= {f"decontamination_{name}": count for name, count in removed.items()}
-    counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in ("reasoning", "general")}
+    counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in DOMAINS}
     write_rows(context.out / TRAIN, train, Problem)
     write_rows(context.out / HELD_OUT, held_out, Problem)
     collisions = [{"train": c.train_id, "held_out": c.held_out_id, "shared": c.shared} for c in examples]
@@ -70,6 +79,13 @@ def build(context: Context) -> Outcome:
         for p in train[:20]
     ]
     return Outcome(counts=counts, tables={"problems": shown} | ({"bad_records": bad[:SHOWN]} if bad else {}))
+
+
+def _apart(
+    config: Problems, problems: list[Problem], others: list[Problem]
+) -> tuple[list[Problem], dict[str, int], list[Collision]]:
+    """The problems that share no n-gram with the others, how many do, and examples of them."""
+    return decontaminate(problems, others, config.ngram, boilerplate_share=config.boilerplate_share)
 
 
 def files(config: Problems) -> dict[str, str | Path]:

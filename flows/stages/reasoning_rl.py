@@ -12,10 +12,11 @@ from prefect.states import State
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.problems import TRAIN
+from flows.stages.problems import TRAIN, VALIDATION
 from flows.stages.process_reward_model import MODEL, read_by
 from flows.stages.runner import run_stage
 from grpo.config.rl import RL, STEP_MODEL
+from grpo.errors import InputError
 from tasks.trainer.user_code import is_folder, source_digest
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     settings = context.config
     if settings.reads_step_model:
         settings = settings.model_copy(update={"step_reward": str(context.path(STEP_MODEL) / MODEL)})
+    if settings.validate_every:
+        job["validation_problems"] = [_validation_problems(context)]
     result = context.run_job(
         "rl",
         settings=settings,
@@ -41,12 +44,21 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
     for finding in result["findings"]:
         logger.warning("%s: %s", finding["name"], finding["message"])
+    kept = result.get("kept")  # where the job validates
     return Outcome(
-        metrics=result["metrics"],
+        counts={"kept_step": kept["step"]} if kept else {},
+        metrics=result["metrics"] | ({f"kept/{kept['metric']}": kept["value"]} if kept else {}),
         steps_completed=result["steps_completed"],
         model=model,
         tables={"samples": result["samples"]} | ({"health": result["findings"]} if result["findings"] else {}),
     )
+
+
+def _validation_problems(context: Context) -> Path:
+    path = context.path("problems") / VALIDATION
+    if not path.is_file():
+        raise InputError(f"{context.stage.name}: validate_every needs problems.validation_share above 0")
+    return path
 
 
 def files(config: RL) -> dict[str, str | Path]:

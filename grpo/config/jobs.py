@@ -102,6 +102,7 @@ class RLJob(JobBase):
     settings: RL
     model: str
     problems: list[Path] = Field(min_length=1)
+    validation_problems: list[Path] = Field([], description="What validate_every asks; never trained on.")
     demonstrations: Path | None = Field(
         None, description="Parquet shards with columns prompt and completion: the data of method 'sft'."
     )
@@ -109,6 +110,12 @@ class RLJob(JobBase):
     zero_template: str | None = None
     helpful_model: str | None = None
     safe_model: str | None = None
+
+    @model_validator(mode="after")
+    def _something_is_validated(self) -> RLJob:
+        if self.settings.validate_every and not self.validation_problems:
+            raise ValueError("settings.validate_every needs validation_problems")
+        return self
 
     @model_validator(mode="after")
     def _step_model_is_a_folder(self) -> RLJob:

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from grpo.config.baselines import DPO, PPO
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling
 from grpo.config.engines import VLLM
+from grpo.config.validation import Validation
 from grpo.health.checks import HealthSettings
 from grpo.rewards.registry import check as check_reward
 from grpo.rewards.steps import find as find_step_reward
@@ -81,27 +83,6 @@ class Curriculum(Settings):
     min_pass_rate: float = Field(0.0, ge=0, le=1, description="Problems solved at most this often rest.")
     max_pass_rate: float = Field(1.0, ge=0, le=1, description="Problems solved at least this often rest.")
     rest: int = Field(2, ge=1, description="Passes over the data that such a problem is left out of.")
-
-
-class PPO(Settings):
-    """Proximal policy optimization with a learned value function (DSM eq. 1 and 2; InstructGPT), as a baseline."""
-
-    value: Literal["model", "head"] = Field(
-        "model", description="A model of its own, as large as the policy, or a head on the policy's last hidden states."
-    )
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount a token.")
-    gae_lambda: float = Field(1.0, ge=0, le=1, description="GAE. R1 v2: 1.0 nearly matches GRPO, 0.95 is much worse.")
-    value_coef: float = Field(0.5, gt=0, description="Weight of the value loss beside the policy's.")
-    value_clip: float = Field(0.2, gt=0, description="The value may leave its old one by so much. InstructGPT: 0.2.")
-    value_learning_rate: float | None = Field(None, gt=0, description="Peak rate of the value. None: the policy's.")
-    whiten: bool = Field(True, description="Advantages are brought to mean 0, std 1 over each rollout.")
-
-
-class DPO(Settings):
-    """Direct preference optimization on pairs of the initial policy's completions (arXiv 2305.18290; DSM A.1.4)."""
-
-    beta: float = Field(0.1, gt=0, description="Strength of the tie to the reference.")
-    length_average: bool = Field(False, description="Log-probabilities averaged over length, as DSM, or summed.")
 
 
 class RL(Settings):
@@ -219,6 +200,18 @@ class RL(Settings):
     hardware: Hardware = Hardware()
     save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job continues from.")
     samples_every: int = Field(20, ge=1, description="Steps between the completions kept for reading.")
+    validate_every: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="Steps between validations; the last step has one too. None: no validation.",
+    )
+    validation: Validation = Field(Validation(), exclude_if=lambda value: value == Validation())
+    keep: Literal["best", "last"] = Field(
+        "last",
+        exclude_if=lambda value: value == "last",
+        description="The checkpoint that the job gives: of the last step, or of the best validation.",
+    )
 
     @model_validator(mode="after")
     def _general_fits(self) -> RL:
@@ -273,6 +266,11 @@ class RL(Settings):
             rates.append(self.ppo.value_learning_rate or self.optimizer.learning_rate)
         for rate in rates:
             self.hardware.check_learning_rate(rate)
+        return self
+
+    @model_validator(mode="after")
+    def _validation_fits(self) -> RL:
+        self.validation.check(self.validate_every, self.keep, self.method, self.rewards)
         return self
 
     @model_validator(mode="after")

@@ -30,26 +30,24 @@ def save(
 ) -> None:
     """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`; deletes older
     checkpoints once it is on disk. All processes call it, and see the checkpoint when it returns."""
-    writing, final = state / "writing", state / f"{_PREFIX}{step:08d}"
+    final = state / f"{_PREFIX}{step:08d}"
+    _publish(parallel, final, modules, optimizers, plain)
     if parallel.is_main:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-    parallel.barrier()
-    if not writing.is_dir():
-        raise InputError(f"{state}: not shared with the first process's machine; keep it on a shared file system")
-    tensor_io.write(writing / _TENSORS, modules, optimizers)
-    if parallel.is_main:
-        with (writing / _PLAIN).open("wb") as file:
-            torch.save(plain, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(writing / _TENSORS, writing)
-        writing.rename(final)
-        _sync(state)
         for older in _saved(state):
             if older != final:
                 shutil.rmtree(older)
     parallel.barrier()
+
+
+def save_weights(parallel: Parallel, folder: Path, modules: Modules) -> None:
+    """Saves the tensors of `modules` alone, in place of what `folder` holds. All processes call it."""
+    _publish(parallel, folder, modules, {}, {})
+    parallel.barrier()
+
+
+def load_weights(folder: Path, modules: Modules) -> None:
+    """The inverse of `save_weights`, in place. All processes call it."""
+    tensor_io.read(folder / _TENSORS, modules, {})
 
 
 def load_latest(
@@ -83,6 +81,27 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _publish(parallel: Parallel, final: Path, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]) -> None:
+    """Writes a checkpoint to one side and renames it."""
+    state, writing = final.parent, final.parent / "writing"
+    if parallel.is_main:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+    parallel.barrier()
+    if not writing.is_dir():
+        raise InputError(f"{state}: not shared with the first process's machine; keep it on a shared file system")
+    tensor_io.write(writing / _TENSORS, modules, optimizers)
+    if parallel.is_main:
+        with (writing / _PLAIN).open("wb") as file:
+            torch.save(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(writing / _TENSORS, writing)
+        shutil.rmtree(final, ignore_errors=True)
+        writing.rename(final)
+        _sync(state)
 
 
 def _saved(state: Path) -> list[Path]:

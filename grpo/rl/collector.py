@@ -99,6 +99,11 @@ class RolloutCollector:
         problems = self._problems_for(step, minibatches)
         return self.prefetcher.sample(problems, step, (step, attempt, 0), background=background)
 
+    def wait(self) -> None:
+        """Until the rollout that was begun in the background is sampled."""
+        if self.prefetched is not None:
+            self.prefetched.results.result()
+
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint. Waits for a rollout in the making; all processes call it together."""
         prefetched = self.prefetched and self.prefetcher.state(self.prefetched, self.models.version)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo.config.common import Sampling
 from grpo.config.jobs import RLJob
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
@@ -32,6 +33,8 @@ class RolloutRequest:
     prompts: list[list[int]]
     mine: list[int]  # indices of the problems that this process samples
     shares: list[list[int]]  # the same of all processes
+    sampling: Sampling
+    completions: int  # of each problem
     results: Future[ScoredCompletions] = field(default_factory=Future)
 
 
@@ -43,13 +46,21 @@ class Prefetcher:
         self.engine, self._synced = engine, SyncedEngine(engine, models)
 
     def sample(
-        self, problems: Sequence[Problem], step: int, draw: tuple[int, ...], *, background: bool = False
+        self,
+        problems: Sequence[Problem],
+        step: int,
+        draw: tuple[int, ...],
+        *,
+        background: bool = False,
+        sampling: Sampling | None = None,
+        completions: int | None = None,
     ) -> RolloutRequest:
         """All processes call it together. Completions depend on the weights, the problems and `draw` alone.
 
-        `background`: return at once and sample in a thread, which shares only the scorer with the trainer.
+        `background`: return at once and sample in a thread, which shares only the scorer with the trainer. `sampling`
+        and `completions`, of each problem: the job's where left out.
         """
-        request = self._share(problems, step, self._synced.sync())
+        request = self._share(problems, step, self._synced.sync(), sampling, completions)
         seeds = [seed_of(self.job.seed, *draw, number) for number in request.mine]
         if background:
             threading.Thread(target=self._fill, args=(request, seeds), daemon=True).start()
@@ -58,11 +69,21 @@ class Prefetcher:
             self.engine.sleep()
         return request
 
-    def _share(self, problems: Sequence[Problem], step: int, version: int) -> RolloutRequest:
-        job, longest = self.job, self.job.settings.max_new_tokens(step)
+    def _share(
+        self,
+        problems: Sequence[Problem],
+        step: int,
+        version: int,
+        sampling: Sampling | None = None,
+        completions: int | None = None,
+    ) -> RolloutRequest:
+        job, settings = self.job, self.job.settings
+        sampling = sampling or settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(step)})
+        longest, completions = sampling.max_new_tokens, completions or settings.group_size
         prompts = [prompt_tokens(self.tokenizer, p.messages, job.template, job.zero_template) for p in problems]
         shares = divide([len(prompt) + longest for prompt in prompts], self.parallel.world)
-        return RolloutRequest(step, version, [*problems], prompts, shares[self.parallel.rank], shares)
+        mine = shares[self.parallel.rank]
+        return RolloutRequest(step, version, [*problems], prompts, mine, shares, sampling, completions)
 
     def _fill(self, request: RolloutRequest, seeds: list[int]) -> None:
         try:
@@ -71,19 +92,16 @@ class Prefetcher:
             request.results.set_exception(error)
 
     def _sample_share(self, request: RolloutRequest, seeds: list[int]) -> ScoredCompletions:
-        settings = self.job.settings
-        sampling = settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(request.step)})
         prompts = [request.prompts[number] for number in request.mine]
         results: ScoredCompletions = {}
-        for position, completions in self.engine.sample(prompts, settings.group_size, sampling, seeds):
+        for position, completions in self.engine.sample(prompts, request.completions, request.sampling, seeds):
             # Other processes score them while the next groups are sampled.
             number = request.mine[position]
             results[number] = completions, self._score(request, number, completions)
         return results
 
     def _score(self, request: RolloutRequest, number: int, completions: list[Completion]) -> Scores:
-        longest = self.job.settings.max_new_tokens(request.step)
-        problem = request.problems[number]
+        problem, longest = request.problems[number], request.sampling.max_new_tokens
         responses = responses_of(self.tokenizer, problem, request.prompts[number], completions, longest)
         return self.scorer.start(problem, responses)
 

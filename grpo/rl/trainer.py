@@ -31,6 +31,7 @@ from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
+from grpo.rl.validation import Validator
 from grpo.scoring.scorer import Scorer
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Trainer:
         self.models = Models(job.model, self.settings, self.method, self.parallel)
         self.update = Update(self.settings, self.method, self.models, self.parallel)
         self.collect = self._collector()
+        self.validator = self._validator()
         self.health = Health(self.settings.health)
         self.step = self.attempt = 0
         self.pending: Pending | None = None
@@ -86,6 +88,11 @@ class Trainer:
             self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel
         )
 
+    def _validator(self) -> Validator | None:
+        if self.settings.validate_every is None or isinstance(self.collect, Demonstrations):
+            return None
+        return Validator(self.job, self.collect, self.models, self.parallel)
+
     def _open_metrics(self) -> Metrics | None:
         return Metrics(self.job.metrics, self.step) if self.parallel.is_main else None
 
@@ -94,24 +101,32 @@ class Trainer:
 
     def run(self) -> None:
         try:
-            while self.step < self.settings.steps:
+            while self.step < self.settings.steps and not self._stopped:
                 self._advance()
         finally:
             self.collect.close()
             if self.scorer is not None:
                 self.scorer.close()
+        result = {
+            "metrics": closing_means(self.job.metrics, _is_closing) if self.parallel.is_main else {},
+            "samples": self.samples,
+            "findings": self.findings,
+        }
+        if self.validator is not None:
+            self.validator.load_kept(self.step)
+            result["kept"] = kept = self.validator.kept()
+            result["metrics"] |= kept.pop("metrics")
         self.models.policy.save(self.job.out)
         if self.parallel.is_main:
             save_tokenizer(self.tokenizer, self.job.model, self.job.out)
-            write_result(
-                self.job.result,
-                self.step,
-                self.settings.steps,
-                metrics=closing_means(self.job.metrics, _is_closing),
-                samples=self.samples,
-                findings=self.findings,
-            )
+            planned = self.step if self._stopped else self.settings.steps
+            write_result(self.job.result, self.step, planned, **result)
         self.parallel.close()
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether validation has ended training early."""
+        return self.validator is not None and self.validator.stops
 
     def _advance(self) -> None:
         """One optimizer step; collects a new rollout if the last is used up."""
@@ -124,14 +139,19 @@ class Trainer:
         first = pending.position == 0
         pending.position += 1
         self.step += 1
-        record = self._log(pending, stats, time.perf_counter() - started, first)
+        update_s = time.perf_counter() - started
+        if self.validator is not None and self.validator.due(self.step):
+            stats |= self.validator(self.step)
+            stats["validation_s"] = time.perf_counter() - started - update_s
+        record = self._log(pending, stats, update_s, first)
         if settings.reference_refresh_steps and self.step % settings.reference_refresh_steps == 0:
             self.models.refresh_reference()
         if pending.done:
             self.pending = None
         if self._act_on(self.health.check(self.step, record)):
             return
-        if self.step % settings.save_every == 0 and self.step < settings.steps and self.health.good:
+        goes_on = self.step < settings.steps and not self._stopped
+        if self.step % settings.save_every == 0 and goes_on and self.health.good:
             self._save()
 
     def _roll_out(self) -> Pending:
@@ -214,8 +234,11 @@ class Trainer:
             "samples": self.samples,
             "findings": self.findings,
             "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
+            "validation": self.validator.state() if self.validator else None,
         }
         checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
+        if self.validator is not None:
+            self.validator.saved()
 
     def _restore(self, step: int, payload: dict[str, Any]) -> None:
         self.step, self.attempt = step, payload["attempt"]
@@ -224,6 +247,8 @@ class Trainer:
         self.collect.restore(payload["collect"])
         self.health.restore(payload["health"])
         self.samples, self.findings = payload["samples"], payload["findings"]
+        if self.validator is not None:
+            self.validator.restore(payload.get("validation"))
         pending = payload["pending"]
         self.pending = Pending(**(pending | {"rollout": Rollout(**pending["rollout"])})) if pending else None
 

@@ -154,6 +154,7 @@ class Estimator:
         scored = general * (self.assumed.prompt_tokens + self._mean(settings.sampling.max_new_tokens)) * reward_models
         length = sum(self._means(settings.sampling))
         seconds += read_s(self.device, self.a, scored, length, settings.micro_batch_tokens, number)
+        seconds += self._validations(settings)
         longest = max(longest for _, longest in _stretches(settings))
         most = rows / devices * (self.assumed.prompt_tokens + longest)
         return Estimate(
@@ -194,6 +195,18 @@ class Estimator:
         rows = sampling.batch_size if engine is None else ROWS_MAX
         steps = longest if engine is None else mean
         return sample_s(self.device, self.a, completions, prompt, steps, mean, rows, number, engine is not None)
+
+    def _validations(self, settings: RL) -> float:
+        """Seconds of sampling in all validations, as if each had as many problems as it may."""
+        if settings.validate_every is None:
+            return 0.0
+        asked, hardware = settings.validation, settings.hardware
+        sampling = asked.sampling or settings.sampling
+        domains = 1 + bool(settings.general_last_steps)
+        each = domains * asked.problems * asked.samples_per_problem / _devices(hardware)
+        times = -(-settings.steps // settings.validate_every)
+        number, longest = _BYTES[hardware.dtype], sampling.max_new_tokens
+        return times * self._sample(each, sampling, number, settings.engine, longest)
 
     def _traffic(self, micro_batches: float, devices: int) -> float:
         return micro_batches * TRAFFIC * self.a.weights() if devices > 1 else 0.0

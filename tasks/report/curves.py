@@ -11,6 +11,7 @@ from tasks.tracking.recipe_run import StageRun
 
 Points = list[tuple[float, float]]
 _MOST_POINTS = 240
+_VALIDATION = "validation/"
 _NOT_PARTS = ("_mean", "_std", "_failures")
 
 
@@ -28,6 +29,9 @@ def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
     if "reward" in names:
         parts = [m for m in sorted(names) if m.startswith("reward_") and not m.endswith(_NOT_PARTS) and "/" not in m]
         yield Picture("Reward and its parts", (("total", "reward"), *((p.removeprefix("reward_"), p) for p in parts)))
+    asked = [m for m in sorted(names) if m.startswith(_VALIDATION) and not m.startswith(f"{_VALIDATION}completion_")]
+    if asked:
+        yield Picture("On validation problems", tuple((m.removeprefix(_VALIDATION), m) for m in asked))
     single = {
         "completion_tokens": "Completion length, tokens",
         "sampled_entropy": "Entropy of sampled tokens, nats",
