@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.sections import (
     Alignment,
     Base,
@@ -11,7 +12,6 @@ from flows.recipe.sections import (
     Distill,
     Evaluate,
     Problems,
-    ProcessRewards,
     Report,
     RewardModels,
     Section,

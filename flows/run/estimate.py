@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import home
+from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Base, ColdStartData, Evaluate, ProcessRewards, RewardModels, SFTData
+from flows.recipe.sections import Base, ColdStartData, Evaluate, RewardModels, SFTData
 from flows.stages.contract import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
@@ -149,18 +150,13 @@ def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
 
 def _step_model(config: ProcessRewards, estimator: Estimator) -> Estimate:
     """Sampling of the chains, rollouts from each of their steps, and training on them."""
-    assumed, hardware = estimator.assumed, config.training.hardware
-    chains, mean = (
-        config.problems * config.samples_per_problem,
-        config.sampling.max_new_tokens * assumed.completion_share,
-    )
+    assumed, sampling, training = estimator.assumed, config.sampling, config.training
+    mean = sampling.max_new_tokens * assumed.completion_share
+    chains, length = config.problems * config.samples_per_problem, assumed.prompt_tokens + mean
+    total = estimator.sampled(config.problems, config.samples_per_problem, sampling, training.hardware)
     steps = chains * max(1.0, mean / assumed.step_tokens)
-    rollouts = replace(estimator.sampled(steps, config.rollouts, config.sampling, hardware), disk=0.0)
-    length = assumed.prompt_tokens + mean
-    training = estimator.supervised(config.training, chains * length * config.training.epochs, length)
-    return (
-        estimator.sampled(config.problems, config.samples_per_problem, config.sampling, hardware) + rollouts + training
-    )
+    total += replace(estimator.sampled(steps, config.rollouts, sampling, training.hardware), disk=0.0)
+    return total + estimator.supervised(training, chains * length * training.epochs, length)
 
 
 def _reward_models(config: RL, recipe: Recipe) -> int:

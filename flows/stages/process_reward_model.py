@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.sections import ProcessRewards
+from flows.recipe.process_rewards import ProcessRewards
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage
