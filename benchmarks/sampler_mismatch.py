@@ -1,6 +1,10 @@
 """|log p of the sampler - log p of the trainer| in a narrow type: SmolLM2-135M-Instruct, samples of its own.
 
     python benchmarks/sampler_mismatch.py [--dtype bfloat16] [--seeds 0 1 2] [--build build]
+        [--operations cpu|cuda] [--head float32|narrow]
+
+`--operations cuda`: attention while decoding by the operations that a GPU runs, on CPU tensors. `--head narrow`: logits
+are rounded to `--dtype`, as transformers does.
 
 Prints one line a seed: mean, 99th percentile and largest difference in nats a token between sampler and trainer, and
 the mean difference of each from the same weights computed in float32.
@@ -15,11 +19,15 @@ from pathlib import Path
 import torch
 from inputs import questions, smollm2
 from torch import Tensor
+from torch.nn.functional import linear
 
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
+from grpo.model import decoder, head
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.model.logprobs import completion_logprobs
+from grpo.model.packed import token_logprobs
+from grpo.model.partial_attention import attention_in_float32
 
 PROMPTS, PER_PROMPT, LENGTH = 4, 8, 64
 
@@ -29,7 +37,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--operations", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--head", choices=("float32", "narrow"), default="float32")
     args = parser.parse_args()
+    if args.operations == "cuda":
+        decoder.partial_attention = attention_in_float32
+    if args.head == "narrow":
+        head.float32_linear = token_logprobs.float32_linear = linear
     folder = str(smollm2(args.build))
     narrow = load_policy(folder, Hardware(device="cpu", dtype=args.dtype))
     wide = load_policy(folder, Hardware(device="cpu"))

@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from grpo.model.float32 import Float32
 from grpo.model.packed.attention import is_unfused
+from grpo.model.packed.products import float32_linear
 from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
 
 PROBE_ROWS, PROBE_LOGIT = 4, 1000.0
@@ -56,11 +57,11 @@ class Head:
         self.scale: float | None = self.model.r1flow_logit_scale
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Logits [N, V] of states [N, H]."""
-        if self.scale == 1:
-            logits: Tensor = self.linear(states)
-            return logits
-        return self.own(states)
+        """Logits [N, V] of states [N, H]; in float32, but for heads that only the model's own code computes."""
+        if self.scale is None:
+            return self.own(states)
+        logits = float32_linear(states, self.linear.weight, self.linear.bias)
+        return logits if self.scale == 1 else logits * self.scale
 
     def own(self, states: Tensor) -> Tensor:
         """Logits [N, V] by the model's own code."""

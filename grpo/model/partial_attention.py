@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo.model.packed.products import float32_bmm
+
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Attention outputs [n, H, L, D] over a part of the keys, and the logsumexp of their scores [n, H, L], with which
@@ -17,16 +19,8 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
 def attention_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """`partial_attention` by PyTorch's own operations: scores and softmax in float32 whatever the type of q and k, as
     the trainer's attention has them, so that sampler and trainer agree."""
-    scores = _float32_product(q, k.transpose(-1, -2)).mul_(scale)
+    scores = float32_bmm(q, k.transpose(-1, -2)).mul_(scale)
     if mask is not None:
         scores += mask
     lse = scores.logsumexp(-1)
     return scores.sub_(lse[..., None]).exp_().to(v.dtype) @ v, lse
-
-
-def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32, [n, H, L, T] from [n, H, L, D] and [n, H, D, T]. A GPU reads narrow inputs as they are."""
-    if a.dtype == torch.float32 or not a.is_cuda:
-        return a.float() @ b.float()
-    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
-    return product.view(*a.shape[:-1], b.shape[-1])

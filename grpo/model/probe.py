@@ -22,8 +22,9 @@ from grpo.model.plain import generate
 
 PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
 COMPLETIONS = ([10, 4, 13, 7], [6, 12, 9, 3], [4, 5, 11, 10])
-TOLERANCE = 1e-3
-"""Largest difference of a log-probability, nats in float32 arithmetic. Packed models differ by 1e-5 and less."""
+TOLERANCE = 1e-2
+"""Largest difference of a log-probability, nats in float32 arithmetic. Small random models differ by 1e-5 and less,
+SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scaling or cap by 0.04 and more."""
 
 
 @torch.no_grad()

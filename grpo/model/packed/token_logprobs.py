@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
 from grpo.model.packed.autograd import add_product
+from grpo.model.packed.products import float32_linear
 
 
 def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
@@ -90,7 +91,7 @@ def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(states, weight, bias).float()
+    logits = float32_linear(states, weight, bias).float()
     return logits.div_(temperature) if temperature != 1.0 else logits
 
 

@@ -1,0 +1,40 @@
+"""Matrix products of bfloat16 and float16 tensors with sums and results in float32.
+
+A logit of 16 to 32 is rounded to a multiple of 1/8 in bfloat16. Sampler and trainer round different sums, so that alone
+makes their log-probabilities differ by some 0.03 nats a token (MiniMax-M1, arXiv 2506.13585: a head in float32).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+NARROW = (torch.bfloat16, torch.float16)
+WIDENED = 2**24
+"""Weights that are held in float32 at once where a device has no product of narrow inputs with a float32 result."""
+
+
+def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b, [N, V], for x [N, H] and W [V, H]; in float32 where they are narrower."""
+    if weight.dtype not in NARROW or x.dtype != weight.dtype:
+        return linear(x, weight, bias)
+    wide_bias = None if bias is None else bias.float()
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return linear(x.float(), weight.float(), wide_bias)
+    if x.is_cuda:
+        product = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return product if wide_bias is None else product.add_(wide_bias)
+    wide, product = x.float(), x.new_empty(len(x), len(weight), dtype=torch.float32)
+    rows = max(1, WIDENED // weight.shape[1])
+    for part, columns in zip(weight.split(rows), product.split(rows, 1), strict=True):
+        columns.copy_(wide @ part.float().t())
+    return product if wide_bias is None else product.add_(wide_bias)
+
+
+def float32_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, [n, H, L, T], in float32, for [n, H, L, D] and [n, H, D, T]."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return a.float() @ b.float()
+    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
+    return product.view(*a.shape[:-1], b.shape[-1])

@@ -1,0 +1,42 @@
+"""Products of bfloat16 tensors with float32 results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpo.model.packed import products
+from grpo.model.packed.products import float32_bmm, float32_linear
+
+# 1 + 2^-8 needs 9 bits; bfloat16 has 8. Both factors are bfloat16 numbers, their product is not.
+X = torch.tensor([[1.0, 2.0**-4]], dtype=torch.bfloat16)
+W = torch.tensor([[1.0, 2.0**-4], [2.0, 0.0], [0.0, 4.0]], dtype=torch.bfloat16)
+EXACT = [[1.00390625, 2.0, 0.25]]
+
+
+@pytest.mark.parametrize("widened", [2, 10**6], ids=["in parts", "at once"])
+def test_a_logit_is_not_rounded(monkeypatch: pytest.MonkeyPatch, widened: int) -> None:
+    monkeypatch.setattr(products, "WIDENED", widened)
+    with torch.no_grad():
+        product = float32_linear(X, W, torch.tensor([0.0, 1.0, 0.0], dtype=torch.bfloat16))
+    assert product.dtype == torch.float32
+    assert product.tolist() == [[1.00390625, 3.0, 0.25]]
+    assert torch.nn.functional.linear(X, W).tolist() == [[1.0, 2.0, 0.25]]  # what would be without
+
+
+def test_it_has_gradients() -> None:
+    weight = W.clone().requires_grad_()
+    product = float32_linear(X, weight, None)
+    assert product.tolist() == EXACT
+    product.sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [[1.0, 0.0625]] * 3
+
+
+def test_wide_types_are_left_alone() -> None:
+    x, weight = X.double(), W.double()
+    assert float32_linear(x, weight, None).dtype == torch.float64
+
+
+def test_scores_are_not_rounded() -> None:
+    scores = float32_bmm(X.view(1, 1, 1, 2), W.t().reshape(1, 1, 2, 3))
+    assert scores.tolist() == [[EXACT]]
