@@ -144,6 +144,11 @@ def run(job: JobBase) -> int:
             time.sleep(LOST_S)
             print("error: a process on another machine is gone; the trainer's log there says why", file=sys.stderr)
             return 1
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; a job without torch must not load it
+            from grpo.model.out_of_memory import out_of_memory
+
+            print(f"error: {out_of_memory(str(error))}", file=sys.stderr)
+            return 1
         # Each library reports a full disk differently, some not at all.
         if shutil.disk_usage(job.out).free > FULL_BYTES:
             raise

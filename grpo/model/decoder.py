@@ -117,7 +117,17 @@ class _Prefill:
         return self.inner.attend(layer, q, k, v, options)
 
 
-class _Cache:
+class KeyValues:
+    """Keys and values of one layer, whatever their form."""
+
+    prompts: list[Tensor]  # keys and values of g prompts, [g, Hkv, P, D] each
+    rows: list[Tensor]  # of the generated tokens of n rows, [n, Hkv, T, D] each
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.prompts, *self.rows]
+
+
+class _Cache(KeyValues):
     """Keys and values of one layer: of g prompts [g, Hkv, P, D] and of n rows [n, Hkv, T, D], with spare capacity."""
 
     def __init__(self, like: Tensor):

@@ -1,0 +1,79 @@
+"""What a device held when its memory ran out, and which setting gives some back."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from grpo.model.decoder import KeyValues
+
+REMEDIES = {
+    "weights": "set hardware.dtype = 'bfloat16' or raise hardware.processes, which divide them",
+    "gradients": "train with lora or raise hardware.processes, which divide them",
+    "optimizer state": "set optimizer.kind = 'adamw_8bit' or raise hardware.processes, which divide it",
+    "key-value caches": "lower sampling.batch_size",
+    "activations and logits": "lower micro_batch_tokens or set hardware.gradient_checkpointing = true",
+    "unused by fragments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+}
+"""What lessens each part, by its name."""
+GB = 1e9
+
+
+def held_bytes(device: torch.device) -> dict[str, int]:
+    """Bytes of the tensors on a device by what they are, for all that Python holds."""
+    seen: set[int] = set()
+    held = dict.fromkeys(("weights", "gradients", "optimizer state", "key-value caches"), 0)
+
+    def add(name: str, tensors: Any) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.device.type == device.type and not tensor.is_meta:
+                storage = _local(tensor).untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    held[name] += storage.nbytes()
+
+    objects = gc.get_objects()  # their types are asked, not they themselves: some warn when they are touched
+    for thing in objects:
+        if issubclass(type(thing), Tensor) and isinstance(thing, Parameter):
+            add("weights", [thing])
+            add("gradients", [thing.grad])
+    for thing in objects:
+        if issubclass(type(thing), torch.optim.Optimizer):
+            for state in thing.state.values():
+                add("optimizer state", state.values())
+        elif issubclass(type(thing), KeyValues):
+            add("key-value caches", thing.tensors())
+    return held
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    return part if isinstance(part, Tensor) else tensor
+
+
+def explain(error: str, device: torch.device, statistics: dict[str, int]) -> str:
+    """One line: what held how much, largest first, and what lessens the largest two.
+
+    `error`: torch's own message. `statistics`: `torch.cuda.memory_stats`, empty where there are none.
+    """
+    held = held_bytes(device)
+    allocated = statistics.get("allocated_bytes.all.peak", 0)
+    held["activations and logits"] = max(0, allocated - sum(held.values()))
+    held["unused by fragments"] = max(0, statistics.get("reserved_bytes.all.peak", 0) - allocated)
+    largest = sorted(((size, name) for name, size in held.items() if size), reverse=True)
+    parts = ", ".join(f"{name} {size / GB:.2f} GB" for size, name in largest) or "nothing of this trainer's"
+    remedies = [f"For less of {name}: {REMEDIES[name]}" for _, name in largest[:2]]
+    tried = error.split(". ")[0].split("\n")[0]
+    return ". ".join([f"the device's memory is full ({tried})", f"It held: {parts}", *remedies])
+
+
+def out_of_memory(error: str) -> str:
+    """`explain` for the device of this process."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    return explain(error, device, torch.cuda.memory_stats() if cuda else {})

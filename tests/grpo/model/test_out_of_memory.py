@@ -1,0 +1,71 @@
+"""A full GPU ends in one line that names what held the memory. Sizes are those of CPU tensors, which can be counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from grpo import train
+from grpo.config.jobs import JobBase
+from grpo.model.decoder import KeyValues
+from grpo.model.out_of_memory import explain, held_bytes
+
+CPU = torch.device("cpu")
+
+
+class Objects:
+    """A trainer's objects: 2^20 float32 weights, their gradients, two moments each, and a cache of 2^20 numbers."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1024, 1024, bias=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.model(torch.ones(1, 1024)).sum().backward()
+        self.optimizer.step()
+        self.cache = KeyValues()
+        self.cache.prompts, self.cache.rows = [torch.zeros(2**18)] * 2, [torch.zeros(2**18), torch.zeros(2**19)]
+
+
+def test_what_is_held() -> None:
+    before = held_bytes(CPU)
+    objects = Objects()
+    held = held_bytes(CPU)
+    grown = {name: held[name] - before[name] for name in held}
+    assert grown["weights"] == 4 * 2**20
+    assert grown["gradients"] == 4 * 2**20
+    assert grown["optimizer state"] == 2 * 4 * 2**20 + 4  # and the step's number
+    assert grown["key-value caches"] == 4 * 2**20  # one tensor stands there twice
+    del objects
+
+
+def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"weights": 3 * 10**9, "gradients": 10**9, "optimizer state": 0, "key-value caches": 2 * 10**9}
+    monkeypatch.setattr("grpo.model.out_of_memory.held_bytes", lambda _: dict(held))
+    error = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+    statistics = {"allocated_bytes.all.peak": 10 * 10**9, "reserved_bytes.all.peak": 11 * 10**9}
+    assert explain(error, CPU, statistics) == (
+        "the device's memory is full (CUDA out of memory). It held: activations and logits 4.00 GB, weights 3.00 GB, "
+        "key-value caches 2.00 GB, unused by fragments 1.00 GB, gradients 1.00 GB. For less of activations and logits: "
+        "lower micro_batch_tokens or set hardware.gradient_checkpointing = true. For less of weights: set "
+        "hardware.dtype = 'bfloat16' or raise hardware.processes, which divide them"
+    )
+
+
+def test_the_trainer_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: JobBase) -> None:
+        objects = Objects()
+        raise torch.OutOfMemoryError(f"CUDA out of memory. {len(objects.cache.rows)}")
+
+    monkeypatch.setattr(f"{__name__}.full", full, raising=False)
+    monkeypatch.setitem(train.RUNNERS, "copy_model", f"{__name__}:full")
+    paths = {name: str(tmp_path / name) for name in ("out", "state", "metrics", "result", "model")}
+    job = tmp_path / "job.json"
+    job.write_text(train.json.dumps({"kind": "copy_model", "seed": 0, **paths}))
+    assert train.main([str(job)]) == 1
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("error: the device's memory is full (CUDA out of memory). It held: ")
+    assert "optimizer state 0.01 GB" in line and "\n" not in line
