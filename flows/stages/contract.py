@@ -33,7 +33,8 @@ from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
 
 NOT_HASHED = {
-    *("device", "fused", "attention", "workers", "processes", "nodes", "gpu_memory_utilization", "kv_cache_gb"),
+    *("device", "fused", "attention", "sampler", "workers", "processes", "nodes"),
+    *("gpu_memory_utilization", "kv_cache_gb"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
     *("backoff_s", "away_max_s", "ray"),
 }

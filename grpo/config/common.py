@@ -52,8 +52,9 @@ class Optimizer(Settings):
 class Hardware(Settings):
     """Where and how a job computes.
 
-    `device`, `fused`, `attention`, `processes` and `nodes` are not part of a stage's key: they only change the order of
-    sums, so results differ by rounding, and an artifact made with one choice is reused under another.
+    `device`, `fused`, `attention`, `sampler`, `processes` and `nodes` are not part of a stage's key: they only change
+    the order of sums and, for `sampler`, the random numbers, and an artifact made with one choice is reused under
+    another.
     """
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' takes a GPU where there is one.")
@@ -81,6 +82,14 @@ class Hardware(Settings):
         "transformers' own forward pass and `generate` on sequences of one length; right for every model that it can "
         "run, but slower. auto: packed where a few short sequences have the same log-probabilities both ways when the "
         "model is loaded, else plain.",
+    )
+    sampler: Literal["auto", "own", "continuous", "vllm"] = Field(
+        "auto",
+        exclude_if=lambda value: value == "auto",
+        description="What samples where no `engine` is set. own: this library's sampler, whose completions depend on "
+        "their seeds alone. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: "
+        "on a CPU own; on a GPU the first of vllm, continuous and own that is installed and runs the job. "
+        "Log-probabilities of another sampler are corrected by truncated importance sampling.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
     processes: int = Field(

@@ -1,10 +1,11 @@
 """Engines that sample rollouts, behind one interface: transformers in the trainer's process, or vLLM.
 
-| engine        | weights                                | log-probabilities |
-|---------------|----------------------------------------|-------------------|
-| SharedWeights | the trainer's own                      | exact             |
-| CopiedWeights | a copy beside them, replaced each time | exact             |
-| vLLM          | a copy in vLLM's form, local or served | of another kernel |
+| engine             | weights                                | log-probabilities |
+|--------------------|----------------------------------------|-------------------|
+| SharedWeights      | the trainer's own                      | exact             |
+| ContinuousBatching | the trainer's own                      | of another kernel |
+| CopiedWeights      | a copy beside them, replaced each time | exact             |
+| vLLM               | a copy in vLLM's form, local or served | of another kernel |
 
 Exact log-probabilities equal the trainer's up to rounding, so the update uses them as those of the old policy. Where
 they are not exact, each step measures by how much they differ; so too where a model runs plain (`grpo.model.probe`),
@@ -13,6 +14,7 @@ because the `generate` of some does not compute what their forward pass does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -21,14 +23,19 @@ import torch
 from torch import Tensor
 
 from grpo.config.common import Sampling
+from grpo.config.engines import VLLM
 from grpo.config.rl import RL
 from grpo.data.completions import Completion
-from grpo.errors import TrainingStopped
+from grpo.errors import InputError, TrainingStopped
+from grpo.generation.choice import Needs, choose_sampler
+from grpo.generation.continuous import sample_continuously
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import decodes_exactly, load_policy
+
+logger = logging.getLogger(__name__)
 
 Weights = Iterable[tuple[str, Tensor]]
 
@@ -42,6 +49,9 @@ class PolicySource(Protocol):
     @property
     def sampler_is_exact(self) -> bool: ...
 
+    @property
+    def packed(self) -> bool: ...
+
     def sampler(self) -> AbstractContextManager[Any]: ...
 
     def sampler_weights(self) -> Weights: ...
@@ -51,6 +61,7 @@ class Engine(Protocol):
     """Samples rollouts. `exact`: whether its log-probabilities are the trainer's up to rounding."""
 
     exact: bool
+    name: str  # own, continuous or vllm
 
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
@@ -74,6 +85,8 @@ class Engine(Protocol):
 
 class SharedWeights:
     """Samples with the trainer's own weights, which are never copied and so never out of date."""
+
+    name = "own"
 
     def __init__(self, models: PolicySource, eos_id: int):
         self._models, self._eos_id = models, eos_id
@@ -101,8 +114,41 @@ class SharedWeights:
         pass
 
 
+class ContinuousBatching(SharedWeights):
+    """Samples with the trainer's own weights by transformers' continuous batching; as SharedWeights from when
+    transformers refuses the model."""
+
+    name = "continuous"
+
+    def __init__(self, models: PolicySource, eos_id: int):
+        super().__init__(models, eos_id)
+        self.exact = False  # other kernels round differently
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        begun = False
+        if self.name == "continuous":
+            try:
+                with self._models.sampler() as model:
+                    for group in sample_continuously(
+                        model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds
+                    ):
+                        begun = True
+                        yield group
+                return
+            except (ValueError, NotImplementedError, AttributeError) as error:
+                if begun or isinstance(error, InputError):
+                    raise
+                logger.warning("transformers' continuous batching refuses this model (%s): samples with own", error)
+                self.name = "own"
+        yield from super().sample(prompts, per_prompt, settings, seeds)
+
+
 class CopiedWeights:
     """Samples with a copy of the policy, whole in each process, while the policy learns."""
+
+    name = "own"
 
     def __init__(self, model: str, settings: RL, eos_id: int):
         self._model = load_policy(model, settings.hardware).requires_grad_(False)
@@ -163,7 +209,20 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
     """The engine that the settings choose."""
     vllm = settings.engine
     if vllm is None:
-        return CopiedWeights(model, settings, eos_id) if settings.rollouts_ahead else SharedWeights(models, eos_id)
+        needs = Needs(
+            settings.sampling,
+            models.packed,
+            bool(settings.rollouts_ahead),
+            settings.hardware.processes * settings.hardware.nodes,
+        )
+        name = choose_sampler(settings.hardware, needs).name
+        if name == "own" and settings.rollouts_ahead:
+            return CopiedWeights(model, settings, eos_id)
+        if settings.rollouts_ahead:
+            raise InputError(f"rollouts_ahead needs hardware.sampler 'own' or an engine of kind 'server', not {name!r}")
+        if name != "vllm":
+            return (ContinuousBatching if name == "continuous" else SharedWeights)(models, eos_id)
+        vllm = VLLM(kind="local")
     if vllm.kind == "local":
         return LocalVLLM(model, vllm, eos_id=eos_id, dtype=settings.hardware.dtype)
     return ServerVLLM(model, vllm, eos_id=eos_id)

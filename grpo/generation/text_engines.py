@@ -2,7 +2,7 @@
 
 | `engine`            | what writes                                              | text from          |
 |---------------------|----------------------------------------------------------|--------------------|
-| none                | transformers in this process                             | the job's model    |
+| none                | as `hardware.sampler` says, in this process              | the job's model    |
 | kind = "local"      | vLLM in this process                                     | the job's model    |
 | kind = "server"     | vLLM beside it, which gets the model's weights in memory | the job's model    |
 | kind = "endpoint"   | any OpenAI-compatible service                            | whatever it serves |
@@ -19,15 +19,17 @@ from typing import Any, Protocol
 import torch
 
 from grpo.config.common import Hardware, Sampling
-from grpo.config.engines import Endpoint, OwnEngine, TextEngineSettings
+from grpo.config.engines import VLLM, Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Completion, TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, opened_reasoning, prompt_tokens
+from grpo.generation.choice import Needs, choose_sampler
+from grpo.generation.continuous import sample_continuously
 from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
-from grpo.model.loading import load_policy, load_tokenizer
+from grpo.model.loading import decodes_exactly, load_policy, load_tokenizer
 from grpo.rewards.registry import import_function
 
 
@@ -97,8 +99,17 @@ def make_text_engine(
     if isinstance(settings, Endpoint):
         return EndpointEngine(settings, prompting.template, prompting.zero_template)
     eos_id = load_tokenizer(model).eos_token_id
+    if settings is None and (sampler := choose_sampler(hardware, Needs())).name == "vllm":
+        settings = VLLM(kind="local")
     if settings is None:
         policy = load_policy(model, hardware)
+        if sampler.name == "continuous" and decodes_exactly(policy):
+
+            def sample_in_pages(prompts: Any, count: int, sampling: Sampling, seeds: Sequence[int]) -> Iterator[Any]:
+                return sample_continuously(policy, prompts, count, sampling, eos_id=eos_id, seeds=seeds, logprobs=False)
+
+            identity = f"transformers {_version('transformers')} generate_batch"
+            return TokenEngine(identity, model, prompting, sample_in_pages)
 
         def sample(prompts: Any, count: int, sampling: Sampling, seeds: Sequence[int]) -> Iterator[Any]:
             return sample_groups(policy, prompts, count, sampling, eos_id=eos_id, seeds=seeds)

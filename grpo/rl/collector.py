@@ -84,6 +84,8 @@ class RolloutCollector:
         if self.settings.dynamic_sampling_rounds:
             rollout.metrics |= kept_metrics(groups, self.weights)
         rollout.metrics["replaced_groups"] = float(len(every) - len(groups))
+        if (engine := self.prefetcher.engine.name) != "own":
+            rollout.metrics[f"sampler_{engine}"] = 1.0
         if self.method.online:
             rollout.metrics |= kl_of(every)
         if self.settings.rollouts_ahead:

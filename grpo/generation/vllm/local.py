@@ -35,6 +35,7 @@ class LocalVLLM:
     completions have none, and any top-p is allowed."""
 
     exact = False  # other kernels round differently
+    name = "vllm"
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", logprobs: bool = True):
         if importlib.util.find_spec("vllm") is None:

@@ -42,6 +42,7 @@ class ServerVLLM:
     """See `grpo.generation.engines.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
 
     exact = False  # other kernels round differently
+    name = "vllm"
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
         key = None

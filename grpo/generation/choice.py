@@ -1,0 +1,68 @@
+"""Which sampler a job takes where its settings name no engine: on a GPU the fastest that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+
+from transformers import GenerationMixin
+
+from grpo.config.common import Hardware, Sampling
+from grpo.generation.vllm.request import COLDEST
+from grpo.model.loading import choose_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The name of a sampler, as in `hardware.sampler`, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job asks of its sampler."""
+
+    sampling: Sampling | None = None  # None: not known yet, and log-probabilities are not needed
+    packed: bool = True  # whether the model consists of attention layers that were found right
+    ahead: bool = False  # whether it samples while the policy learns
+    processes: int = 1
+
+
+def choose_sampler(hardware: Hardware, needs: Needs) -> Choice:
+    """vLLM in this process, else transformers' continuous batching, else our own sampler. Logs a line on a GPU."""
+    choice = _choice(hardware, needs, choose_device(hardware).type)
+    if choose_device(hardware).type == "cuda" or hardware.sampler != "auto":
+        logger.warning("samples with %s: %s", choice.name, choice.reason)
+    return choice
+
+
+def _choice(hardware: Hardware, needs: Needs, device: str) -> Choice:
+    if hardware.sampler != "auto":
+        return Choice(hardware.sampler, "hardware.sampler says so")
+    if device != "cuda":
+        return Choice("own", f"it is the fastest on {device}")
+    if needs.ahead:
+        return Choice("own", "rollouts_ahead keeps a copy of the policy")
+    sampling = needs.sampling
+    if sampling is not None and (sampling.top_p < 1 or sampling.temperature < COLDEST):
+        return Choice("own", "others have no log-probabilities at this top_p and temperature")
+    if has_vllm():
+        return Choice("vllm", "vLLM is installed; hardware.sampler = 'own' or 'continuous' takes another")
+    if needs.processes == 1 and needs.packed and has_continuous_batching():
+        return Choice("continuous", "vLLM is not installed, and transformers has continuous batching")
+    return Choice("own", "vLLM is not installed, and transformers' continuous batching does not run this job")
+
+
+def has_vllm() -> bool:
+    """Whether vLLM is installed."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def has_continuous_batching() -> bool:
+    """Whether the installed transformers has it."""
+    return hasattr(GenerationMixin, "generate_batch")

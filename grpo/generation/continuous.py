@@ -1,0 +1,125 @@
+"""Sampling by transformers' continuous batching (`generate_batch`): paged key-value caches, and CUDA graphs on a GPU.
+
+The model is the trainer's own, with transformers' own attention. Equal seeds give equal completions only where requests
+are scheduled alike, and other kernels round differently, so log-probabilities do not count as exact.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from grpo.config.common import Sampling
+from grpo.data.completions import Completion
+from grpo.distributed.checkpoint import rng_state, set_rng_state
+from grpo.errors import InputError, TrainingStopped
+from grpo.model.head import base_of
+from grpo.model.loading import plain_attention
+
+logger = logging.getLogger(__name__)
+
+CPU_PAGE, CPU_TOKENS = 16, 512
+"""Tokens of a page and of a batch on a CPU, where transformers cannot size the cache by free memory."""
+
+
+def sample_continuously(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    *,
+    eos_id: int,
+    seeds: Sequence[int],
+    logprobs: bool = True,
+) -> Iterator[tuple[int, list[Completion]]]:
+    """As `grpo.generation.sampler.sample_groups`. Without `logprobs`, completions have none, and any top-p is allowed.
+
+    Raises TrainingStopped where transformers gives a completion up.
+    """
+    if logprobs and settings.top_p < 1:
+        raise InputError(
+            f"sampling.top_p is {settings.top_p}, but continuous batching reports log-probabilities after the nucleus "
+            "cut, and training needs those before it; set top_p to 1, or hardware.sampler to 'own'"
+        )
+    before = rng_state()
+    try:
+        with plain_attention(model):
+            yield from _groups(base_of(model), prompts, per_prompt, settings, eos_id, seeds, logprobs)
+    finally:
+        set_rng_state(before)
+
+
+def _groups(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    eos_id: int,
+    seeds: Sequence[int],
+    logprobs: bool,
+) -> Iterator[tuple[int, list[Completion]]]:
+    generation = GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=True,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=0,
+        eos_token_id=eos_id,
+        pad_token_id=eos_id,
+        num_return_sequences=per_prompt,
+    )
+    config = _config(model.device, prompts, per_prompt, settings, seeds, logprobs)
+    done: dict[str, dict[str, Completion]] = {}
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=config) as manager:
+        names = manager.add_requests(
+            inputs=[[*prompt] for prompt in prompts], max_new_tokens=settings.max_new_tokens, record_timestamps=False
+        )
+        number_of = {name: number for number, name in enumerate(names)}
+        while number_of:
+            result = manager.get_result(timeout=1)
+            if result is None:
+                if not manager.is_running():
+                    raise TrainingStopped("transformers' continuous batching ended before its completions did")
+                continue
+            if not result.is_finished():
+                continue
+            if result.error is not None:
+                if "out of memory" in result.error.lower():
+                    raise torch.OutOfMemoryError(result.error)
+                raise TrainingStopped(f"transformers' continuous batching gave a completion up: {result.error}")
+            name = result.request_id.split("__child#")[0]
+            tokens = [*result.generated_tokens]
+            of_group = done.setdefault(name, {})
+            of_group[result.request_id] = Completion(tokens, [*result.logprobs], tokens[-1] == eos_id)
+            if len(of_group) == per_prompt:
+                yield number_of.pop(name), [of_group[key] for key in sorted(done.pop(name))]
+
+
+def _config(
+    device: torch.device,
+    prompts: Sequence[Sequence[int]],
+    per_prompt: int,
+    settings: Sampling,
+    seeds: Sequence[int],
+    logprobs: bool,
+) -> ContinuousBatchingConfig:
+    rows = max(per_prompt, min(settings.batch_size, per_prompt * len(prompts)))
+    options: dict[str, Any] = {
+        "return_logprobs": logprobs,
+        "seed": sum(seeds) % 2**31,
+        "max_requests_per_batch": rows,
+        # Without the package transformers would look for a kernel on the hub.
+        "auto_switch_to_flash": importlib.util.find_spec("flash_attn") is not None,
+    }
+    if device.type == "cpu":
+        longest = max(map(len, prompts)) + settings.max_new_tokens
+        pages = rows * (-(-longest // CPU_PAGE) + 1)
+        options |= {"page_size": CPU_PAGE, "num_blocks": pages, "max_batch_tokens": CPU_TOKENS}
+        options |= {"use_cuda_graph": False, "use_async_batching": False}
+    return ContinuousBatchingConfig(**options)
