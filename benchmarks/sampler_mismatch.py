@@ -24,10 +24,10 @@ from torch.nn.functional import linear
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
 from grpo.model import decoder, head
+from grpo.model.decode.partial_attention import attention_in_float32
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed import token_logprobs
-from grpo.model.partial_attention import attention_in_float32
 
 PROMPTS, PER_PROMPT, LENGTH = 4, 8, 64
 

@@ -145,7 +145,7 @@ def run(job: JobBase) -> int:
             print("error: a process on another machine is gone; the trainer's log there says why", file=sys.stderr)
             return 1
         if type(error).__name__ == "OutOfMemoryError":  # torch's; a job without torch must not load it
-            from grpo.model.out_of_memory import out_of_memory
+            from grpo.training.out_of_memory import out_of_memory
 
             print(f"error: {out_of_memory(str(error))}", file=sys.stderr)
             return 1

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from grpo.model.cpu.kernels import decode_attention, supports
 from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS
+from grpo.model.decode.partial_attention import partial_attention
 from grpo.model.fused.decode_step import DecodeStep, can_decode
 from grpo.model.head import Head, backbone_of
 from grpo.model.packed.attention import Packed, hidden_states, is_unfused
 from grpo.model.packed.packing import pack
 from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention
-from grpo.model.partial_attention import partial_attention
 from grpo.model.rope import reset_rope
 
 

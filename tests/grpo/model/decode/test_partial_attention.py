@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.model.partial_attention import attention_in_float32, partial_attention
+from grpo.model.decode.partial_attention import attention_in_float32, partial_attention
 
 
 def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 from grpo import train
 from grpo.config.jobs import JobBase
 from grpo.model.decoder import KeyValues
-from grpo.model.out_of_memory import explain, held_bytes
+from grpo.training.out_of_memory import explain, held_bytes
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_what_is_held() -> None:
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     held = {"weights": 3 * 10**9, "gradients": 10**9, "optimizer state": 0, "key-value caches": 2 * 10**9}
-    monkeypatch.setattr("grpo.model.out_of_memory.held_bytes", lambda _: dict(held))
+    monkeypatch.setattr("grpo.training.out_of_memory.held_bytes", lambda _: dict(held))
     error = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
     statistics = {"allocated_bytes.all.peak": 10 * 10**9, "reserved_bytes.all.peak": 11 * 10**9}
     assert explain(error, CPU, statistics) == (
