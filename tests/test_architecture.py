@@ -53,6 +53,7 @@ LAYERS = {
         {"recipe"},
         {"stages"},
         {"run"},
+        {"graphs"},
         {"pipelines"},
         {"installation"},
         {"cli"},

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-PipelineName = Literal["r1", "r1_zero", "distill", "rlhf_ppo", "process_supervision"]
+PipelineName = Literal["r1", "r1_zero", "distill", "rlhf_ppo", "dev1", "process_supervision"]
 PIPELINE_NAMES: tuple[PipelineName, ...] = get_args(PipelineName)

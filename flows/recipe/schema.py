@@ -1,21 +1,20 @@
-"""The recipe: one typed, checked configuration with a section per stage; flows/recipe/sections.py has the sections."""
+"""The recipe: one typed, checked configuration with a section per stage; flows/recipe/sections.py and its neighbours have the sections."""
 
 from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from flows.recipe.data_sections import ColdStartData, SFTData
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.sections import (
     Alignment,
     Base,
-    ColdStartData,
     Distill,
     Evaluate,
     Problems,
     Report,
     RewardModels,
     Section,
-    SFTData,
 )
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.config.supervised import SFT
@@ -47,8 +46,19 @@ class Recipe(Section):
     process_reward_model: ProcessRewards | None = Field(
         None, description="A model that scores Dev1's steps, for RL whose step_reward is 'process_reward_model'."
     )
+    cold_start_from_zero: ColdStartData | None = Field(
+        None, description="The cold start of the flow train_dev1: R1-Zero's trajectories, rewritten."
+    )
     distill: Distill | None = Field(None, description="Students of Dev2, for the flow distill.")
     rlhf_ppo: RL | None = Field(None, description="PPO against the reward models, for the flow rlhf_ppo.")
+
+    @model_validator(mode="after")
+    def _zero_is_rewritten(self) -> Recipe:
+        if self.cold_start_from_zero and self.cold_start_from_zero.source != "r1_zero":
+            raise ValueError(
+                f"cold_start_from_zero.source is {self.cold_start_from_zero.source!r}; it must be 'r1_zero'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ppo_is_ppo(self) -> Recipe:
@@ -93,7 +103,14 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _gates_are_known(self) -> Recipe:
-        stages = set(type(self).model_fields) - {"name", "description", "seed", "gates", "alignment"}
+        stages = set(type(self).model_fields) - {
+            "name",
+            "description",
+            "seed",
+            "gates",
+            "alignment",
+            "cold_start_from_zero",
+        }
         later = range(2, self.alignment.rounds + 1)
         stages |= {f"{name}_{number}" for name in ("reward_models", "alignment_rl") for number in later}
         names = [gate.name for gate in self.gates]

@@ -6,22 +6,17 @@ Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arX
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from grpo.config.common import Hardware, RayCluster, Sampling
-from grpo.config.engines import TextEngineSettings
+from grpo.config.common import Hardware, Sampling
 from grpo.config.judge import JudgeSettings
-from grpo.config.rl import Scoring
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.prompts import EverydaySource
-from tasks.problems.miniature.writers import Habits
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
-from tasks.sft_data.filters import FilterSettings
-from tasks.sft_data.mix_settings import MixSettings
 
 
 class Section(BaseModel):
@@ -92,75 +87,6 @@ class Base(Section):
         if (self.model is None) == (self.pretrain is None):
             raise ValueError("give either model (a folder or hub name) or pretrain (settings of a small model)")
         return self
-
-
-class ColdStartData(Section):
-    """Demonstrations of the format: few, correct, readable (R1, stage 1)."""
-
-    source: Literal["solutions", "miniature", "sampled"] = Field(
-        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature world's "
-        "writers. sampled: the base model's own completions (R1 samples R1-Zero)."
-    )
-    problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
-    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
-    habits: Habits | None = Field(None, description="How the miniature's writers work (miniature only).")
-    samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled only).")
-    sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled only).")
-    hardware: Hardware = Hardware()
-    filters: FilterSettings = Field(FilterSettings(), description="What is not readable enough to be shown.")
-
-    @model_validator(mode="after")
-    def _source_is_complete(self) -> ColdStartData:
-        if self.source == "miniature" and self.habits is None:
-            raise ValueError("source 'miniature' needs habits")
-        if self.source == "sampled" and self.sampling is None:
-            raise ValueError("source 'sampled' needs sampling")
-        if self.source != "miniature" and self.general:
-            raise ValueError("general demonstrations come from source 'miniature' only; set general to 0")
-        return self
-
-
-class SFTData(Section):
-    """Rejection sampling from the reasoning policy, and general data (R1, stage 3a: 600k + 200k)."""
-
-    problems: int = Field(ge=1, description="Reasoning problems to sample.")
-    general: int = Field(0, ge=0, description="General prompts to sample.")
-    samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
-    enough_right: int | None = Field(
-        None,
-        ge=1,
-        description="Problems with fewer right completions are asked again, so many more at a time. None: asked once.",
-    )
-    samples_max: int = Field(64, ge=1, description="Most completions of a prompt that is asked again.")
-    keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
-    sampling: Sampling
-    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
-    engine: TextEngineSettings | None = Field(
-        None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
-    )
-    rewards: list[str] = Field(
-        ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
-    )
-    scoring: Scoring = Scoring()
-    shard_problems: int = Field(
-        2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
-    )
-    hardware: Hardware = Hardware()
-    ray: RayCluster | None = Field(
-        None,
-        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
-    )
-    filters: FilterSettings = FilterSettings()
-    judge: JudgeSettings = Field(
-        JudgeSettings(),
-        description="Judges what rules let pass: answers against their reference, general responses for safety.",
-    )
-    judged: list[Literal["reasoning", "general", "quality"]] = Field(
-        ["reasoning", "general"],
-        description="What the judge is asked after the rules: whether a reasoning answer is right, whether a general "
-        "response is safe, and whether it is good enough to learn from (quality).",
-    )
-    mix: MixSettings = Field(MixSettings(), description="How what was kept becomes the data set.")
 
 
 class RewardModels(Section):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import home
+from flows.recipe.data_sections import ColdStartData, SFTData
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Base, ColdStartData, Evaluate, RewardModels, SFTData
+from flows.recipe.sections import Base, Evaluate, RewardModels
 from flows.stages.contract import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
@@ -112,7 +113,7 @@ def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimat
 
 
 def _cold_start_data(config: ColdStartData, estimator: Estimator) -> Estimate:
-    if config.source != "sampled" or config.sampling is None:
+    if config.sampling is None:
         return Estimate(
             disk=(config.problems + config.general) * estimator.assumed.prompt_tokens * estimator.assumed.text_bytes
         )

@@ -1,6 +1,6 @@
 """Runs a recipe: the steps of its graph in order, its gates, and its record in MLflow.
 
-flows/pipelines.py defines the graphs and the Prefect flows that call this.
+flows/pipelines.py defines the Prefect flows that call this.
 """
 
 from __future__ import annotations

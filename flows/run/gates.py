@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prefect import flow, pause_flow_run, suspend_flow_run
@@ -30,6 +30,7 @@ from flows.progress import Progress
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Evaluate
+from flows.run.review import review_samples
 from flows.stages import evaluate
 from flows.stages.contract import RunContext, Stage, Step
 from flows.stages.run_page import artifact_key
@@ -57,7 +58,7 @@ class GateStopped(Exception):
 class Approval(RunInput):
     """The approval form in Prefect."""
 
-    approve: bool = Field(False, description="Go on although the gate failed. Otherwise the run ends.")
+    approve: bool = Field(False, description="Go on. Otherwise the run ends.")
     note: str = Field("", description="Why, for the record.")
     who: str = Field("", description="Your name, for the record.")
 
@@ -92,7 +93,7 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
     for name in approve:
         if name not in here:
             raise InputError(f"--approve {name}: no such gate; there are {', '.join(here) or 'none'}")
-        if here[name].on_failure != "ask":
+        if here[name].on_failure != "ask" and here[name].review is None:
             raise InputError(f"--approve {name}: this gate does not ask; set its on_failure to 'ask', or change it")
     for gate in here.values():
         so_far = stages[: stages.index(gate.after) + 1]
@@ -136,6 +137,8 @@ class Gatekeeper:
     def _read(self, gate: Gate) -> None:
         evaluation = self._evaluate(gate) if gate.evaluate else None
         verdict = read_gate(gate, self._values(gate, evaluation), evaluate.checkpoints(gate.stages()))
+        if gate.review is not None:
+            verdict = replace(verdict, samples=review_samples(self.manifest_of(gate.after), gate.review))
         keys = {stage: self.manifest_of(stage).key for stage in gate.stages()}
         key = decision_key(gate, keys | ({"gate": evaluation.key} if evaluation else {}))
         _publish(self.recipe, verdict)
@@ -152,7 +155,8 @@ class Gatekeeper:
 
     def _outcome(self, gate: Gate, verdict: Verdict, key: str) -> tuple[str, Decision | None]:
         if verdict.passed:
-            return "passed", None
+            approved = gate.name in self.approve
+            return ("passed", None) if gate.review is None else _ask(gate, verdict, key, approved)
         return _ACTIONS[gate.on_failure](gate, verdict, key, gate.name in self.approve)
 
     def _record(self, gate: Gate, verdict: Verdict, status: str, decision: Decision | None) -> None:
@@ -216,7 +220,7 @@ def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, D
     elif sys.stdin is not None and sys.stdin.isatty():
         answer = _ask_on_terminal(gate, verdict)
     else:
-        raise GateStopped(f"{_failed(verdict)}; it needs approval, and nobody can be asked here", gate.name, True)
+        raise GateStopped(f"{_said(verdict)}; it needs approval, and nobody can be asked here", gate.name, True)
     who = answer.who.strip() or "someone in Prefect"
     decision = Decision.now(gate.name, answer.approve, who, answer.note.strip(), verdict.digest())
     decisions.add(key, decision)
@@ -237,14 +241,14 @@ def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Approval:
     assert context is not None and context.flow_run is not None
     form = Approval.with_initial_data(description=verdict.markdown())
     seconds = round(gate.wait_hours * 3600)
-    Progress.current().say(f"gate {gate.name} failed; flow run {context.flow_run.name!r} waits for approval in Prefect")
+    Progress.current().say(f"{_said(verdict)}; flow run {context.flow_run.name!r} waits for approval in Prefect")
     try:
         if context.flow_run.deployment_id is not None and context.flow_run.parent_task_run_id is None:
             return suspend_flow_run(wait_for_input=form, timeout=seconds, key=pause_key)
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: RETRIES}):
             return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
     except FlowPauseTimeout:
-        raise GateStopped(f"{_failed(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
+        raise GateStopped(f"{_said(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
 
 
 def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Approval:
@@ -252,7 +256,9 @@ def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Approval:
     say(f"gate {gate.name} after {gate.after} asks:")
     for line in verdict.lines():
         say(f"  {line}")
-    say("Go on all the same? [y/N]")
+    for sample in verdict.samples:
+        say(sample)
+    say("Go on? [y/N]" if verdict.passed else "Go on all the same? [y/N]")
     approve = sys.stdin.readline().strip().lower() in ("y", "yes")
     say("A note, for the record:")
     return Approval(approve=approve, note=sys.stdin.readline().strip(), who=_user())
@@ -263,6 +269,12 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return f"user {os.getuid()}"
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict.passed:
+        return f"gate {verdict.gate!r} after {verdict.after} asks for a review of {len(verdict.samples)} samples"
+    return _failed(verdict)
 
 
 def _failed(verdict: Verdict) -> str:

@@ -1,50 +1,66 @@
-"""Cold-start data: demonstrations of the format, written or sampled, filtered (R1, stage 1)."""
+"""Cold-start data: demonstrations of the format, written, sampled, or R1-Zero's own rewritten (R1, stage 1)."""
 
 from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.states import State
 
+from flows.recipe.data_sections import ColdStartData
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.sections import ColdStartData
 from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage
-from grpo.data.records import Sample, read_problems, read_samples
+from grpo.config.engines import OwnEngine
+from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
+from grpo.data.template import form_of
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
 from tasks.sft_data.examples import write_examples
+from tasks.sft_data.teacher.rewriting import Rewrite, requests, rewritten, trajectories
+from tasks.trainer.user_code import source_digest
 
 EXAMPLES = "examples"
+ZERO = "r1_zero"
+_MODEL = "rewriter_model"
 
 
 def build(context: Context) -> Outcome:
-    """Writes the cold-start demonstrations: written by the miniature's writer, or sampled and filtered."""
+    """Writes the cold-start demonstrations."""
     config: ColdStartData = context.config
     known = read_problems(context.path("problems") / TRAIN)
     problems = [p for p in known if p.domain == "reasoning"][: config.problems]
     problems += [p for p in known if p.domain == "general"][: config.general]
     if config.source == "sampled":
-        examples, counts = sampled(problems, _sample(context, len(problems)), config.filters)
+        examples, counts = sampled(problems, _sample(context, len(problems), "base"), config.filters)
+    elif config.source == ZERO:
+        examples, counts = _from_zero(context, problems)
     else:
         writer = solution if config.habits is None else miniature_writer(config.habits, context.seed)
         examples, counts = written(problems, writer, config.filters)
     if not examples:
         raise InputError(f"cold_start_data: the filters left none of {sum(counts.values())} demonstrations ({counts})")
     write_examples(context.out / EXAMPLES, examples)
-    shown = [{"prompt": e["messages"][-1]["content"], "completion": e["completion"]} for e in examples[:20]]
+    shown = [
+        {"prompt": e["messages"][-1]["content"], **({"original": e["original"]} if "original" in e else {})}
+        | {"completion": e["completion"]}
+        for e in examples[:20]
+    ]
     return Outcome(counts=counts, tables={"demonstrations": shown})
 
 
-def _sample(context: Context, count: int) -> list[Sample]:
-    """Completions of the base model, by the plain-text template, for the first `count` training problems."""
+def _sample(context: Context, count: int, policy: str) -> list[Sample]:
+    """Completions of the input `policy`, by the plain-text template, for the first `count` training problems."""
     config: ColdStartData = context.config
     raw = context.attempt.state / "raw"
     task = {
-        "name": "base",
-        "model": context.path("base"),
-        "policy": context.inputs["base"].ref.digest,
+        "name": policy,
+        "model": context.path(policy),
+        "policy": context.inputs[policy].ref.digest,
         "problems": [context.path("problems") / TRAIN],
         "first": {"reasoning": count},
         "samples_per_problem": config.samples_per_problem,
@@ -53,15 +69,65 @@ def _sample(context: Context, count: int) -> list[Sample]:
         "zero_template": zero_template(context.path("base")),
     }
     context.run_job("sample", out=raw, tasks=[task], hardware=config.hardware)
-    return read_samples(raw / "base")
+    return read_samples(raw / policy)
 
 
-STAGE = Stage("cold_start_data", 7, ("problems", "base"), build)
+def _from_zero(context: Context, problems: list[Problem]) -> tuple[list[Any], dict[str, int]]:
+    """R1-Zero's right and readable trajectories, one a problem, rewritten and filtered again."""
+    config: ColdStartData = context.config
+    chosen, counts = trajectories(_sample(context, len(problems), ZERO), config.filters)
+    if not chosen:
+        raise InputError(f"cold_start_data: no trajectory of R1-Zero passes the filters ({counts}); train it longer")
+    if config.habits is not None:
+        writer = miniature_writer(config.habits, context.seed)
+        examples, more = rewritten(
+            problems, chosen, lambda problem: form_of(problem).render(*writer(problem)), config.filters
+        )
+    else:
+        examples, more = rewritten(problems, chosen, _by_teacher(context, problems, chosen), config.filters)
+    return examples, counts | more
+
+
+def _by_teacher(context: Context, problems: list[Problem], chosen: dict[str, Sample]) -> Rewrite:
+    config: ColdStartData = context.config
+    assert config.rewriter is not None
+    folder = context.attempt.state / "rewriting"
+    folder.mkdir(exist_ok=True)
+    write_rows(folder / "requests.parquet", requests(problems, chosen, config.rewriter.instruction), Problem)
+    task = {
+        "name": "rewritten",
+        **config.rewriter.task(str(context.path(_MODEL)) if config.rewriter.model else None),
+        "problems": [folder / "requests.parquet"],
+        "samples_per_problem": 1,
+        "rewards": ["format"],
+    }
+    context.run_job("sample", name="rewriting", out=folder / "samples", tasks=[task], hardware=config.hardware)
+    texts = {sample.problem_id: sample.completion for sample in read_samples(folder / "samples" / "rewritten")}
+    return lambda problem: texts.get(problem.id)
+
+
+def files(config: ColdStartData) -> dict[str, str | Path]:
+    """The rewriter's model."""
+    return {_MODEL: config.rewriter.model} if config.rewriter and config.rewriter.model else {}
+
+
+def code(config: ColdStartData) -> dict[str, Any]:
+    """Digest of the user's own engine, if it rewrites."""
+    engine = config.rewriter.engine if config.rewriter else None
+    return {"user_code": {engine.function: source_digest(engine.function)}} if isinstance(engine, OwnEngine) else {}
+
+
+STAGE = Stage("cold_start_data", 7, ("problems", "base"), build, files=files, extra=code)
+
+
+def stage_of(config: ColdStartData) -> Stage:
+    """The stage with the inputs that these settings read: R1-Zero's checkpoint or not."""
+    return dataclasses.replace(STAGE, needs=(*STAGE.needs, ZERO)) if config.source == ZERO else STAGE
 
 
 @flow(name=STAGE.name)
 def cold_start_data(
     config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
-    """Write or sample a few correct, readable demonstrations of the format."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())
+    """Write, sample or rewrite a few correct, readable demonstrations of the format."""
+    return run_stage(stage_of(config), config, inputs or {}, seed, where or RunContext())

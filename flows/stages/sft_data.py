@@ -22,8 +22,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
 from flows.home import home
+from flows.recipe.data_sections import SFTData
 from flows.recipe.forms import Inputs, Seed
-from flows.recipe.sections import SFTData
 from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage

@@ -80,7 +80,15 @@ class Gate(BaseModel):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="Its name, for the record and for --approve.")
     after: str = Field(description="Stage that it stands behind: it opens, or not, before the next stage starts.")
-    conditions: list[Condition] = Field(min_length=1, description="All must hold.")
+    conditions: list[Condition] = Field([], description="All must hold. At least one, unless there is a review.")
+    review: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        exclude_if=lambda samples: samples is None,
+        description="A person decides although all conditions hold, and sees so many examples of the data set that the "
+        "stage wrote. R1: people checked the cold-start data. None: nobody is asked.",
+    )
     on_failure: Literal["stop", "warn", "ask"] = Field(
         "stop",
         description="stop: the recipe ends. warn: a line, and it goes on. ask: it waits for a person, in the Prefect "
@@ -95,6 +103,8 @@ class Gate(BaseModel):
 
     @model_validator(mode="after")
     def _sources_exist(self) -> Gate:
+        if not self.conditions and self.review is None:
+            raise ValueError(f"gate {self.name!r} has neither conditions nor a review; give one of them")
         evaluated = any(condition.source == "evaluation" for condition in self.conditions)
         if evaluated != (self.evaluate is not None):
             missing, there = (
@@ -135,6 +145,7 @@ class Verdict:
     gate: str
     after: str
     findings: tuple[Finding, ...]
+    samples: tuple[str, ...] = ()  # Markdown, for a review
 
     @property
     def passed(self) -> bool:
@@ -149,14 +160,15 @@ class Verdict:
         return [f"{'passed' if f.passed else 'FAILED'}: {f.evidence}" for f in self.findings]
 
     def digest(self) -> str:
-        """SHA-256 of the lines: the evidence that a person saw."""
-        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
+        """SHA-256 of the lines and samples: the evidence that a person saw."""
+        return hashlib.sha256("\n".join([*self.lines(), *self.samples]).encode()).hexdigest()
 
     def markdown(self) -> str:
         """The lines as a Markdown list, which wraps in Prefect's narrow form."""
         rows = [f"- {'passed' if f.passed else '**failed**'}: {f.evidence}" for f in self.findings]
-        title = f"## Gate {self.gate} after {self.after}: {'passed' if self.passed else 'failed'}"
-        return "\n".join([title, "", *rows, ""])
+        outcome = "failed" if not self.passed else "to be reviewed" if self.samples else "passed"
+        title = f"## Gate {self.gate} after {self.after}: {outcome}"
+        return "\n".join([title, "", *rows, "", *self.samples])
 
 
 def read_gate(gate: Gate, values: Values, names: Mapping[str, str]) -> Verdict:

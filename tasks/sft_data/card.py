@@ -211,10 +211,10 @@ def _plain(value: Any) -> str | int | float:
     return json.dumps(value, ensure_ascii=False)
 
 
-def fenced(text: str, language: str = "text") -> str:
+def fenced(text: str, language: str = "text", longest: int = _SHOWN_CHARACTERS) -> str:
     """A code block that no run of backticks in the text can close; long text is truncated, code is not."""
-    if language == "text" and len(text) > _SHOWN_CHARACTERS:
-        text = text[:_SHOWN_CHARACTERS] + " …"
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    if language == "text" and len(text) > longest:
+        text = text[:longest] + " …"
+    ticks = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, ticks + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"

@@ -1,7 +1,7 @@
 """Cold-start demonstrations: few, correct, readable (R1, stage 1).
 
-Departure from the paper: nobody rewrites the samples or checks them by hand; the filters of the data factory replace
-the human annotators.
+Written or sampled ones pass the filters of the data factory. tasks/sft_data/teacher/rewriting.py rewrites R1-Zero's, as
+the paper does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def written(problems: Iterable[Problem], writer: Writer, settings: FilterSetting
     reasons: Counter[str] = Counter()
     for problem in problems:
         completion = form_of(problem).render(*writer(problem))
-        reason = reject(_as_sample(problem, completion), settings)
+        reason = reject(as_sample(problem, completion), settings)
         reasons[reason or "kept"] += 1
         if reason is None:
             examples.append(example(problem, completion))
@@ -71,7 +71,8 @@ def sampled(
     return list(chosen.values()), dict(reasons)
 
 
-def _as_sample(problem: Problem, completion: str) -> Sample:
+def as_sample(problem: Problem, completion: str) -> Sample:
+    """A written completion with the rewards that the filters read."""
     response = Response.to(problem, completion, tokens=0, finished=True, max_tokens=0)
     parts = response.parts
     rules = {name: REWARDS[name] for name in ("accuracy", "format", "language")}

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from grpo.data.conversations import CONVERSATION, to_columns
+from grpo.data.conversations import CONVERSATION, from_columns, to_columns
 from grpo.data.records import Problem
 
 SHARD = 4096
@@ -35,10 +36,30 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
     }
 
 
+def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:
+    """Texts of up to `count` examples, evenly spaced over a folder of shards: prompt, original if there is one,
+    completion."""
+    data = ds.dataset(folder, format="parquet")
+    rows = data.count_rows()
+    places = sorted({place * rows // count for place in range(count)}) if rows else []
+    names = [name for name in ("prompt", "messages", "original", "completion") if name in data.schema.names]
+    return [
+        {
+            "prompt": "\n".join(m["content"] for m in row["messages"] if m["role"] == "user"),
+            **({"original": row["original"]} if row.get("original") else {}),
+            "completion": row["completion"],
+        }
+        for row in map(from_columns, data.take(places, columns=names).to_pylist())
+    ]
+
+
 def write_examples(folder: Path, examples: Sequence[dict[str, Any]]) -> None:
     """Writes shards part-NNNNN.parquet in `folder`, which is created, in the columns of `grpo.data.conversations`."""
     folder.mkdir(parents=True, exist_ok=True)
+    schema = _SCHEMA
+    if any("original" in row for row in examples):  # the trajectory that was rewritten
+        schema = schema.append(pa.field("original", pa.string()))
     for number, start in enumerate(range(0, max(1, len(examples)), SHARD)):
         rows = [to_columns(row) for row in examples[start : start + SHARD]]
-        table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+        table = pa.Table.from_pylist(rows, schema=schema)
         pq.write_table(table, folder / f"part-{number:05d}.parquet")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ class Server:
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
-    def run_in(self, *states: str) -> dict[str, Any] | None:
-        """The newest run of train-r1, if it is in one of these states."""
-        runs = self.ask("POST", "/flow_runs/filter", sort="START_TIME_DESC", flows={"name": {"any_": ["train-r1"]}})
+    def run_in(self, *states: str, flow: str = "train-r1") -> dict[str, Any] | None:
+        """The newest run of a flow, if it is in one of these states."""
+        runs = self.ask("POST", "/flow_runs/filter", sort="START_TIME_DESC", flows={"name": {"any_": [flow]}})
         return runs[0] if runs and runs[0]["state"]["name"] in states else None
 
     def answer(self, run: dict[str, Any], **form: Any) -> None:
@@ -81,9 +82,11 @@ def wait(found: Any, what: str) -> Any:
     return value
 
 
-def start_run(r1: R1, server: Server) -> subprocess.Popen[str]:
-    sets = [part for value in SMALL for part in ("--set", value)]
-    command = r1.command("run", "tiny", *sets, "--only", "problems", "--json")
+def start_run(
+    r1: R1, server: Server, settings: Sequence[str] = SMALL, arguments: Sequence[str] = ("--only", "problems")
+) -> subprocess.Popen[str]:
+    sets = [part for value in settings for part in ("--set", value)]
+    command = r1.command("run", "tiny", *sets, *arguments, "--json")
     environment = {**r1.environment(), "PREFECT_API_URL": server.url}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -64,7 +64,7 @@ def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
     assert slower > made["total"]["seconds"]
 
 
-@pytest.mark.parametrize("flow", ["r1_zero", "distill", "rlhf_ppo", "process_supervision"])
+@pytest.mark.parametrize("flow", ["r1_zero", "distill", "rlhf_ppo", "dev1", "process_supervision"])
 def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
     stages = estimated(arguments(home, "tiny", "cpu"), flow)["stages"]
     assert set(stages) == {step.name for step in PIPELINES[flow].graph(load_recipe("tiny"))}

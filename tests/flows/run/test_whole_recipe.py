@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.pipelines import R1 as GRAPH
+from flows.graphs import R1 as GRAPH
 from flows.recipe.schema import Recipe
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.pipelines import PIPELINES, R1
+from flows.graphs import R1
+from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import check_gates
 from flows.stages.contract import Step, hashed_config

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from flows.recipe.data_sections import SFTData
 from flows.recipe.load import load_recipe
-from flows.recipe.sections import SFTData
 from flows.stages.contract import hashed_config
 from flows.stages.sft_data import STAGE
 from grpo.config.common import Optimizer

@@ -1,0 +1,186 @@
+"""The graphs: which stages run, in which order, and what each reads. The method section of the paper.
+
+train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> rejection sampling
+                -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report;
+                reward models and alignment RL repeat for each further round of alignment
+train_r1_zero:  problems, base -> RL -> R1-Zero -> evaluation -> report
+distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
+rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)
+train_dev1:     problems, base -> R1-Zero -> its trajectories rewritten -> Dev1 -> evaluation -> report (R1, stage 1);
+                train_r1 begins so, too, where cold_start_data.source is "r1_zero"
+process_supervision:  problems, base -> cold start -> Dev1 -> process reward model -> reasoning RL on the scores of
+                steps -> evaluation -> report (DeepSeekMath 4.1.3)
+
+Each is a function from a recipe to its steps in order; flows/pipelines.py has the Prefect flows that run them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from flows.recipe.data_sections import ColdStartData
+from flows.recipe.schema import Recipe
+from flows.stages import (
+    alignment_rl,
+    alignment_rounds,
+    base_model,
+    cold_start_data,
+    cold_start_sft,
+    evaluate,
+    problems,
+    process_reward_model,
+    r1_zero,
+    reasoning_rl,
+    report,
+    reward_models,
+    sft,
+    sft_data,
+)
+from flows.stages import distill as distillation
+from flows.stages import rlhf_ppo as ppo
+from flows.stages.contract import Step, section_of
+
+Graph = tuple[Step, ...]
+
+
+def evaluation_and_report(*stages: str, **takes: str) -> Graph:
+    """The last two steps: evaluation of the checkpoints of `stages`, and the report."""
+    return (
+        Step(evaluate.stage_for(stages), partial(evaluate.evaluate, stages=list(stages)), takes=takes),
+        Step(report.STAGE, report.report),
+    )
+
+
+TO_DEV1 = (
+    Step(problems.STAGE, problems.problems),
+    Step(base_model.STAGE, base_model.base),
+    Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
+    Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
+)
+TO_SFT_DATA = (
+    *TO_DEV1,
+    Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl),
+    Step(sft_data.STAGE, sft_data.sft_data),
+)
+TO_R1 = (
+    *TO_SFT_DATA,
+    Step(sft.STAGE, sft.sft),
+    Step(reward_models.STAGE, reward_models.reward_models),
+    Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
+)
+R1 = (*TO_R1, *evaluation_and_report(*evaluate.R1))
+R1_ZERO = (
+    Step(problems.STAGE, problems.problems),
+    Step(base_model.STAGE, base_model.base),
+    Step(r1_zero.STAGE, r1_zero.r1_zero),
+    *evaluation_and_report("base", "r1_zero"),
+)
+RLHF_PPO = (
+    *TO_DEV1,
+    Step(reward_models.STAGE, reward_models.reward_models, takes={"sft": cold_start_sft.STAGE.name}),
+    Step(ppo.STAGE, ppo.rlhf_ppo),
+    *evaluation_and_report("base", "cold_start_sft", "reward_models", "rlhf_ppo"),
+)
+
+
+def as_configured(graph: Graph, recipe: Recipe) -> Graph:
+    """The graph with the stages that only some settings need: R1-Zero before the cold start, if its trajectories are
+    rewritten, and the process reward model after Dev1, if a stage's process supervision reads it."""
+    steps = [replace(step, stage=process_reward_model.read_by(step.stage, step.config(recipe))) for step in graph]
+    names = [step.name for step in steps]
+    if cold_start_data.STAGE.name in names:
+        place = names.index(cold_start_data.STAGE.name)
+        stage = cold_start_data.stage_of(cast(ColdStartData, steps[place].config(recipe)))
+        steps[place] = replace(steps[place], stage=stage)
+        if r1_zero.STAGE.name in stage.needs and r1_zero.STAGE.name not in names:
+            steps.insert(place, Step(r1_zero.STAGE, r1_zero.r1_zero))
+    if any(process_reward_model.STAGE.name in step.stage.needs for step in steps):
+        place = [step.name for step in steps].index(cold_start_sft.STAGE.name) + 1
+        steps.insert(place, Step(process_reward_model.STAGE, process_reward_model.process_reward_model))
+    return tuple(steps)
+
+
+def r1_graph(recipe: Recipe) -> Graph:
+    """R1, with as many rounds of reward models and alignment RL as the recipe says."""
+    rounds, replay_share = recipe.alignment.rounds, recipe.alignment.replay_share
+    if rounds == 1:
+        return as_configured(R1, recipe)
+    later_rounds = [
+        step
+        for number in range(2, rounds + 1)
+        for step in (
+            Step(
+                alignment_rounds.models_stage(number, replay_share),
+                partial(alignment_rounds.reward_models_round, number=number, replay_share=replay_share),
+                # Preference files are read in the first round; later rounds replay them as history.
+                section=lambda r: r.reward_models.model_copy(update={"files": []}),
+            ),
+            Step(
+                alignment_rounds.policy_stage(number),
+                partial(alignment_rounds.alignment_rl_round, number=number),
+                section=lambda r: r.alignment_rl,
+            ),
+        )
+    ]
+    policies = [alignment_rounds.policy_name(number) for number in range(2, rounds + 1)]
+    # All checkpoints are scored by the reward models of the last round, which were trained on responses of each round.
+    last_models = alignment_rounds.models_name(rounds)
+    closing = evaluation_and_report(*evaluate.R1, *policies, reward_models=last_models)
+    return as_configured((*TO_R1, *later_rounds, *closing), recipe)
+
+
+def r1_zero_graph(recipe: Recipe) -> Graph:
+    """The stages of R1-Zero."""
+    return R1_ZERO
+
+
+def distill_graph(recipe: Recipe) -> Graph:
+    """One branch for each student in the recipe."""
+    names = [student.name for student in section_of(recipe, "distill").students]
+    branches = [
+        step
+        for index, name in enumerate(names)
+        for step in (
+            Step(
+                distillation.base_stage(name),
+                partial(distillation.student_base, name=name),
+                section=lambda r, i=index: r.distill.students[i].base,  # type: ignore[misc]
+            ),
+            Step(
+                distillation.student_stage(name),
+                partial(distillation.student, name=name),
+                section=lambda r, i=index: r.distill.students[i].sft,  # type: ignore[misc]
+            ),
+        )
+    ]
+    students = [distillation.student_stage(name).name for name in names]
+    return as_configured((*TO_SFT_DATA, *branches, *evaluation_and_report("reasoning_rl", *students)), recipe)
+
+
+def rlhf_ppo_graph(recipe: Recipe) -> Graph:
+    """The stages of InstructGPT's recipe."""
+    return as_configured(RLHF_PPO, recipe)
+
+
+def dev1_graph(recipe: Recipe) -> Graph:
+    """Stage 1 as published: R1-Zero, its trajectories rewritten, Dev1."""
+
+    def section(recipe: Recipe) -> ColdStartData:
+        own = recipe.cold_start_data
+        return own if own.source == cold_start_data.ZERO else section_of(recipe, "cold_start_from_zero")
+
+    to_dev1 = [replace(step, section=section) if step.name == cold_start_data.STAGE.name else step for step in TO_DEV1]
+    return as_configured((*to_dev1, *evaluation_and_report("base", "r1_zero", "cold_start_sft")), recipe)
+
+
+def process_supervision_graph(recipe: Recipe) -> Graph:
+    """Reasoning RL as the recipe has it, but supervised by its process reward model."""
+    on_steps = {"supervision": "process", "step_reward": process_reward_model.STAGE.name}
+    rl = Step(
+        reasoning_rl.STAGE,
+        reasoning_rl.reasoning_rl,
+        section=lambda r: r.reasoning_rl.model_copy(update=on_steps),
+    )
+    return as_configured((*TO_DEV1, rl, *evaluation_and_report("base", "cold_start_sft", "reasoning_rl")), recipe)

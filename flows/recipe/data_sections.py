@@ -1,0 +1,101 @@
+"""Sections of the stages that make training data: the cold start's demonstrations, and rejection sampling.
+
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from flows.recipe.sections import Section
+from grpo.config.common import Hardware, RayCluster, Sampling
+from grpo.config.engines import TextEngineSettings
+from grpo.config.judge import JudgeSettings
+from grpo.config.rl import Scoring
+from tasks.problems.miniature.writers import Habits
+from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.mix_settings import MixSettings
+from tasks.sft_data.teacher.settings import Teacher
+
+
+class ColdStartData(Section):
+    """Demonstrations of the format: few, correct, readable (R1, stage 1)."""
+
+    source: Literal["solutions", "miniature", "sampled", "r1_zero"] = Field(
+        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature world's "
+        "writers. sampled: the base model's own completions. r1_zero: those of R1-Zero, rewritten, as in the paper."
+    )
+    problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
+    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
+    habits: Habits | None = Field(
+        None, description="How the miniature's writers work (miniature; r1_zero, where they rewrite)."
+    )
+    samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled, r1_zero).")
+    sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled, r1_zero).")
+    rewriter: Teacher | None = Field(
+        None,
+        exclude_if=lambda teacher: teacher is None,
+        description="Who rewrites R1-Zero's trajectories into a readable thought and a summary; placeholders of its "
+        "instruction: {question}, {trajectory}, {form}. None: the miniature's writer (habits). R1: DeepSeek-V3.",
+    )
+    hardware: Hardware = Hardware()
+    filters: FilterSettings = Field(FilterSettings(), description="What is not readable enough to be shown.")
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> ColdStartData:
+        if self.source == "miniature" and self.habits is None:
+            raise ValueError("source 'miniature' needs habits")
+        if self.source in ("sampled", "r1_zero") and self.sampling is None:
+            raise ValueError(f"source {self.source!r} needs sampling")
+        if self.source == "r1_zero" and (self.rewriter is None) == (self.habits is None):
+            raise ValueError("source 'r1_zero' needs a rewriter, or in the miniature world habits; give one of them")
+        if self.source != "r1_zero" and self.rewriter is not None:
+            raise ValueError("a rewriter rewrites R1-Zero's trajectories; set source to 'r1_zero', or leave it out")
+        if self.source != "miniature" and self.general:
+            raise ValueError("general demonstrations come from source 'miniature' only; set general to 0")
+        return self
+
+
+class SFTData(Section):
+    """Rejection sampling from the reasoning policy, and general data (R1, stage 3a: 600k + 200k)."""
+
+    problems: int = Field(ge=1, description="Reasoning problems to sample.")
+    general: int = Field(0, ge=0, description="General prompts to sample.")
+    samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
+    enough_right: int | None = Field(
+        None,
+        ge=1,
+        description="Problems with fewer right completions are asked again, so many more at a time. None: asked once.",
+    )
+    samples_max: int = Field(64, ge=1, description="Most completions of a prompt that is asked again.")
+    keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
+    sampling: Sampling
+    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
+    engine: TextEngineSettings | None = Field(
+        None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
+    )
+    rewards: list[str] = Field(
+        ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
+    )
+    scoring: Scoring = Scoring()
+    shard_problems: int = Field(
+        2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
+    )
+    hardware: Hardware = Hardware()
+    ray: RayCluster | None = Field(
+        None,
+        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
+    )
+    filters: FilterSettings = FilterSettings()
+    judge: JudgeSettings = Field(
+        JudgeSettings(),
+        description="Judges what rules let pass: answers against their reference, general responses for safety.",
+    )
+    judged: list[Literal["reasoning", "general", "quality"]] = Field(
+        ["reasoning", "general"],
+        description="What the judge is asked after the rules: whether a reasoning answer is right, whether a general "
+        "response is safe, and whether it is good enough to learn from (quality).",
+    )
+    mix: MixSettings = Field(MixSettings(), description="How what was kept becomes the data set.")

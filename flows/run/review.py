@@ -1,0 +1,31 @@
+"""What a person sees of a data set at a gate with a review: examples, each as Markdown."""
+
+from __future__ import annotations
+
+from grpo.errors import InputError
+from tasks.sft_data.card import fenced
+from tasks.sft_data.examples import shown_examples
+from tasks.store.manifest import Manifest
+
+_FOLDERS = ("examples/train", "examples")
+_LONGEST = 6000
+"""Characters of a text that are shown."""
+
+
+def review_samples(manifest: Manifest, count: int) -> tuple[str, ...]:
+    """Up to `count` examples of the data set in an artifact, evenly spaced.
+
+    A model wrote them: each text stands in a code block that it cannot close.
+
+    Raises:
+        InputError: the stage writes no examples.
+    """
+    folder = next((manifest.path / name for name in _FOLDERS if any((manifest.path / name).glob("*.parquet"))), None)
+    if folder is None:
+        raise InputError(f"a gate reviews samples of {manifest.stage}, which writes no examples; drop its review")
+    return tuple(
+        "\n\n".join(
+            [f"### Sample {number}", *(f"{name}:\n\n{fenced(text, longest=_LONGEST)}" for name, text in sample.items())]
+        )
+        for number, sample in enumerate(shown_examples(folder, count), 1)
+    )

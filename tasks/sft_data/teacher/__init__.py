@@ -1,0 +1,1 @@
+"""Teachers: models that write data instead of the policy."""

@@ -1,0 +1,104 @@
+"""Rewriting of R1-Zero's trajectories into a readable chain of thought and a summary (R1, stage 1).
+
+R1-Zero's right answers are hard to read: languages change, and nothing is said to the reader. The paper has them
+rewritten by DeepSeek-V3 and checked by people. Here a teacher rewrites them; what it wrote passes the same filters,
+and must be right again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from grpo.data.records import Problem, Sample
+from grpo.data.template import form_of
+from grpo.errors import InputError
+from tasks.sft_data.cold_start import as_sample
+from tasks.sft_data.examples import example
+from tasks.sft_data.filters import FilterSettings, reject
+
+QUESTION, TRAJECTORY, FORM = "{question}", "{trajectory}", "{form}"
+INSTRUCTION = f"""\
+Below are a question and a solution by a model whose notes are right but hard to read. Rewrite the solution for a
+reader, in the language of the question. Keep every step of the thought that is needed, in the first person, in whole
+sentences and short paragraphs; leave out repetitions, other languages and formatting. Do not change the result.
+
+{FORM}
+
+Question:
+{QUESTION}
+
+Solution:
+{TRAJECTORY}"""
+"""Ours; the paper's prompt is not published in full."""
+FORMS = {
+    "tags": "Write the thought between <think> and </think>, then only the result between <answer> and </answer>.",
+    "boxed": "Write the thought between <think> and </think>, then a summary of a few sentences that explains the "
+    "solution to the reader and ends with the result in \\boxed{}.",
+}
+"""What the rewriter is told about the form, by answer style; `auto` takes boxed."""
+_LONGEST = 200_000  # characters of a trajectory
+
+
+def trajectories(samples: Iterable[Sample], settings: FilterSettings) -> tuple[dict[str, Sample], dict[str, int]]:
+    """The first right and readable sample of each problem, and counts of all by reason."""
+    chosen: dict[str, Sample] = {}
+    reasons: Counter[str] = Counter()
+    for sample in samples:
+        reason = reject(sample, settings) or ("surplus" if sample.problem_id in chosen else None)
+        reasons[reason or "chosen"] += 1
+        if reason is None:
+            chosen[sample.problem_id] = sample
+    return chosen, {f"trajectories_{reason}": count for reason, count in reasons.items()}
+
+
+def requests(
+    problems: Sequence[Problem], chosen: Mapping[str, Sample], instruction: str | None = None
+) -> list[Problem]:
+    """The problems with the request to rewrite their trajectory as the prompt; all else is the problem's."""
+    text = instruction or INSTRUCTION
+    if missing := [name for name in (QUESTION, TRAJECTORY) if name not in text]:
+        raise InputError(f"cold_start_data.rewriter.instruction has no {missing[0]}; the rewriter would not see it")
+    return [
+        dataclasses.replace(problem, messages=[{"role": "user", "content": _filled(text, problem, chosen[problem.id])}])
+        for problem in problems
+        if problem.id in chosen
+    ]
+
+
+def _filled(text: str, problem: Problem, sample: Sample) -> str:
+    """One pass over the placeholders, so that braces in a model's text stay what they are."""
+    values = {
+        QUESTION: problem.text,
+        TRAJECTORY: sample.completion[:_LONGEST],
+        FORM: FORMS["tags" if form_of(problem).style == "tags" else "boxed"],
+    }
+    for name in values:
+        text = text.replace(name, f"\0{name}\0")
+    return "".join(values.get(piece, piece) for piece in text.split("\0"))
+
+
+Rewrite = Callable[[Problem], str | None]
+"""Problem -> the rewritten completion; None: none came."""
+
+
+def rewritten(
+    problems: Sequence[Problem], chosen: Mapping[str, Sample], rewrite: Rewrite, settings: FilterSettings
+) -> tuple[list[Any], dict[str, int]]:
+    """(examples, counts by reason) of rewritten trajectories that pass the filters and are right again.
+
+    An example has the trajectory in a column `original`, for whoever looks at it.
+    """
+    examples = []
+    reasons: Counter[str] = Counter()
+    for problem in problems:
+        if problem.id not in chosen:
+            continue
+        completion = rewrite(problem)
+        reason = "missing" if completion is None else reject(as_sample(problem, completion), settings)
+        reasons[f"rewritten_{reason}" if reason else "kept"] += 1
+        if reason is None and completion is not None:
+            examples.append({**example(problem, completion), "original": chosen[problem.id].completion})
+    return examples, dict(reasons)
