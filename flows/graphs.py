@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from pydantic import BaseModel
+
 from flows.recipe.data_sections import ColdStartData
 from flows.recipe.schema import Recipe
 from flows.stages import (
@@ -53,8 +55,15 @@ def evaluation_and_report(*stages: str, **takes: str) -> Graph:
     )
 
 
+def problems_with_test_sets(recipe: Recipe) -> BaseModel:
+    """The section of the first stage: the test sets of the evaluation are wholly held out from the start."""
+    own = {of.name for of in recipe.problems.test_sets}
+    sets = [of.data for of in recipe.evaluate.sets if of.name not in own]
+    return recipe.problems.model_copy(update={"test_sets": [*recipe.problems.test_sets, *sets]})
+
+
 TO_DEV1 = (
-    Step(problems.STAGE, problems.problems),
+    Step(problems.STAGE, problems.problems, section=problems_with_test_sets),
     Step(base_model.STAGE, base_model.base),
     Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
     Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
@@ -72,7 +81,7 @@ TO_R1 = (
 )
 R1 = (*TO_R1, *evaluation_and_report(*evaluate.R1))
 R1_ZERO = (
-    Step(problems.STAGE, problems.problems),
+    Step(problems.STAGE, problems.problems, section=problems_with_test_sets),
     Step(base_model.STAGE, base_model.base),
     Step(r1_zero.STAGE, r1_zero.r1_zero),
     *evaluation_and_report("base", "r1_zero"),

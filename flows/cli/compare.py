@@ -127,7 +127,8 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
         return
     rows = []
     for row in result["metrics"]:
-        scale, digits = (1, 2 if row["metric"] == "alignment" else 1) if row["metric"] in plain else (100, 1)
+        metric = row["metric"].rpartition("/")[2]
+        scale, digits = (1, 2 if metric == "alignment" else 1) if metric in plain else (100, 1)
         cells: dict[str, Any] = {"checkpoint": row["checkpoint"], "metric": row["metric"]}
         for letter, value in zip(letters, row["values"], strict=True):
             cells[letter] = "" if value is None else f"{value * scale:.{digits}f}"

@@ -115,8 +115,9 @@ def _one_line(error: BaseException) -> str:
 def _print_table(result: dict[str, Any]) -> None:
     if not result["checkpoints"]:
         return
-    from tasks.report.tables import closing_frame
+    from tasks.report.tables import titled_frames
 
-    print(file=sys.stderr)
-    print(closing_frame(result["checkpoints"]).fillna("").to_string(), file=sys.stderr)
+    for number, (title, frame) in enumerate(titled_frames(result["checkpoints"]).items()):
+        print("" if number == 0 else f"\n{title}", file=sys.stderr)
+        print(frame.fillna("").to_string(), file=sys.stderr)
     print(file=sys.stderr)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from flows.recipe.data_sections import ColdStartData, SFTData
+from flows.recipe.evaluation import Evaluate
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.sections import (
     Alignment,
     Base,
     Distill,
-    Evaluate,
     Problems,
     Report,
     RewardModels,

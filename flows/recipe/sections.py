@@ -10,10 +10,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from grpo.config.common import Hardware, Sampling
+from grpo.config.common import Sampling
 from grpo.config.judge import JudgeSettings
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
+from tasks.evaluation.sets.settings import SetData, check_names
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.prompts import EverydaySource
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
@@ -63,6 +64,16 @@ class Problems(Section):
     boilerplate_share: float = Field(
         0.01, ge=0, le=1, description="N-grams in more than this share of held-out prompts are a template, not a leak."
     )
+    test_sets: list[SetData] = Field(
+        [],
+        exclude_if=lambda value: not value,
+        description="Test sets that no training prompt may overlap with. A recipe's flows add those of evaluate.sets.",
+    )
+
+    @model_validator(mode="after")
+    def _names_of_sets_differ(self) -> Problems:
+        check_names(self.test_sets)
+        return self
 
 
 class Base(Section):
@@ -172,39 +183,6 @@ class Distill(Section):
         names = [student.name for student in self.students]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two students are called {twice[0]!r}; give each a name of its own")
-        return self
-
-
-class Evaluate(Section):
-    """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
-
-    samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
-    k: int | None = Field(
-        None,
-        ge=1,
-        exclude_if=lambda value: value is None,
-        description="k of pass@k and cons@k, at most samples_per_problem. cons@k is the mean over groups of k samples. "
-        "None: as many as there are samples. R1: 64 for AIME 2024.",
-    )
-    problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
-    general: int = Field(
-        0,
-        ge=0,
-        description="Most held-out general prompts; they measure the alignment reward, refusals, instructions followed "
-        "and the win rate.",
-    )
-    judge: JudgeSettings = Field(
-        JudgeSettings(),
-        description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",
-    )
-    sampling: Sampling
-    hardware: Hardware = Hardware()
-    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
-
-    @model_validator(mode="after")
-    def _k_is_sampled(self) -> Evaluate:
-        if self.k is not None and self.k > self.samples_per_problem:
-            raise ValueError(f"k is {self.k}, above samples_per_problem ({self.samples_per_problem}); lower it")
         return self
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.home import home
 from flows.recipe.data_sections import ColdStartData, SFTData
+from flows.recipe.evaluation import Evaluate
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Base, Evaluate, RewardModels
+from flows.recipe.sections import Base, RewardModels
 from flows.stages.contract import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
@@ -102,11 +104,12 @@ def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimat
     if isinstance(config, RewardModels):
         return _reward_model_stage(config, estimator)
     if isinstance(config, Evaluate):
-        policies = len(checkpoints(step.stage.needs))
-        judged = 2 if "reward_models" in step.stage.needs else 0
+        policies, judged = len(checkpoints(step.stage.needs)), 2 if "reward_models" in step.stage.needs else 0
         prompts = min(config.problems, recipe.problems.held_out_max) + config.general
-        sampled = (prompts, config.samples_per_problem, config.sampling, config.hardware)
-        return estimator.sampled(*sampled, policies=policies, reward_models=judged)
+        asked = [(prompts, config.samples_per_problem, config.sampling)]
+        asked += [(s.size, s.samples(config.samples_per_problem), s.sampling or config.sampling) for s in config.sets]
+        cost = partial(estimator.sampled, hardware=config.hardware, policies=policies, reward_models=judged)
+        return sum((cost(*each) for each in asked), Estimate())
     if isinstance(config, SFT):
         return _sft(name, config, recipe, estimator)
     return Estimate()  # problems and report: no model takes part

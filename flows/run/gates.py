@@ -27,9 +27,9 @@ from pydantic import Field
 from flows.home import home, store
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
+from flows.recipe.evaluation import Evaluate
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Evaluate
 from flows.run.review import review_samples
 from flows.stages import evaluate
 from flows.stages.contract import RunContext, Stage, Step
@@ -181,7 +181,7 @@ class Gatekeeper:
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
         needed = ["problems", *evaluate.checkpoints(stages)]
         inputs = {stage: self.manifest_of(stage).key for stage in needed}
-        config = self.recipe.evaluate.model_copy(update={**gate.evaluate.model_dump(), "k": None})
+        config = self.recipe.evaluate.model_copy(update={**gate.evaluate.model_dump(), "k": None, "sets": []})
         where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id)
         summary = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
         return store().resolve(summary["key"])

@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.states import State
 
+from flows.recipe.evaluation import Evaluate
 from flows.recipe.forms import EvaluatedStages, Inputs, Seed
-from flows.recipe.sections import Evaluate
 from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.distill import PREFIX
-from flows.stages.problems import HELD_OUT
+from flows.stages.problems import HELD_OUT, set_files, test_set_file
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
-from grpo.data.records import Problem, Sample, read_problems, read_samples
+from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
 from tasks.evaluation.metrics import Scores, alignment_metrics, answer_metrics, problem_scores, reasoning_metrics
-from tasks.evaluation.records import SAMPLES, TABLE, write_scores
+from tasks.evaluation.records import SAMPLES, SETS, TABLE, in_set, numbers, samples_of_set, write_scores
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
+from tasks.evaluation.sets.load import asked
+from tasks.evaluation.sets.metrics import set_metrics, set_scores
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
 from tasks.judges.create import make_judge
 from tasks.judges.prompt_digests import EVALUATION_DIGESTS
-from tasks.report.tables import closing_frame, markdown
+from tasks.report.tables import markdown
 from tasks.store.manifest import Manifest
 
 CHECKPOINTS = {
@@ -52,41 +55,80 @@ def build(context: Context) -> Outcome:
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
     template = zero_template(context.path("base")) if "base" in context.inputs else None
     raw = context.out / SAMPLES
-    tasks = [
-        {
-            "name": name,
+    sets = _ask_sets(context)
+    tasks = []
+    for stage, name in stages.items():
+        common = {
             "model": context.path(stage),
             "policy": context.inputs[stage].ref.digest,
-            "problems": [held_out],
-            "first": {"reasoning": config.problems, "general": config.general},
-            "samples_per_problem": config.samples_per_problem,
-            "sampling": config.sampling,
             # A base model has no chat template, and R1-Zero was trained with the plain-text one.
             "template": "r1_zero" if name in ("base", "zero") else "chat",
             "zero_template": template,
             "helpful_model": str(rewards / HELPFUL) if rewards else None,
             "safe_model": str(rewards / SAFE) if rewards else None,
         }
-        for stage, name in stages.items()
-    ]
+        tasks.append(
+            {
+                "name": name,
+                "problems": [held_out],
+                "first": {"reasoning": config.problems, "general": config.general},
+                "samples_per_problem": config.samples_per_problem,
+                "sampling": config.sampling,
+                **common,
+            }
+        )
+        tasks += [
+            {
+                "name": samples_of_set(name, of.name),
+                "problems": [sets[of.name]],
+                "samples_per_problem": of.samples(config.samples_per_problem),
+                "sampling": of.sampling or config.sampling,
+                **common,
+            }
+            for of in config.sets
+        ]
     context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware)
     problems = {problem.id: problem for problem in read_problems(held_out)}
     samples = {name: read_samples(raw / name) for name in stages.values()}
     judge = make_judge(config.judge)
     scores = {name: problem_scores(_reasoning(rows), problems, config.k) for name, rows in samples.items()}
-    write_scores(context.out, scores)
     table = closing_table(samples, problems, scores, config, judge)
+    for of in config.sets:
+        set_problems = {problem.id: problem for problem in read_problems(sets[of.name])}
+        for name in stages.values():
+            rows = read_samples(raw / samples_of_set(name, of.name))
+            of_set = set_scores(rows, set_problems, of.k)
+            scores[name] |= in_set(of.name, of_set)
+            table[name] |= in_set(of.name, set_metrics(rows, set_problems, of_set, config.confidence, of.k))
+    write_scores(context.out, scores)
     (context.out / TABLE).write_text(json.dumps(table, indent=2))
-    metrics = {
-        f"{name}/{metric}": value
-        for name, row in table.items()
-        for metric, value in row.items()
-        if isinstance(value, float)
-    }
+    metrics = {f"{name}/{metric}": value for name, row in table.items() for metric, value in numbers(row).items()}
     shown = [_shown(name, s, problems[s.problem_id]) for name, rows in samples.items() for s in rows[:20]]
     return Outcome(
         counts={name: len(rows) for name, rows in samples.items()}, metrics=metrics, tables={"samples": shown}
     )
+
+
+def _ask_sets(context: Context) -> dict[str, Path]:
+    """Writes the problems of every test set as it asks them, to a file each."""
+    files = {}
+    for of in context.config.sets:
+        source = test_set_file(context.path("problems"), of.name)
+        if not source.is_file():
+            raise InputError(
+                f"evaluate.sets: {of.name!r} is not among the test sets of the problems; run that stage again, or use "
+                f"`r1 eval MODEL --sets {of.name}`"
+            )
+        files[of.name] = context.out / SETS / source.name
+        files[of.name].parent.mkdir(exist_ok=True)
+        write_rows(files[of.name], asked(of, read_problems(source)), Problem)
+    return files
+
+
+def files(config: Evaluate) -> dict[str, str | Path]:
+    """Local files and folders that test sets read. The stage reads their problems from `problems`; what it is given
+    keeps the path out of its key."""
+    return set_files(config.sets)
 
 
 def checkpoints(stages: Iterable[str]) -> dict[str, str]:
@@ -106,7 +148,7 @@ def stage_of(checkpoint: str) -> str:
 
 def shown(evaluation: Manifest) -> str:
     """The closing table as Markdown."""
-    return markdown(closing_frame(read_table(evaluation)))
+    return markdown(read_table(evaluation))
 
 
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
@@ -175,7 +217,7 @@ def stage_for(stages: Sequence[str]) -> Stage:
         known = ", ".join([*CHECKPOINTS, f"{PREFIX}NAME"])
         raise InputError(f"evaluate: stage {sorted(wrong)[0]!r} makes no checkpoint; these do: {known}")
     mixed = any(name.startswith(PREFIX) for name in stages)  # students may have another tokenizer than their teacher
-    return Stage("evaluate", VERSION, ("problems", *stages), build, extra=code, mixed=mixed, shown=shown)
+    return Stage("evaluate", VERSION, ("problems", *stages), build, files=files, extra=code, mixed=mixed, shown=shown)
 
 
 @flow(name="evaluate")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import with_style
+from grpo.errors import InputError
+from tasks.evaluation.sets.load import load_set
+from tasks.evaluation.sets.settings import SetData
 from tasks.problems.decontaminate import Collision, decontaminate
 from tasks.problems.load import drop_duplicates, load, split
 from tasks.problems.miniature.prompts import EverydaySource, load_everyday
@@ -26,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN = 100
 TRAIN, VALIDATION, HELD_OUT = "train.parquet", "validation.parquet", "held_out.parquet"
-BAD_RECORDS = "bad_records.jsonl"
+BAD_RECORDS, TEST_SETS = "bad_records.jsonl", "test_sets"
 DOMAINS = ("reasoning", "general")
 
 
@@ -62,11 +67,22 @@ def build(context: Context) -> Outcome:
         validation, _, _ = _apart(config, validation, held_out)
         train, removed, _ = _apart(config, train, validation)
         counts |= {f"validation_{name}": removed[name] for name in ("equal", "overlapping")}
-        counts |= {f"{domain}_validation": sum(p.domain == domain for p in validation) for domain in DOMAINS}
-        write_rows(context.out / VALIDATION, validation, Problem)
     train, removed, examples = _apart(config, train, held_out)
     counts |= {f"decontamination_{name}": count for name, count in removed.items()}
+    for of in config.test_sets:
+        tested, faults = _write_test_set(context, of)
+        train, removed, more = _apart(config, train, tested)
+        validation, _, _ = _apart(config, validation, tested)
+        examples += more
+        bad += [{"test_set": of.name, "fault": fault} for fault in faults]
+        found = {"problems": len(tested), "left_out": len(faults)} | {n: removed[n] for n in ("equal", "overlapping")}
+        counts |= {f"test_{of.name}_{name}": count for name, count in found.items()}
+    if config.test_sets and not train:
+        raise InputError("problems: no training problem is left beside the test sets; do not train on them")
     counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in DOMAINS}
+    if config.validation_share:
+        counts |= {f"{domain}_validation": sum(p.domain == domain for p in validation) for domain in DOMAINS}
+        write_rows(context.out / VALIDATION, validation, Problem)
     write_rows(context.out / TRAIN, train, Problem)
     write_rows(context.out / HELD_OUT, held_out, Problem)
     collisions = [{"train": c.train_id, "held_out": c.held_out_id, "shared": c.shared} for c in examples]
@@ -88,6 +104,16 @@ def _apart(
     return decontaminate(problems, others, config.ngram, boilerplate_share=config.boilerplate_share)
 
 
+def _write_test_set(context: Context, of: SetData) -> tuple[list[Problem], list[str]]:
+    """The problems of a test set, and of each row that was left out why."""
+    loaded = load_set(of, context.seed)
+    style = of.source.answer_style if of.source and of.source.answer_style else context.config.answer_style
+    tested = [with_style(problem, style) for problem in loaded.problems]
+    (context.out / TEST_SETS).mkdir(exist_ok=True)
+    write_rows(test_set_file(context.out, of.name), tested, Problem)
+    return tested, loaded.bad_records
+
+
 def files(config: Problems) -> dict[str, str | Path]:
     """Local files and folders that the sources read."""
     paths: dict[str, str | Path] = {}
@@ -96,10 +122,26 @@ def files(config: Problems) -> dict[str, str | Path]:
             paths[f"source{number}"] = source.path
         elif isinstance(source, HubSource):
             paths[f"source{number}"] = source.name
-    return paths
+    return paths | set_files(config.test_sets)
 
 
-STAGE = Stage("problems", 4, (), build, files=files)
+def set_files(sets: Sequence[SetData]) -> dict[str, str | Path]:
+    """Local files and folders that test sets read, and names on the hub."""
+    return {f"test_{of.name}": of.local for of in sets if of.local is not None}
+
+
+def test_set_file(artifact: Path, name: str) -> Path:
+    """The problems of a test set in an artifact of this stage."""
+    return artifact / TEST_SETS / f"{name}.parquet"
+
+
+def known_sets(config: Problems) -> dict[str, Any]:
+    """Entries of the table of known test sets that are read, which decide the result besides settings."""
+    known = {of.name: asdict(of.known) for of in config.test_sets if of.known is not None}
+    return {"known_sets": known} if known else {}
+
+
+STAGE = Stage("problems", 4, (), build, files=files, extra=known_sets)
 
 
 @flow(name=STAGE.name, log_prints=False)

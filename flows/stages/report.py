@@ -19,7 +19,7 @@ from flows.stages.run_page import artifact_key
 from flows.stages.runner import run_stage
 from grpo.data.records import Problem, read_rows
 from tasks.evaluation.records import SAMPLES, TABLE
-from tasks.report.tables import closing_frame, completions, markdown
+from tasks.report.tables import completions, markdown
 from tasks.store.manifest import Manifest
 
 CONTENT = "report.json"
@@ -46,8 +46,9 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
     """Shows the closing table in Prefect and links the report page, also when every stage was reused."""
     key = artifact_key(recipe)
     if table:
-        text = markdown(closing_frame(table))
-        create_markdown_artifact(markdown=text, key=f"report-{key}", description="Every checkpoint of a run.")
+        create_markdown_artifact(
+            markdown=markdown(table), key=f"report-{key}", description="Every checkpoint of a run."
+        )
     if link:
         create_link_artifact(
             link=link, link_text="The report of this run", key=f"report-page-{key}", description="One HTML page."
@@ -56,7 +57,7 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
 
 def shown(manifest: Manifest) -> str:
     """The closing table as Markdown."""
-    return markdown(closing_frame(json.loads((manifest.path / CONTENT).read_text())["table"]))
+    return markdown(json.loads((manifest.path / CONTENT).read_text())["table"])
 
 
 STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)

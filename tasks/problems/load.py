@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
@@ -31,8 +32,12 @@ class LoadResult:
     bad_records: list[str]
 
 
-def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> LoadResult:
-    """Read a source. `seed` is the run's, in use only where problems are generated.
+Reshape = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Place and columns of a row -> the columns that the source names."""
+
+
+def load(source: ReasoningGymSource | FileSource | HubSource, seed: int, reshape: Reshape | None = None) -> LoadResult:
+    """Read a source. `seed` is the run's, in use only where problems are generated; rows go through `reshape`.
 
     "unverifiable" counts generated problems whose own gold answer their own scorer does not accept: a fault of the
     generator. In a file the same is a fault of its author: a bad record, which is raised or skipped by the source's
@@ -48,7 +53,7 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> Load
             else:
                 candidates.append(problem)
     else:
-        candidates = [*_read(source, bad)]
+        candidates = [*_read(source, bad, reshape)]
         candidates = _with_right_solutions(source, candidates, bad)
     problems, duplicates = drop_duplicates(candidates)
     read = len(candidates) + unverifiable + len(bad)
@@ -59,7 +64,7 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int) -> Load
     return LoadResult(problems, {"read": read, **dropped, "kept": len(problems)}, bad)
 
 
-def _read(source: FileSource | HubSource, bad: list[str]) -> Iterator[Problem]:
+def _read(source: FileSource | HubSource, bad: list[str], reshape: Reshape | None) -> Iterator[Problem]:
     read = 0
     for where, row in rows(source):
         if read == source.limit:
@@ -68,7 +73,7 @@ def _read(source: FileSource | HubSource, bad: list[str]) -> Iterator[Problem]:
         try:
             if isinstance(row, InputError):
                 raise row
-            problem = read_row(source, where, row)
+            problem = read_row(source, where, reshape(where, row) if reshape else row)
         except InputError as error:
             if source.on_bad_record == "stop":
                 raise

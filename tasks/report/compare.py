@@ -10,8 +10,8 @@ from typing import Any
 
 from grpo.data.records import Sample, read_samples
 from tasks.evaluation.metrics import RESAMPLES, Scores, by_problem, interval, mean
-from tasks.evaluation.records import SAMPLES, read_scores
-from tasks.report.tables import COLUMNS, INTERVAL
+from tasks.evaluation.records import INTERVAL, SAMPLES, read_scores
+from tasks.report.tables import COLUMNS
 from tasks.store.diff import Ingredients, changed_fields, differences, shorten
 from tasks.store.manifest import Manifest
 from tasks.tracking.recipe_run import RecipeRun
@@ -139,7 +139,8 @@ def metrics(
             for table, folder, kept in zip(tables, evaluations, scores, strict=True)
         ]
         rows = [table.get(checkpoint, {}) for table in tables]
-        for metric in COLUMNS:
+        of_sets = dict.fromkeys(name for row in rows for name in row if name.partition("/")[2] in COLUMNS)
+        for metric in (*COLUMNS, *of_sets):
             if metric.endswith(INTERVAL) or all(row.get(metric) is None for row in rows):
                 continue
             first = values[0].get(metric)

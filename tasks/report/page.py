@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tasks.report import curves, svg
 from tasks.report.data_sections import funnels, judges
-from tasks.report.tables import paper_rows
+from tasks.report.tables import paper_rows, set_sections, sizes
 from tasks.tracking.names import flatten
 from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun
@@ -55,7 +55,8 @@ def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: 
         link=link,
         checkpoints=list(table),
         rows=paper_rows(table),
-        sizes=_sizes(table),
+        sizes=sizes(table),
+        sets=set_sections(table),
         pipeline=pipeline(run),
         learning=learning(run, reader),
         funnels=funnels(run.manifests),
@@ -213,15 +214,6 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _sizes(table: Mapping[str, Mapping[str, Any]]) -> str:
-    first = next(iter(table.values()), {})
-    if "problems" not in first:
-        return ""
-    each = first["samples"] // max(1, first["problems"])
-    k = f", k = {first['k']}" if "k" in first else ""  # an evaluation of an earlier version has none
-    return f"{first['problems']:,} held-out problems, {each} samples each{k}"
 
 
 def _time(seconds: float) -> str:

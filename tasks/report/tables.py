@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.data.records import Problem, Sample, read_rows
+from tasks.evaluation.records import INTERVAL, by_set
 
 COLUMNS = {
     "pass@1": "pass@1",
@@ -22,6 +23,7 @@ COLUMNS = {
     "format": "format",
     "language": "language",
     "mean_tokens": "tokens",
+    "cut_off": "cut off",
     "alignment": "alignment",
     "alignment_ci95": "alignment interval",
     "win_rate_dev3": "win rate over dev3",
@@ -33,10 +35,9 @@ COLUMNS = {
     "win_rate_dev1": "win rate over dev1",
     "win_rate_dev1_lc": "at equal length",
 }
-INTERVAL = "_ci95"
 PLAIN = {"mean_tokens", "alignment", "alignment_ci95"}
 """Metrics that are not shares; all others are shown in percent."""
-_NEITHER, _LOWER = {"mean_tokens"}, {"over_refusal", "refused_harmless"}
+_NEITHER, _LOWER = {"mean_tokens"}, {"cut_off", "over_refusal", "refused_harmless"}
 _TITLES = {
     "format": "format kept",
     "language": "one language",
@@ -73,15 +74,43 @@ def _cell(key: str, value: Any) -> str:
     return f"{value * percent:.{2 if key == 'alignment' else 1}f}"
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """The closing table, for Prefect's pages."""
+def titled_frames(table: Mapping[str, Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+    """Title -> frame: the closing table, and one for each test set, whose title says how much was asked."""
+    frames = {"Checkpoints": closing_frame(table)}
+    return frames | {f"{name}: {sizes(of)}": closing_frame(of) for name, of in by_set(table).items()}
+
+
+def sizes(table: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many problems and samples a closing table is of; "" where it does not say."""
+    first = next(iter(table.values()), {})
+    if "problems" not in first:
+        return ""
+    each = first["samples"] // max(1, first["problems"])
+    k = f", k = {first['k']}" if "k" in first else ""  # an evaluation of an earlier version has none
+    return f"{first['problems']:,} problems, {each} sample{'s' if each > 1 else ''} each{k}"
+
+
+def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
+    """The closing table and those of test sets, for Prefect's pages."""
+    return "\n".join(f"# {title}\n\n{_grid(frame)}\n" for title, frame in titled_frames(table).items())
+
+
+def _grid(frame: pd.DataFrame) -> str:
     table = frame.reset_index()
     head = "| " + " | ".join(map(str, table.columns)) + " |"
     rule = "|" + "---|" * len(table.columns)
     body = [
         "| " + " | ".join("" if pd.isna(v) else str(v) for v in row) + " |" for row in table.itertuples(index=False)
     ]
-    return "\n".join(["# Checkpoints", "", head, rule, *body, ""])
+    return "\n".join([head, rule, *body])
+
+
+def set_sections(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each test set its name, its size, and its rows in the paper's form."""
+    return [
+        {"name": name, "sizes": sizes(of), "checkpoints": list(of), "rows": paper_rows(of)}
+        for name, of in by_set(table).items()
+    ]
 
 
 def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,92 @@
+"""Test sets as problems, and the problems as a set asks them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.data.records import Problem
+from grpo.data.template import STYLE_FIELD, AnswerStyle, form_of, with_style
+from grpo.errors import InputError
+from tasks.evaluation.sets.forms import FORMS
+from tasks.evaluation.sets.known import KnownSet
+from tasks.evaluation.sets.settings import FILES, EvaluationSet, SetData
+from tasks.problems.load import LoadResult, load
+from tasks.problems.sources import FileSource, HubSource
+
+_MARK: dict[AnswerStyle, str] = {
+    "tags": "between <answer> and </answer>",
+    "boxed": r"within \boxed{}",
+    "auto": r"within \boxed{}",
+}
+_ASKS = {
+    "code": "Please reason step by step, and put the whole program into one ```python block{mark}.",
+    "choice": "Please reason step by step, and put the letter of the right choice{mark}.",
+    "none": "",
+}
+_ASK = "Please reason step by step, and put your final answer{mark}."
+
+
+def load_set(of: SetData, seed: int) -> LoadResult:
+    """All problems of a test set.
+
+    Raises:
+        InputError: it cannot be read, or a row has not the columns of its form; the message begins with the set's name.
+    """
+    try:
+        if of.source is not None:
+            return load(of.source, seed)
+        assert of.known is not None
+        return load(_source(of, of.known), seed, _reshape(of.known))
+    except InputError as error:
+        raise InputError(f"test set {of.name!r}: {error}") from None
+
+
+def _source(of: SetData, known: KnownSet) -> FileSource | HubSource:
+    columns: dict[str, Any] = {"prompt_column": known.prompt, "answer_column": known.answer}
+    if known.form != "answer":
+        columns = {"prompt_column": "question", "answer_column": "answer"}
+    if known.form in ("tests", "constraints"):
+        columns["metadata_columns"] = [known.form]
+    if known.form == "constraints":  # some of IFEval's instructions have no rule here; their prompts are left out
+        columns |= {"domain": "general", "on_bad_record": "skip"}
+    columns["verifier"] = known.verifier
+    if of.path is not None and of.path.lower().endswith(FILES):
+        return FileSource(path=Path(of.path).expanduser(), **columns)
+    return HubSource(name=of.path or known.hub or "", config=known.config, split=known.split, **columns)
+
+
+def _reshape(known: KnownSet) -> Callable[[str, dict[str, Any]], dict[str, Any]] | None:
+    form = FORMS.get(known.form)
+    return None if form is None else lambda where, row: form(known, where, row)
+
+
+def asked(of: EvaluationSet, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems that a set asks, in its prompt style and with its answer style."""
+    chosen = problems[: of.problems]
+    if of.answer_style is not None:
+        chosen = [_styled(problem, of.answer_style) for problem in chosen]
+    return [_phrased(problem, of.prompt_style) for problem in chosen]
+
+
+def _styled(problem: Problem, style: AnswerStyle) -> Problem:
+    metadata = {name: value for name, value in problem.metadata.items() if name != STYLE_FIELD}
+    return with_style(dataclasses.replace(problem, metadata=metadata), style)
+
+
+def _phrased(problem: Problem, style: str) -> Problem:
+    if style == "question":
+        return problem
+    text = "{question}" + _instruction(problem) if style == "instruction" else style
+    *before, last = problem.messages
+    content = text.replace("{question}", last["content"])
+    return dataclasses.replace(problem, messages=[*before, {**last, "content": content}])
+
+
+def _instruction(problem: Problem) -> str:
+    form = form_of(problem)
+    mark = "" if form.whole and form.style != "tags" else f" {_MARK[form.style]}"  # a program is not boxed
+    ask = _ASKS.get(problem.verifier, _ASK).replace("{mark}", mark)
+    return f"\n\n{ask}" if ask else ""

@@ -1,0 +1,141 @@
+"""Settings of test sets: what a set is, and how a checkpoint is asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from grpo.config.common import Sampling
+from grpo.data.template import AnswerStyle
+from tasks.evaluation.sets.known import KNOWN, KnownSet
+from tasks.problems.sources import FileSource, HubSource, ProblemSource
+
+PROMPT_STYLES = ("question", "instruction")
+SIZE = 500
+"""Problems of a set of whose size nothing is known."""
+FILES = (".jsonl", ".json", ".parquet", ".csv")
+
+
+class SetData(BaseModel):
+    """A test set: a known one by its name, in a file or from the hub, or any source with its own columns."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w-]*$",
+        description=f"Names its rows in tables. A known one needs nothing else: {', '.join(KNOWN)}.",
+    )
+    like: str | None = Field(None, description="The known set whose columns it has. None: the one of its name.")
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Where its rows are, in place of the known hub data set: a .jsonl, .json, .parquet or .csv file, a "
+        "folder, or a name on the hub.",
+    )
+    source: ProblemSource | None = Field(
+        None,
+        description="A source with columns and verifier of its own, instead of a known form: kind file, dataset (with "
+        "the split to read) or reasoning_gym; see tasks/problems/sources.py.",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> SetData:
+        if self.source is not None:
+            if self.path is not None or self.like is not None:
+                raise ValueError(f"set {self.name!r}: source says where its rows are; leave path and like out")
+            return self
+        shape = self.like or self.name
+        if shape not in KNOWN:
+            close = difflib.get_close_matches(shape.lower(), KNOWN, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            known = ", ".join(KNOWN)
+            raise ValueError(
+                f"unknown test set {shape!r}; {hint}known are {known}; for any other give like (the known set whose "
+                "columns it has) or source"
+            )
+        if self.path is None and KNOWN[shape].hub is None:
+            raise ValueError(f"set {self.name!r}: {shape} has no data set on the hub; give path, a file of its rows")
+        return self
+
+    @property
+    def known(self) -> KnownSet | None:
+        """The entry of the table whose form its rows have; None with a source of its own."""
+        return None if self.source is not None else KNOWN[self.like or self.name]
+
+    @property
+    def local(self) -> str | Path | None:
+        """The local file or folder, or the hub's name, that the user gave; a file is a `Path`, which must exist."""
+        if self.source is None:
+            is_file = self.path is not None and self.path.lower().endswith(FILES)
+            return Path(self.path) if self.path is not None and is_file else self.path
+        if isinstance(self.source, FileSource):
+            return self.source.path
+        return self.source.name if isinstance(self.source, HubSource) else None
+
+
+class EvaluationSet(SetData):
+    """A test set, and how it is asked."""
+
+    problems: int | None = Field(None, ge=1, description="Problems to ask, the first ones. None: all.")
+    samples_per_problem: int | None = Field(
+        None, ge=1, description="Samples a problem. None: evaluate.samples_per_problem. R1: 64 for AIME and GPQA."
+    )
+    k: int | None = Field(None, ge=1, description="k of pass@k and cons@k. None: as many as there are samples.")
+    prompt_style: str = Field(
+        "question",
+        description="question: as it stands, for models that were trained on it. instruction: followed by a sentence "
+        "on reasoning and on how to mark the answer. Or a text with {question} in it.",
+    )
+    answer_style: AnswerStyle | None = Field(
+        None,
+        description="How completions mark the answer: tags, boxed or auto. None: as the recipe's problems.",
+    )
+    sampling: Sampling | None = Field(None, description="How completions are drawn. None: evaluate.sampling.")
+
+    @field_validator("prompt_style")
+    @classmethod
+    def _has_a_question(cls, style: str) -> str:
+        if style not in PROMPT_STYLES and "{question}" not in style:
+            raise ValueError(
+                f"prompt_style is {style!r}; give question, instruction, or a text with {{question}} in it"
+            )
+        return style
+
+    @property
+    def data(self) -> SetData:
+        """What the set is, without how it is asked."""
+        return SetData(**{name: getattr(self, name) for name in SetData.model_fields})
+
+    @property
+    def size(self) -> int:
+        """Problems asked, at most, for an estimate: by the settings, or the published size of a known set."""
+        limits = [self.problems, getattr(self.source, "count", None), getattr(self.source, "limit", None)]
+        given = [limit for limit in (*limits, self.known.problems if self.known else None) if limit is not None]
+        return min(given, default=SIZE)
+
+    def samples(self, default: int) -> int:
+        """Samples a problem."""
+        return self.samples_per_problem or default
+
+
+def check_names(sets: Sequence[SetData]) -> None:
+    """Raises ValueError where two sets have one name."""
+    names = [of.name for of in sets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"two test sets are called {twice[0]!r}; give each a name of its own, and like for its columns"
+        )
+
+
+def check_sets(sets: Sequence[EvaluationSet], samples_per_problem: int) -> None:
+    """Raises ValueError where two sets have one name, or k is above the samples of a problem."""
+    check_names(sets)
+    for of in sets:
+        if of.k is not None and of.k > of.samples(samples_per_problem):
+            raise ValueError(
+                f"set {of.name!r}: k is {of.k}, above its {of.samples(samples_per_problem)} samples a problem; lower k "
+                "or raise samples_per_problem"
+            )
