@@ -90,6 +90,18 @@ def demonstrations(path: Path, batch_rows: int = 1024) -> Iterator[dict[str, Any
         yield from map(from_columns, batch.to_pylist())
 
 
+def count_demonstrations(path: Path) -> int:
+    """The number of rows that `demonstrations` yields, from the files' footers. InputError if they cannot be read."""
+    _column_names(path)
+    return int(ds.dataset(path, format="parquet").count_rows())
+
+
+def files_of(path: Path) -> list[tuple[str, int, int]]:
+    """Name, bytes and time of the last change (ns) of each file of a parquet file or folder, to notice other data."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
 def _column_names(path: Path) -> list[str]:
     try:
         return list(ds.dataset(path, format="parquet").schema.names)

@@ -251,12 +251,17 @@ def prompt_tokens(
     if template == "r1_zero":
         ids = tokenizer(zero_prompt(messages, zero_template), add_special_tokens=False)["input_ids"]
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+    return prompts_tokens(tokenizer, [messages])[0]
+
+
+def prompts_tokens(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[list[Message]]) -> list[list[int]]:
+    """Token ids of prompts by the chat template, on all cores where the tokenizer is one of the fast kind."""
     if tokenizer.chat_template is None:
         raise InputError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; add one, or use the template 'r1_zero'"
         )
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return cast(list[int], ids)
+    ids = tokenizer.apply_chat_template([*conversations], add_generation_prompt=True, tokenize=True, return_dict=False)
+    return cast(list[list[int]], ids)
 
 
 def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
@@ -282,7 +287,14 @@ def continuation(opened: str, completion: str) -> str:
 
 
 def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str, opened: str = "") -> list[int]:
-    """Token ids of an assistant's turn with its end-of-sequence token: the targets of supervised training, which
-    follow a prompt that ends with the tag `opened`."""
-    rest = continuation(opened, completion)
-    return [*tokenizer(rest, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    """Token ids of an assistant's turn and its end, the targets of SFT, after a prompt that ends with tag `opened`."""
+    return completions_tokens(tokenizer, [completion], [opened])[0]
+
+
+def completions_tokens(
+    tokenizer: PreTrainedTokenizerBase, completions: Sequence[str], opened: Sequence[str]
+) -> list[list[int]]:
+    """The same for many completions, each with its tag, on all cores."""
+    rests = [*map(continuation, opened, completions)]
+    tokens = tokenizer(rests, add_special_tokens=False)["input_ids"] if rests else []
+    return [[*ids, tokenizer.eos_token_id] for ids in cast(list[list[int]], tokens)]

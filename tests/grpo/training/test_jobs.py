@@ -15,14 +15,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Hardware
-from grpo.config.jobs import SFTJob
+from grpo.data.conversations import demonstrations
 from grpo.data.held_out import is_correct, read_held_out
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from grpo.scoring.reward_model import RewardModelScorer
 from grpo.training.preferences import read_preferences
 from grpo.training.pretrain import read_documents
-from grpo.training.sft import read_pairs
 from tests.support.job_runner import (
     COMMAND,
     CPU,
@@ -187,10 +186,9 @@ def test_a_job_that_is_not_json(tmp_path):
 
 
 def unreadable(path: Path) -> dict[str, Callable[[], Any]]:
-    job = {name: Path("unused") for name in ("out", "state", "metrics", "result")}
     return {
         "corpus": lambda: read_documents(path),
-        "sft": lambda: read_pairs(SFTJob(settings=SFT, model="unused", data=path, seed=0, **job)),
+        "sft": lambda: list(demonstrations(path)),
         "pairs": lambda: read_preferences(path, "pairs"),
         "points": lambda: read_preferences(path, "points"),
         "problems": lambda: read_problems([path]),
