@@ -76,6 +76,12 @@ class SFTData(Section):
     engine: TextEngineSettings | None = Field(
         None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
     )
+    teacher: Teacher | None = Field(
+        None,
+        exclude_if=lambda teacher: teacher is None,
+        description="Answers the general prompts instead of the policy, with a chain of thought; mix.think says which "
+        "sources keep it. Placeholders of its instruction: {question}, {form}. None: the policy. R1: DeepSeek-V3.",
+    )
     rewards: list[str] = Field(
         ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
     )

@@ -1,4 +1,4 @@
-"""The recipe: one typed, checked configuration with a section per stage; flows/recipe/sections.py and its neighbours have the sections."""
+"""The recipe: one typed, checked configuration with a section per stage. Modules beside this one have the sections."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,7 +27,7 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_fol
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
 from grpo.config.engines import OwnEngine
-from grpo.data.records import Problem, Sample, read_problems, read_rows
+from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of
 from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
@@ -36,10 +35,11 @@ from tasks.judges.prompt_digests import PROMPT_DIGESTS
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
-from tasks.sft_data.mix import mix
+from tasks.sft_data.mix import counts_of, mix
 from tasks.sft_data.plots import plot
 from tasks.sft_data.rejection import judge_of, select_shard
 from tasks.sft_data.shards import ProblemShard, cut
+from tasks.sft_data.teacher.asking import asked
 from tasks.trainer.outcome import StageFailed
 from tasks.trainer.processes import Failure, Pool
 from tasks.trainer.user_code import source_digest
@@ -49,6 +49,7 @@ __all__ = ["EXAMPLES", "STAGE", "sft_data"]
 logger = logging.getLogger(__name__)
 
 POLICY = "reasoning_rl"
+_MODEL = "teacher_model"
 _DAY_S = 86400.0
 SHOWN = 100
 SAMPLES = "samples"
@@ -57,14 +58,7 @@ SAMPLES = "samples"
 
 def build(context: Context) -> Outcome:
     config: SFTData = context.config
-    shards = cut(
-        context.path("problems") / TRAIN,
-        {"reasoning": config.problems, "general": config.general},
-        config.shard_problems,
-        {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **_how_sampled(config)},
-        context.seed,
-        context.attempt.state / "problems",
-    )
+    shards = _cut(context)
     # Before anything is sampled, so that a mistake in the user's files shows at once.
     given = _take(context)
     # A forced run does not reuse the samples of other runs.
@@ -91,10 +85,43 @@ def build(context: Context) -> Outcome:
     shown = itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
     prompts = {problem.id: problem.text for problem in read_problems(shards[0].problems)}
     return Outcome(
-        counts=_counts(statistics) | _given_counts(context, given),
+        counts=counts_of(statistics) | _given_counts(context, given),
         metrics={"kept_share": statistics["kept"] / statistics["sampled"], **agreement, **judged.shares(), **cost},
         tables={"samples": [_row(sample, prompts.get(sample.problem_id, "")) for sample in shown]},
     )
+
+
+def _cut(context: Context) -> list[ProblemShard]:
+    """Shards of what the policy is asked, and of what the teacher is asked, if there is one."""
+    config: SFTData = context.config
+    teacher, how = config.teacher, _how_sampled(config)
+    by_policy = {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **how}
+    by_teacher: dict[str, Any] = {}
+    if teacher is not None:
+        model = context.inputs[_MODEL].ref.digest if teacher.model else teacher.identity
+        settings = {**hashed_values(teacher.model_dump(mode="json", exclude={"model"})), "model": model}
+        by_teacher = {"teacher": settings, "seed": context.seed, **how}
+    limits = {"reasoning": config.problems} | ({} if teacher else {"general": config.general})
+    asked_of_all = [(limits, by_policy), *([({"general": config.general}, by_teacher)] if teacher else [])]
+    folder, train = context.attempt.state / "problems", context.path("problems") / TRAIN
+    return [
+        shard
+        for limits, made_by in asked_of_all
+        if any(limits.values())
+        for shard in cut(train, limits, config.shard_problems, made_by, context.seed, folder)
+    ]
+
+
+def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
+    """Fields of the task that differ where the teacher answers a shard."""
+    teacher = context.config.teacher
+    problems = read_problems(shard.problems) if teacher else []
+    if teacher is None or problems[0].domain != "general":
+        return {}
+    path = context.attempt.state / f"asked-{shard.key}.parquet"
+    write_rows(path, asked(problems, teacher.instruction), Problem)
+    model = str(context.path(_MODEL)) if teacher.model else None
+    return {**teacher.task(model), "problems": [path], "sampling_by_source": {}}
 
 
 def _how_sampled(config: SFTData) -> dict[str, Any]:
@@ -124,7 +151,10 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
         **config.model_dump(mode="json", include={"samples_per_problem", "enough_right", "samples_max", "rewards"}),
         **config.model_dump(mode="json", include={"sampling", "sampling_by_source", "engine"}),
     }
-    tasks = [{"name": shard.key, "problems": [shard.problems], **task_of_all} for shard in missing]
+    tasks = [
+        {"name": shard.key, "problems": [shard.problems], **task_of_all, **_of_teacher(context, shard)}
+        for shard in missing
+    ]
     result = context.run_job(
         "sample",
         out=folder,
@@ -242,15 +272,6 @@ def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts
     }
 
 
-def _counts(statistics: Mapping[str, Any]) -> dict[str, int]:
-    """Counts by domain and outcome: reasoning_sampled = reasoning_kept + reasoning_incorrect + ..."""
-    counts: Counter[str] = Counter()
-    for line in statistics["lines"]:
-        counts[f"{line['domain']}_sampled"] += line["samples"]
-        counts[f"{line['domain']}_{line['outcome']}"] += line["samples"]
-    return dict(counts)
-
-
 def _row(sample: Sample, prompt: str) -> dict[str, Any]:
     return {"prompt": prompt, "completion": sample.completion, "verdict": sample.verdict, "reason": sample.reason}
 
@@ -258,13 +279,16 @@ def _row(sample: Sample, prompt: str) -> dict[str, Any]:
 def code(config: SFTData) -> dict[str, Any]:
     """Digests of the judge's prompts and of the user's functions, which decide the result besides settings."""
     names = [name for name in config.rewards if ":" in name]
-    names += [config.engine.function] if isinstance(config.engine, OwnEngine) else []
+    engines = [config.engine, config.teacher.engine if config.teacher else None]
+    names += [engine.function for engine in engines if isinstance(engine, OwnEngine)]
     return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
 
 
 def files(config: SFTData) -> dict[str, str | Path]:
-    """The mix's sources: local ones enter the stage's key by their contents, those of the hub by their names."""
-    return {f"mix_{source.name}": source.place for source in config.mix.sources}
+    """The mix's sources, and the teacher's model: local ones enter the stage's key by their contents, those of the
+    hub by their names."""
+    teacher = {_MODEL: config.teacher.model} if config.teacher and config.teacher.model else {}
+    return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
 
 
 STAGE = Stage("sft_data", 5, ("problems", POLICY), build, files=files, extra=code)

@@ -261,3 +261,12 @@ def _examples(table: pa.Table, parts: list[str], problems: Mapping[str, Problem]
     columns = {"part": pa.array(parts, pa.string()), "prompt": prompts.take(ids.indices)}
     columns |= {"completion": response_column(completion), "think": think}
     return pa.table([columns[name] if name in columns else table[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def counts_of(statistics: Mapping[str, Any]) -> dict[str, int]:
+    """Counts by domain and outcome: reasoning_sampled = reasoning_kept + reasoning_incorrect + ..."""
+    counts: Counter[str] = Counter()
+    for line in statistics["lines"]:
+        counts[f"{line['domain']}_sampled"] += line["samples"]
+        counts[f"{line['domain']}_{line['outcome']}"] += line["samples"]
+    return dict(counts)

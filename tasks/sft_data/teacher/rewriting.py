@@ -37,8 +37,9 @@ FORMS = {
     "tags": "Write the thought between <think> and </think>, then only the result between <answer> and </answer>.",
     "boxed": "Write the thought between <think> and </think>, then a summary of a few sentences that explains the "
     "solution to the reader and ends with the result in \\boxed{}.",
+    "summary": "Write the thought between <think> and </think>, then the answer for the reader.",
 }
-"""What the rewriter is told about the form, by answer style; `auto` takes boxed."""
+"""What a teacher is told about the form, by answer style (`auto` takes boxed); summary: where nothing is boxed."""
 _LONGEST = 200_000  # characters of a trajectory
 
 
@@ -62,22 +63,30 @@ def requests(
     if missing := [name for name in (QUESTION, TRAJECTORY) if name not in text]:
         raise InputError(f"cold_start_data.rewriter.instruction has no {missing[0]}; the rewriter would not see it")
     return [
-        dataclasses.replace(problem, messages=[{"role": "user", "content": _filled(text, problem, chosen[problem.id])}])
+        dataclasses.replace(
+            problem, messages=[{"role": "user", "content": _request(text, problem, chosen[problem.id])}]
+        )
         for problem in problems
         if problem.id in chosen
     ]
 
 
-def _filled(text: str, problem: Problem, sample: Sample) -> str:
-    """One pass over the placeholders, so that braces in a model's text stay what they are."""
-    values = {
-        QUESTION: problem.text,
-        TRAJECTORY: sample.completion[:_LONGEST],
-        FORM: FORMS["tags" if form_of(problem).style == "tags" else "boxed"],
-    }
+def form_told(problem: Problem) -> str:
+    """What a teacher is told about the form of a completion to the problem."""
+    form = form_of(problem)
+    return FORMS["tags" if form.style == "tags" else "summary" if form.whole else "boxed"]
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with its placeholders replaced in one pass, so that braces in a model's text stay what they are."""
     for name in values:
         text = text.replace(name, f"\0{name}\0")
     return "".join(values.get(piece, piece) for piece in text.split("\0"))
+
+
+def _request(text: str, problem: Problem, sample: Sample) -> str:
+    values = {QUESTION: problem.text, TRAJECTORY: sample.completion[:_LONGEST], FORM: form_told(problem)}
+    return filled(text, values)
 
 
 Rewrite = Callable[[Problem], str | None]

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 
 from tests.support.prefect_server import DEADLINE_S, Server, decision, start_run, wait
-from tests.support.r1 import R1
+from tests.support.r1 import R1, SMALLER
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium")
+STAGE_1 = [
+    *(value for value in SMALLER if value.startswith(("problems.", "base."))),
+    *("r1_zero.steps=12", "r1_zero.prompts_per_step=8", "cold_start_from_zero.problems=80"),
+    *("cold_start_sft.epochs=1", "evaluate.problems=24", "evaluate.general=0"),
+]
+REVIEW = 'gates=[{name = "readable", after = "cold_start_data", review = 3, on_failure = "ask"}]'
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 pytestmark = [
     pytest.mark.slow,
@@ -99,3 +105,35 @@ def test_refusal(server: Server, page: Any, tmp_path: Path) -> None:
     )
     assert decision(r1)["approved"] is False
     page.get_by_text("Failed").first.wait_for()
+
+
+def test_a_person_reviews_the_rewritten_trajectories(server: Server, page: Any, tmp_path: Path) -> None:
+    """Stage 1 as published: R1-Zero, its trajectories rewritten, a person who looks at samples, Dev1."""
+    r1 = R1(tmp_path / "home")
+    process = start_run(r1, server, [*STAGE_1, REVIEW], ["--flow", "dev1"])
+    run = wait(lambda: server.run_in("Paused", flow="train-dev1"), "the pause")
+    page.goto(f"{server.url.removesuffix('/api')}/runs/flow-run/{run['id']}")
+    page.get_by_role("button", name="Resume").click()
+    form = page.locator(".p-modal__card")
+    form.get_by_text("Gate readable after cold_start_data: to be reviewed").wait_for()
+    form.get_by_text("Sample 3").wait_for()
+    texts = form.locator("pre").all_inner_texts()  # of each sample: prompt, original, completion
+    assert len(texts) == 9 and all(text.startswith(("compute ", "berechne ")) for text in texts[::3])
+    assert all("<answer>" in text for text in (*texts[1::3], *texts[2::3]))
+    form.get_by_role("switch").click()
+    form.get_by_role("switch", checked=True).wait_for()
+    submit(page, form, Note="readable", Who="Ada")
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors[-2000:]
+    result = json.loads(output.splitlines()[-1])
+    assert [stage["name"] for stage in result["stages"]] == [
+        *("problems", "base", "r1_zero", "cold_start_data", "cold_start_sft", "evaluate", "report")
+    ]
+    assert result["gates"][0]["status"] == "approved" and decision(r1)["note"] == "readable"
+    counts = next(stage for stage in result["stages"] if stage["name"] == "cold_start_data")
+    manifest = json.loads(next(r1.home.glob(f"artifacts/cold_start_data/{counts['key']}/1/manifest.json")).read_text())
+    assert set(manifest["inputs"]) == {"problems", "base", "r1_zero"}
+    # Every chosen trajectory is rewritten; those that pass the filters again are the data.
+    written = {k: v for k, v in manifest["counts"].items() if not k.startswith("trajectories_")}
+    assert sum(written.values()) == manifest["counts"]["trajectories_chosen"] and written["kept"] > 0
+    assert result["checkpoints"].keys() == {"base", "zero", "dev1"}

@@ -6,18 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from flows.recipe.data_sections import SFTData
 from flows.recipe.load import load_recipe
 from flows.stages.contract import hashed_config
+from flows.stages.problems import HELD_OUT
+from flows.stages.problems import TRAIN as TRAIN_PROBLEMS
 from flows.stages.sft_data import STAGE
 from grpo.config.common import Optimizer
 from grpo.config.supervised import Pretrain
 from grpo.data.conversations import demonstrations
+from grpo.data.records import Problem, write_rows
 from tasks.sft_data.mix import TRAIN
+from tasks.store.manifest import artifact_key
 from tasks.store.store import Store
-from tests.flows.stages.test_sft_data import SETTINGS, publish
+from tests.flows.stages.test_sft_data import SETTINGS, publish, sums
 
 
 def write(path: Path, rows: int) -> Path:
@@ -88,3 +93,30 @@ def test_given_rows_join_the_data_set_and_a_changed_file_makes_it_anew(tmp_path:
     sets = [part for value in [*SETTINGS, sources] for part in ("--set", value)]
     done = command("run", "tiny", "--only", "sft_data", *sets, "--input", f"problems={problems}")
     assert done.returncode == 2 and "columns are text; a row needs messages" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_teacher_answers_the_general_prompts(tmp_path: Path, r1: Any) -> None:
+    command = type(r1)(tmp_path)
+    policy = publish(tmp_path, "reasoning_rl")
+    chats = [
+        Problem(f"c{i}", [{"role": "user", "content": f"Talk about {i}."}], "", "none", "general", "en", "chat")
+        for i in range(20)
+    ]
+    with Store(tmp_path).attempt("problems", artifact_key("problems", 1, {"of": "both"}, {})) as attempt:
+        write_rows(attempt.out / TRAIN_PROBLEMS, [*sums("a", 20), *chats], Problem)
+        write_rows(attempt.out / HELD_OUT, sums("held out", 10, 1000), Problem)
+        problems = attempt.publish(stage_version=1, config={"of": "both"}).key
+    teacher = 'sft_data.teacher={engine={kind="function",function="tests.support.user_engines:adder"},'
+    teacher += "sampling={temperature=1.0,max_new_tokens=50}}"
+    sets = [*SETTINGS, "sft_data.general=20", "sft_data.judged=[]", teacher]
+    inputs = ["--input", f"problems={problems}", "--input", f"reasoning_rl={policy}"]
+    done = command("run", "tiny", "--only", "sft_data", *(p for v in sets for p in ("--set", v)), *inputs, "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (stage,) = json.loads(done.stdout.splitlines()[-1])["stages"]
+    made = Store(tmp_path).resolve(stage["key"])
+    rows = pq.read_table(made.path / TRAIN).to_pylist()
+    by = {row["domain"]: row["policy"] for row in rows}
+    assert by["general"] == "tests.support.user_engines:adder" and len(by["reasoning"]) == 64
+    # What is learnt from has the prompt alone, without what the teacher was told.
+    assert {row["prompt"][0]["content"] for row in rows if row["domain"] == "general"} <= {c.text for c in chats}
