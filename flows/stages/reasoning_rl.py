@@ -35,6 +35,7 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
         settings = settings.model_copy(update={"step_reward": str(context.path(STEP_MODEL) / MODEL)})
     if settings.validate_every:
         job["validation_problems"] = [_validation_problems(context)]
+    job |= {f"{name}_model": str(context.path(f"{name}_model")) for name in settings.reward_models}
     result = context.run_job(
         "rl",
         settings=settings,
@@ -62,14 +63,15 @@ def _validation_problems(context: Context) -> Path:
 
 
 def files(config: RL) -> dict[str, str | Path]:
-    """The user's process reward model, whose contents enter the stage's key."""
+    """The user's reward models, whose contents (of hub models the names) enter the stage's key."""
     used = config.supervision == "process" and is_folder(config.step_reward)
-    return {"step_reward": config.step_reward} if used else {}
+    models: dict[str, str | Path] = {f"{name}_model": model for name, model in config.reward_models.items()}
+    return models | ({"step_reward": config.step_reward} if used else {})
 
 
 def user_code(config: RL) -> dict[str, Any]:
     """Digests of the user's reward functions, which enter the stage's key."""
-    steps = [config.step_reward] if config.supervision == "process" and not files(config) else []
+    steps = [config.step_reward] if config.supervision == "process" and "step_reward" not in files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
     return {"user_code": {name: source_digest(name) for name in names}} if names else {}
 

@@ -11,7 +11,7 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.reasoning_rl import train, user_code
+from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
 from grpo.config.rl import RL
@@ -29,7 +29,7 @@ def build(context: Context) -> Outcome:
     )
 
 
-STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), build, extra=user_code)
+STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -179,6 +179,11 @@ class RL(Settings):
         "'helpful' and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language "
         "directly.",
     )
+    reward_models: dict[Literal["helpful", "safe"], str] = Field(
+        {},
+        exclude_if=lambda models: not models,
+        description="Sequence-classification models (folders or hub names) as these rewards, instead of trained ones.",
+    )
     uncertainty_penalty: float = Field(
         0.0,
         ge=0,

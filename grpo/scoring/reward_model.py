@@ -11,6 +11,7 @@ import torch
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.data.records import Message
+from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.logprobs import token_states
 from grpo.model.packed.packing import shared_prefix
@@ -30,6 +31,11 @@ class RewardModelScorer:
         members = member_folders(path)
         self.tokenizer = load_tokenizer(members[0])
         self.models = [load_reward_model(member, hardware) for member in members]
+        if not all(hasattr(model, "score") for model in self.models) or self.tokenizer.chat_template is None:
+            raise InputError(
+                f"{path}: cannot score conversations; a reward model is a decoder with a head `score` of one output, "
+                "and its tokenizer has a chat template"
+            )
         self.batch_size, self.uncertainty_penalty = batch_size, uncertainty_penalty
 
     @torch.inference_mode()

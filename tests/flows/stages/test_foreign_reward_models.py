@@ -1,0 +1,56 @@
+"""A reward model from elsewhere as a reward in RL: what enters the key, and what the trainer is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from flows.recipe.load import load_recipe
+from flows.stages import alignment_rl, r1_zero, reasoning_rl, rlhf_ppo
+from flows.stages.contract import hashed_config
+from grpo.config.common import Hardware, Optimizer
+from grpo.config.supervised import Pretrain
+from grpo.errors import InputError
+from grpo.scoring.reward_model import RewardModelScorer
+from grpo.training.pretrain import train_tokenizer
+
+
+def test_folders_enter_the_key_by_their_contents_and_hub_models_by_name() -> None:
+    models = 'alignment_rl.reward_models={helpful="./mine",safe="somebody/safe"}'
+    config = load_recipe("tiny", [models]).alignment_rl
+    for stage in (alignment_rl.STAGE, reasoning_rl.STAGE, r1_zero.STAGE, rlhf_ppo.STAGE):
+        assert stage.files(config) == {"helpful_model": "./mine", "safe_model": "somebody/safe"}
+    hashed = hashed_config(alignment_rl.STAGE, config, 0)
+    assert hashed["reward_models"] == {"helpful": "input:helpful_model", "safe": "input:safe_model"}
+    assert "reward_models" not in load_recipe("tiny").alignment_rl.model_dump()  # keys of earlier versions stay
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(InputError, match="alignment_rl.reward_models"):
+        load_recipe("tiny", ['alignment_rl.reward_models={kind="x"}'])
+
+
+def test_a_model_saved_by_transformers_scores_as_transformers_does(tmp_path: Path) -> None:
+    settings = Pretrain(vocabulary=320, steps=1, context=128, optimizer=Optimizer(learning_rate=1e-3))
+    tokenizer = train_tokenizer(["What is 1 + 2? It is 3.", "Good day to you."] * 20, settings)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, num_labels=1, **shape)
+    model = LlamaForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    asked = [{"role": "user", "content": "What is 1 + 2?"}]
+    scorer = RewardModelScorer(str(tmp_path / "model"), Hardware(device="cpu"))
+    scores = scorer([asked, asked], ["It is 3.", "Good day."])
+    for text, score in zip(("It is 3.", "Good day."), scores, strict=True):
+        turns = [*asked, {"role": "assistant", "content": text}]
+        ids = torch.tensor([tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)])
+        assert score == pytest.approx(model(ids).logits.item(), abs=1e-5)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(InputError, match="its tokenizer has a chat template"):
+        RewardModelScorer(str(tmp_path / "model"), Hardware(device="cpu"))
