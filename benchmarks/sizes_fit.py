@@ -10,97 +10,10 @@ from typing import Any
 from grpo.config.rl import RL
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.memory import DeviceMemory, Lengths, StepMemory, step_memory
+from tasks.estimate.published import PUBLISHED
 
-QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
-
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    # Sizes as in config.json of these models on the Hugging Face hub, under its names.
-    "SmolLM2-135M": {
-        "num_hidden_layers": 30,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
-    "Qwen2.5-0.5B": {
-        **QWEN,
-        "num_hidden_layers": 24,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "Qwen2.5-1.5B": {
-        **QWEN,
-        "num_hidden_layers": 28,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "Qwen2.5-7B": {
-        **QWEN,
-        "num_hidden_layers": 28,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-    },
-    "Qwen2.5-14B": {
-        **QWEN,
-        "num_hidden_layers": 48,
-        "hidden_size": 5120,
-        "intermediate_size": 13824,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "vocab_size": 152064,
-    },
-    "Qwen2.5-32B": {
-        **QWEN,
-        "num_hidden_layers": 64,
-        "hidden_size": 5120,
-        "intermediate_size": 27648,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "vocab_size": 152064,
-    },
-    "Llama-3.1-70B": {
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    },
-    "DeepSeek-V3": {
-        "num_hidden_layers": 61,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "vocab_size": 129280,
-        "tie_word_embeddings": False,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
-}
+CONFIGS = {name.partition("/")[2]: config for name, config in PUBLISHED.items()}
+"""By the name without its organisation."""
 
 
 LENGTHS = Lengths(prompt=512, completion=8192)

@@ -19,11 +19,11 @@ from tasks.estimate.local_device import calibrate, local_device, processor
 from tasks.estimate.stages import Assumed, Estimate
 
 
-def assumptions_of(args: argparse.Namespace) -> Assumptions:
-    """The assumptions given on the command line."""
+def assumptions_of(args: argparse.Namespace, default: str | None = None) -> Assumptions:
+    """The assumptions given on the command line. `default`: the device where none is given; None: this machine's."""
     if args.device is not None and args.device not in DEVICES:
         raise InputError(f"--device {args.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
-    device = calibrate(home()) if args.calibrate else _device(args.device)
+    device = calibrate(home()) if args.calibrate else _device(args.device or default)
     assumed = Assumed()
     for pair in args.assume:
         name, _, value = pair.partition("=")
@@ -55,7 +55,7 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
     Raises:
         InputError: in one line, if a stage does not fit the device.
     """
-    assumptions = assumptions_of(args)
+    assumptions = assumptions_of(args, recipe.device)
     estimates = estimate(graph, recipe, assumptions)
     if (stage := first_misfit(estimates, assumptions.device)) is not None:
 
@@ -71,10 +71,11 @@ def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
     """Prints a table; the last line sums over `running`, the stages that would run."""
     device = estimated["device"]
     print(f"\nestimate for {device['name']}, from settings and assumptions ({FILE} of a run has all of them):")
-    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {'disk GB':>8} {'net GB':>8}")
+    sizes = " ".join(f"{name:>8}" for name in ("host GB", "disk GB", "net GB"))
+    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {sizes}")
     for name, of in estimated["stages"].items():
         peak = f"{of['peak_memory_gb']:8.2f} {of['peak_phase']:<10}" if "peak_memory_gb" in of else f"{'':8} {'':<10}"
-        rest = f"{of['disk_gb']:8.2f} {of['network_gb']:8.1f}"
+        rest = f"{of['host_gb']:8.2f} {of['disk_gb']:8.2f} {of['network_gb']:8.1f}"
         print(f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}")
     hours = sum(estimated["stages"][name]["device_hours"] for name in running)
     seconds = sum(estimated["stages"][name]["seconds"] for name in running)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from flows.recipe.data_sections import ColdStartData, SFTData
@@ -27,6 +29,11 @@ class Recipe(Section):
     name: str = Field(pattern=r"^[\w.-]+$", description="Names the MLflow experiment.")
     description: str = Field(description="What it is for and what it needs.")
     seed: int = Field(0, ge=0, description="Every random choice follows from it.")
+    device: Literal["H200", "H100", "A100", "cpu"] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="What its stages are sized for: the device of `r1 plan --estimate` where none is given.",
+    )
     problems: Problems
     base: Base
     cold_start_data: ColdStartData

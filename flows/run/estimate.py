@@ -28,6 +28,7 @@ from grpo.errors import InputError
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import Device
 from tasks.estimate.local_device import local_device
+from tasks.estimate.published import config_file, published
 from tasks.estimate.stages import USABLE, Assumed, Estimate, Estimator
 
 FILE = "estimate.json"
@@ -136,7 +137,7 @@ def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estima
     passes = config.epochs * examples
     if config.max_steps is not None:
         passes = min(passes, config.max_steps * config.batch_size)
-    return estimator.supervised(config, passes * tokens, tokens)
+    return estimator.supervised(config, passes * tokens, tokens, examples=examples)
 
 
 def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
@@ -188,7 +189,9 @@ def _architecture(base: Base, assumptions: Assumptions) -> Architecture:
             tied=True,
         )
     assert base.model is not None
-    path = assumptions.config or _config_of(base.model)
+    path = assumptions.config or config_file(base.model)
+    if path is None:
+        return published(base.model)
     try:
         return Architecture.from_config(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
@@ -197,22 +200,9 @@ def _architecture(base: Base, assumptions: Assumptions) -> Architecture:
         raise InputError(f"{path}: has no {error}, so the model's size is not known") from None
 
 
-def _config_of(model: str) -> Path:
-    folder = Path(model).expanduser()
-    if folder.exists() or model.startswith((".", "/", "~")):
-        return folder / "config.json"
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(model, "config.json")
-    if not isinstance(cached, str):
-        raise InputError(f"{model}: its config.json is not on this machine; download it and give it with --config FILE")
-    return Path(cached)
-
-
 def first_misfit(estimates: Mapping[str, Estimate], device: Device) -> str | None:
-    """The first stage whose peak memory does not fit the device; None if all fit."""
-    limit = USABLE * device.memory
-    return next((name for name, estimate in estimates.items() if _needed_memory(estimate, device) > limit), None)
+    """The first stage whose peak memory does not fit the device, or its host; None if all fit."""
+    return next((name for name, estimate in estimates.items() if not _fits(estimate, device)), None)
 
 
 def misfit_message(
@@ -223,12 +213,17 @@ def misfit_message(
     `with_overrides` gives the stage's estimate under further overrides of the recipe.
     """
     estimate = estimates[stage]
+    if estimate.host > USABLE * device.host_memory:
+        return (
+            f"{stage} does not fit: it holds {estimate.host / 1e9:.1f} GB of the machine's memory for each device, of "
+            f"{device.host_memory / 1e9:.1f} GB; take machines with more memory, or fewer processes on each"
+        )
     assert estimate.memory is not None
     room = USABLE * device.memory
 
     def fits(overrides: list[str]) -> bool:
         try:
-            return _needed_memory(with_overrides(overrides), device) <= room
+            return _fits(with_overrides(overrides), device)
         except InputError:  # this stage has no such field, or the field does not go with the others
             return False
 
@@ -292,6 +287,11 @@ def _is_valid(with_overrides: Callable[[list[str]], Estimate], overrides: list[s
     except InputError:
         return False
     return True
+
+
+def _fits(estimate: Estimate, device: Device) -> bool:
+    on_device = _needed_memory(estimate, device) <= USABLE * device.memory
+    return on_device and estimate.host <= USABLE * device.host_memory
 
 
 def _needed_memory(estimate: Estimate, device: Device) -> float:

@@ -28,6 +28,7 @@ class Device:
     operations_32: float  # in float32
     bandwidth: float  # of its memory
     network: float  # to devices on other machines
+    host_memory: float = 256e9  # of its machine, for each device: 2 TB for 8, as in NVIDIA's DGX machines
     learning_share: float = 0.4  # share of the peak operations, with many tokens at a time
     sampling_share: float = 0.5  # share of the bandwidth, where each token reads all weights
     layer_s: float = 1e-4  # minimum seconds of a layer's forward pass
@@ -40,7 +41,7 @@ DEVICES = {
     "H200": Device("H200", "cuda", 141e9, 989e12, 67e12, 4.8e12, 50e9),
     "H100": Device("H100", "cuda", 80e9, 989e12, 67e12, 3.35e12, 50e9),
     "A100": Device("A100", "cuda", 80e9, 312e12, 19.5e12, 2.04e12, 25e9),
-    "cpu": Device("cpu", "cpu", 16e9, 5e10, 5e10, 1e10, 1e9),
+    "cpu": Device("cpu", "cpu", 16e9, 5e10, 5e10, 1e10, 1e9, host_memory=16e9),
 }
 
 

@@ -12,11 +12,17 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
 from grpo.config.supervised import Supervised
+from grpo.data.token_shards import SAMPLE_BYTES
 from grpo.rl.methods import value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_bytes, step_memory
 
 _BYTES = {"float32": 4, "bfloat16": 2}
+LIBRARIES = 2e9
+"""Bytes of a process for Python, torch, CUDA and its other libraries. Assumed."""
+ROLLOUT_TOKEN_BYTES = 60
+"""Of a token in a rollout: a Python integer, and log-probabilities and advantages in float32. Each process is counted
+with the whole rollout."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +106,11 @@ def sampling_memory(
     if reward_models:
         parts["reward models"] = reward_models * whole
     return JobMemory(parts, {"sampling": sum(parts.values())})
+
+
+def host_bytes(a: Architecture, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:
+    """Memory of a machine's processor, beside GPUs, for the processes on it: each loads the whole model before it is
+    divided, and keeps an index of the SFT data, whose tokens stay in files. Saving needs less than loading."""
+    weights = a.weights() * _BYTES[hardware.to_train().dtype]
+    data = examples * SAMPLE_BYTES + rollout_tokens * ROLLOUT_TOKEN_BYTES
+    return hardware.processes * (LIBRARIES + weights + data)

@@ -22,17 +22,17 @@ def local_device(home: Path) -> Device:
         InputError: for a GPU that nothing is known of.
     """
     if (gpu := _gpu()) is not None:
-        name, memory = gpu
+        name, memory, count = gpu
         known = next((device for device in DEVICES.values() if device.name in name), None)
         if known is None:
             raise InputError(f"nothing is known of the GPU {name!r}; give --device, and --assume for what differs")
-        return replace(known, name=name, memory=memory)
+        return replace(known, name=name, memory=memory, host_memory=_ram() / count)
     return processor(home)
 
 
 def processor(home: Path) -> Device:
     """This machine's processor, as measured, or as assumed."""
-    return replace(_calibrated(home) or DEVICES["cpu"], memory=_ram())
+    return replace(_calibrated(home) or DEVICES["cpu"], memory=_ram(), host_memory=_ram())
 
 
 def calibrate(home: Path) -> Device:
@@ -67,8 +67,8 @@ def _calibrated(home: Path) -> Device | None:
     )
 
 
-def _gpu() -> tuple[str, float] | None:
-    """Name and bytes of the first GPU."""
+def _gpu() -> tuple[str, float, int] | None:
+    """Name and bytes of the first GPU, and how many there are."""
     ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip().splitlines()
@@ -77,7 +77,7 @@ def _gpu() -> tuple[str, float] | None:
     if not lines:
         return None
     name, _, mebibytes = lines[0].rpartition(",")
-    return name.strip(), float(mebibytes) * 2**20
+    return name.strip(), float(mebibytes) * 2**20, len(lines)
 
 
 def _ram() -> float:

@@ -16,7 +16,7 @@ from grpo.config.supervised import Supervised
 from grpo.rl.methods import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
-from tasks.estimate.job_memory import JobMemory, rl_memory, sampling_memory, supervised_memory
+from tasks.estimate.job_memory import JobMemory, host_bytes, rl_memory, sampling_memory, supervised_memory
 from tasks.estimate.memory import DeviceMemory, Lengths
 
 USABLE = 0.9
@@ -41,12 +41,13 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of one stage. `seconds` is wall time; sizes are bytes, `memory` and `network` per device."""
+    """Estimate of one stage. `seconds` is wall time; sizes are bytes, `memory`, `host` and `network` per device."""
 
     devices: int = 1
     seconds: float = 0.0
     device_seconds: float = 0.0
     memory: JobMemory | None = None
+    host: float = 0.0  # of the machine's memory, for each of its devices; what a CPU itself computes with is `memory`
     disk: float = 0.0  # bytes kept after the stage
     scratch: float = 0.0  # additional bytes while the stage runs
     network: float = 0.0
@@ -58,6 +59,7 @@ class Estimate:
             seconds=self.seconds + after.seconds,
             device_seconds=self.device_seconds + after.device_seconds,
             memory=_largest(self.memory, after.memory),
+            host=max(self.host, after.host),
             disk=self.disk + after.disk,
             scratch=max(self.scratch, after.scratch),
             network=self.network + after.network,
@@ -72,7 +74,7 @@ class Estimate:
             values["peak_phase"] = self.memory.phase
             values["phases_gb"] = {name: size / 1e9 for name, size in self.memory.phases.items()}
             values["memory_gb"] = {name: size / 1e9 for name, size in self.memory.parts.items()}
-        return values | {f"{name}_gb": getattr(self, name) / 1e9 for name in ("disk", "scratch", "network")}
+        return values | {f"{name}_gb": getattr(self, name) / 1e9 for name in ("host", "disk", "scratch", "network")}
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,11 @@ class Estimator:
     device: Device
     assumed: Assumed = field(default_factory=Assumed)
 
-    def supervised(self, settings: Supervised, tokens: float, length: float, models: int = 1) -> Estimate:
-        """Estimate of training `models` models in sequence, each on `tokens` tokens in sequences of mean `length`."""
+    def supervised(
+        self, settings: Supervised, tokens: float, length: float, models: int = 1, examples: float = 0
+    ) -> Estimate:
+        """Estimate of training `models` models in sequence, each on `tokens` tokens in sequences of mean `length`.
+        `examples`: sequences of SFT data."""
         hardware = settings.hardware
         devices = _devices(hardware)
         batch = min(settings.micro_batch_tokens, settings.batch_size * length)
@@ -96,6 +101,7 @@ class Estimator:
             seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
             device_seconds=seconds * devices,
             memory=supervised_memory(self.a, _at_most(settings, batch), self._device_memory),
+            host=self._host(hardware, examples=examples),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=models * traffic,
@@ -124,7 +130,7 @@ class Estimator:
         held = sampling_memory(
             self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
         )
-        return Estimate(devices, policies * alone, policies * alone * devices, held, disk)
+        return Estimate(devices, policies * alone, policies * alone * devices, held, self._host(hardware), disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
         """Estimate of all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
@@ -164,6 +170,7 @@ class Estimator:
             memory=rl_memory(
                 self.a, _at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
             ),
+            host=self._host(hardware, rollout_tokens=rows * settings.minibatches * self._whole(longest)),
             disk=self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=traffic,
@@ -173,11 +180,21 @@ class Estimator:
         """Estimate of copying a base model: from the hub in bfloat16, or from a folder; written in float32."""
         size = 4 * self.a.weights()
         held = JobMemory({"weights": size}, {"loading": size})
-        return Estimate(memory=held, disk=size, network=2 * self.a.weights() if download else 0)
+        return Estimate(
+            memory=held, host=self._host(Hardware()), disk=size, network=2 * self.a.weights() if download else 0
+        )
 
     @property
     def _device_memory(self) -> DeviceMemory:
         return DeviceMemory(self.device.kind, self.device.memory)
+
+    def _host(self, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:
+        if self.device.kind == "cpu":
+            return 0.0
+        return host_bytes(self.a, hardware, examples, rollout_tokens) / hardware.processes
+
+    def _whole(self, longest: float) -> float:
+        return self.assumed.prompt_tokens + self._mean(longest)
 
     def _mean(self, longest: float) -> float:
         return longest * self.assumed.completion_share

@@ -14,7 +14,7 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
 from flows.pipelines import PIPELINES
-from flows.recipe.load import load_recipe
+from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
 from flows.run.dispatch import deployment_of, run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
@@ -133,7 +133,7 @@ def test_a_lock_is_abandoned_when_its_holder_was_killed_not_when_it_was_given_ba
     assert not store.is_abandoned(key, datetime.now(UTC) + timedelta(seconds=1))  # an earlier run's, not this one's
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "qwen2.5-1.5b", "r1-paper"])
+@pytest.mark.parametrize("name", shipped())
 def test_a_configuration_means_the_same_after_its_journey(name: str) -> None:
     """What a flow run gets as JSON makes the same key."""
     recipe = load_recipe(name)

@@ -12,7 +12,7 @@ import pytest
 
 from flows.cli.plan_estimate import assumptions_of, make
 from flows.pipelines import PIPELINES
-from flows.recipe.load import load_recipe
+from flows.recipe.load import load_recipe, shipped
 from flows.run.estimate import for_record
 from grpo.errors import InputError
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def arguments(
-    home: Path, recipe: str, device: str, *assume: str, overrides: tuple[str, ...] = ()
+    home: Path, recipe: str, device: str | None, *assume: str, overrides: tuple[str, ...] = ()
 ) -> argparse.Namespace:
     config = home / "config.json"
     return argparse.Namespace(
@@ -83,6 +83,48 @@ def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     for remedy in remedies:  # each is a field of the recipe, after which another stage breaks, if any
         with pytest.raises(InputError, match="reasoning_rl does not fit"):
             estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=24e9", overrides=(remedy,)))
+
+
+GPU_RECIPES = sorted({*shipped()} - {"tiny", "smollm2-135m"})
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_fits_what_it_names(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    overrides = ["base.model=HuggingFaceTB/SmolLM2-135M"] if name == "smollm2-135m" else []
+    recipe = load_recipe(name, overrides)
+    for flow in ("r1", *(["r1_zero"] if recipe.r1_zero else [])):
+        asked = arguments(tmp_path, name, None, overrides=tuple(overrides))
+        asked.config = None
+        made = estimated(asked, flow)  # refuses what does not fit
+        assert made["device"]["kind"] == ("cuda" if name in GPU_RECIPES else "cpu")
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_recipes_for_gpus_are_complete(name: str) -> None:
+    recipe = load_recipe(name)
+    for rl in (recipe.reasoning_rl, recipe.alignment_rl, recipe.r1_zero):
+        assert rl is not None and rl.engine is not None and rl.hardware.mixed_precision and rl.validate_every
+    assert recipe.sft_data.engine is not None and recipe.evaluate.sets and recipe.sft.hardware.mixed_precision
+
+
+def test_host_memory_by_hand(home: Path) -> None:
+    # 7.62 B weights in float32 and 2 GB of libraries, in each process: 32.5 GB; the samples add a few MB.
+    asked = arguments(home, "r1-distill-qwen-7b", "H100")
+    asked.config = None
+    stages = estimated(asked)["stages"]
+    assert stages["sft"]["host_gb"] == pytest.approx(7.62 * 4 + 2, abs=0.05)
+    # 804,745 samples of 52 bytes are 42 MB more than the cold start's 5,000.
+    asked = arguments(home, "r1-paper", None)
+    asked.config = None
+    paper = estimated(asked)["stages"]
+    assert paper["sft"]["host_gb"] - paper["cold_start_sft"]["host_gb"] == pytest.approx(0.0416, abs=0.0005)
+
+
+def test_too_little_host_memory_is_refused(home: Path) -> None:
+    said = r"base does not fit: it holds 8\.2 GB of the machine's memory for each device, of 4\.0 GB"
+    with pytest.raises(InputError, match=said):
+        estimated(arguments(home, "qwen2.5-1.5b", "H100", "host_memory=4e9"))
 
 
 def test_what_cannot_be_helped_says_so(home: Path) -> None:
