@@ -36,9 +36,9 @@ SMALL = {
 def sizes():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        import sizes
+        import sizes_fit
 
-        yield sizes
+        yield sizes_fit
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
 
@@ -235,11 +235,13 @@ def peak_bytes(profiled: profile) -> int:
 
 
 def test_recommended_settings_are_ones_that_a_recipe_accepts(sizes) -> None:
+    from sizes_page import toml
+
     trained = []
     for name, config in sizes.CONFIGS.items():
         if recommended := sizes.recommended(Architecture.from_config(config)):
             choice, fit = recommended
-            read = tomllib.loads(sizes.toml(fit.settings))["reasoning_rl"]
+            read = tomllib.loads(toml(fit.settings))["reasoning_rl"]
             assert RL.model_validate(read) == RL.model_validate(fit.settings), name
             assert fit.memory.peak <= 0.9 * sizes.GPUS[fit.gpu], name
             trained.append((name, choice))
