@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from flows.stages.process_reward_model import MODEL, read_by
 from flows.stages.runner import run_stage
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
+from tasks.preferences.files import PreferenceFile, load_preferences
+from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.trainer.user_code import is_folder, source_digest
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,8 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
         settings = settings.model_copy(update={"step_reward": str(context.path(STEP_MODEL) / MODEL)})
     if settings.validate_every:
         job["validation_problems"] = [_validation_problems(context)]
+    if settings.dpo.files:
+        job["pairs"] = _pairs(context, settings.dpo.files)
     job |= {f"{name}_model": str(context.path(f"{name}_model")) for name in settings.reward_models}
     result = context.run_job(
         "rl",
@@ -55,6 +60,16 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
 
 
+def _pairs(context: Context, files: Sequence[Path]) -> Path:
+    """The pairs of preference files, whole responses, in one file."""
+    loaded = [load_preferences(PreferenceFile(path=path), held_out_share=0.0, whole=True).pairs for path in files]
+    if not (pairs := drop_duplicates([pair for of_file in loaded for pair in of_file])):
+        raise InputError(f"{files[0]}: no pairs; dpo.files hold chosen and rejected responses, or ranked ones")
+    path = context.attempt.state / "pairs.parquet"
+    write_preferences(path, pairs)
+    return path
+
+
 def _validation_problems(context: Context) -> Path:
     path = context.path("problems") / VALIDATION
     if not path.is_file():
@@ -63,9 +78,10 @@ def _validation_problems(context: Context) -> Path:
 
 
 def files(config: RL) -> dict[str, str | Path]:
-    """The user's reward models, whose contents (of hub models the names) enter the stage's key."""
+    """The user's reward models and preference files; their contents (of hub models the names) enter the key."""
     used = config.supervision == "process" and is_folder(config.step_reward)
     models: dict[str, str | Path] = {f"{name}_model": model for name, model in config.reward_models.items()}
+    models |= {f"pairs{number}": path for number, path in enumerate(config.dpo.files)}
     return models | ({"step_reward": config.step_reward} if used else {})
 
 

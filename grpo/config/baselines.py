@@ -5,6 +5,7 @@ Sources: DSM = DeepSeekMath, arXiv 2402.03300; R1 v2 = arXiv 2501.12948, the Nat
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -31,3 +32,9 @@ class DPO(Settings):
 
     beta: float = Field(0.1, gt=0, description="Strength of the tie to the reference.")
     length_average: bool = Field(False, description="Log-probabilities averaged over length, as DSM, or summed.")
+    files: list[Path] = Field(
+        [],
+        exclude_if=lambda files: not files,
+        description="Files of pairs or ranked responses to learn from instead of sampled ones, whole responses; see "
+        "tasks/preferences/files.py for their columns. A step takes prompts_per_step * group_size / 2 pairs.",
+    )

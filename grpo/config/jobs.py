@@ -106,6 +106,9 @@ class RLJob(JobBase):
     demonstrations: Path | None = Field(
         None, description="Parquet shards with columns prompt and completion: the data of method 'sft'."
     )
+    pairs: Path | None = Field(
+        None, description="Parquet with columns prompt, chosen, rejected: the data of method 'dpo' with files."
+    )
     template: Template = "chat"
     zero_template: str | None = None
     helpful_model: str | None = None

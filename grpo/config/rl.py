@@ -180,9 +180,7 @@ class RL(Settings):
         "directly.",
     )
     reward_models: dict[Literal["helpful", "safe"], str] = Field(
-        {},
-        exclude_if=lambda models: not models,
-        description="Sequence-classification models (folders or hub names) as these rewards, instead of trained ones.",
+        {}, exclude_if=lambda m: not m, description="Folders or hub names of models as these rewards, not trained ones."
     )
     uncertainty_penalty: float = Field(
         0.0,
@@ -258,6 +256,8 @@ class RL(Settings):
             raise ValueError("dynamic_sampling_rounds waits for rewards before it asks again; set rollouts_ahead to 0")
         if self.rollouts_ahead and self.engine and self.engine.kind == "local":
             raise ValueError("a local engine computes where the trainer does; for rollouts_ahead take kind 'server'")
+        if self.dpo.files and self.method != "dpo":
+            raise ValueError(f"dpo.files are pairs for method 'dpo'; method is {self.method!r}")
         if self.uncertainty_penalty and not {"helpful", "safe"} & self.rewards.keys():
             raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:

@@ -8,7 +8,6 @@ token's advantage is weighted by the truncated ratio of the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -20,11 +19,11 @@ from grpo.data.template import opened_reasoning
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
 from grpo.model.logprobs import completion_logprobs
-from grpo.model.packed.packing import micro_batches
 from grpo.model.value_head import values_of
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup, Rollout, TokenStep
 from grpo.rl.credit import CREDITS, CreditInputs, teach_nothing
+from grpo.rl.measuring import measure
 from grpo.rl.methods import Method
 from grpo.rl.metrics import kept_metrics, kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
@@ -35,8 +34,6 @@ from grpo.scoring.scorer import Failures, Scorer
 from grpo.scoring.weights import reward_weights
 
 T = TypeVar("T")
-PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
-"""(prompts, completions) -> one value a completion token, [B, C]."""
 
 
 class RolloutCollector:
@@ -212,8 +209,10 @@ class RolloutCollector:
         flat = [completion for group in tokens for completion in group]
         measured: dict[str, list[Tensor] | None] = dict.fromkeys(("ref_logprobs", "old_logprobs", "values"))
 
+        room = self.settings.micro_batch_tokens
+
         def logprobs_of(model: Any) -> list[Tensor]:
-            return self._measure(lambda p, c: completion_logprobs(model, p, c, self.temperature), repeated, flat)
+            return measure(lambda p, c: completion_logprobs(model, p, c, self.temperature), repeated, flat, room)
 
         if self.method.reads_reference(self.settings):
             with self.models.reference() as reference:
@@ -224,7 +223,7 @@ class RolloutCollector:
                 measured["old_logprobs"] = logprobs_of(policy)
         if self.models.value is not None:
             with self.models.value.gathered() as value:
-                measured["values"] = self._measure(lambda p, c: values_of(value, p, c), repeated, flat)
+                measured["values"] = measure(lambda p, c: values_of(value, p, c), repeated, flat, room)
         return {name: _grouped(values, len(prompts), self.settings.group_size) for name, values in measured.items()}
 
     def _with_credit(self, groups: list[CompletionGroup], inexact: bool) -> Rollout:
@@ -261,17 +260,6 @@ class RolloutCollector:
             units=credit.units if credit.units is not None else [[i] for i in range(len(tokens))],
             metrics={},
         )
-
-    @torch.no_grad()
-    def _measure(self, of: PerToken, prompts: list[list[int]], tokens: list[list[int]]) -> list[Tensor]:
-        """One value a completion token, [T] for each sequence, computed in micro-batches."""
-        results: dict[int, Tensor] = {}
-        units = [[i] for i in range(len(tokens))]
-        # No activations are kept for a backward pass, so more fits; larger matrix products are faster.
-        for batch in micro_batches(prompts, tokens, units, 4 * self.settings.micro_batch_tokens):
-            table = of([prompts[i] for i in batch], [tokens[i] for i in batch]).float().cpu()
-            results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}
-        return [results[i] for i in range(len(tokens))]
 
 
 def _grouped(values: list[Tensor] | None, groups: int, size: int) -> list[list[Tensor] | None]:

@@ -1,4 +1,4 @@
-"""Demonstrations instead of sampled completions: the data of SFT in the unified view."""
+"""Given data instead of sampled completions: demonstrations for SFT, pairs for DPO."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from grpo.config.jobs import RLJob
-from grpo.data.conversations import demonstrations
+from grpo.data.conversations import demonstrations, read_rows_of
 from grpo.data.permutation import permutation
 from grpo.data.template import completion_tokens, opened_reasoning, prompt_tokens
 from grpo.errors import InputError
+from grpo.model.logprobs import completion_logprobs
 from grpo.rl.batch import Rollout
+from grpo.rl.measuring import measure
+from grpo.rl.model_set import Models
 
 
 class Demonstrations:
@@ -59,3 +62,50 @@ class Demonstrations:
     def _at(self, position: int) -> tuple[list[int], list[int]]:
         epoch, index = divmod(position, len(self.rows))
         return self.rows[permutation(len(self.rows), f"{self.job.seed}/{epoch}")[index]]
+
+
+class GivenPairs(Demonstrations):
+    """Yields half as many pairs a step as other methods sample completions, shuffled anew in each epoch, with the
+    log-probabilities of the reference: DPO as it was published (arXiv 2305.18290)."""
+
+    def __init__(self, job: RLJob, tokenizer: Any, models: Models):
+        if job.pairs is None:
+            raise InputError("method 'dpo' with files learns from pairs; the job names none")
+        self.job, self.models = job, models
+        self.pairs = []
+        for row in read_rows_of(job.pairs, ("messages", "chosen", "rejected")):
+            sides = [self._tokens(tokenizer, {**row, "completion": row[side]}) for side in ("chosen", "rejected")]
+            self.pairs.append((sides[0][0], [completion for _, completion in sides]))
+        if not self.pairs:
+            raise InputError(f"{job.pairs}: no pairs")
+
+    def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
+        settings = self.job.settings
+        a_step = max(1, settings.prompts_per_step * settings.group_size // 2)
+        chosen = [self._pair(position) for position in range(step * a_step, (step + minibatches) * a_step)]
+        prompts = [prompt for prompt, sides in chosen for _ in sides]
+        completions = [side for _, sides in chosen for side in sides]
+        with self.models.reference() as reference:
+            ref_logprobs = measure(
+                lambda p, c: completion_logprobs(reference, p, c, 1.0),
+                prompts,
+                completions,
+                settings.micro_batch_tokens,
+            )
+        lengths = [len(completion) for completion in completions]
+        return Rollout(
+            prompts=prompts,
+            completions=completions,
+            advantages=[torch.zeros(length) for length in lengths],
+            old_logprobs=[torch.zeros(length) for length in lengths],
+            ref_logprobs=ref_logprobs,
+            old_values=None,
+            returns=None,
+            learnt=[True] * len(completions),
+            units=[[2 * i, 2 * i + 1] for i in range(len(chosen))],
+            metrics={"completion_tokens": sum(lengths) / len(lengths)},
+        )
+
+    def _pair(self, position: int) -> tuple[list[int], list[list[int]]]:
+        epoch, index = divmod(position, len(self.pairs))
+        return self.pairs[permutation(len(self.pairs), f"{self.job.seed}/{epoch}")[index]]

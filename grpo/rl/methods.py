@@ -17,7 +17,7 @@ this module loads no torch, so that a memory estimate can ask too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from grpo.config.rl import RL, MethodName
@@ -29,7 +29,7 @@ ValueModel = Literal["model", "head"]
 class Method:
     """All that depends on the method: its data, credit, loss and models."""
 
-    source: Literal["demonstrations", "initial", "policy"]  # where completions come from
+    source: Literal["demonstrations", "pairs", "initial", "policy"]  # where completions come from
     credit: Literal["all", "correct", "preference_pairs", "gae", "group_relative"]  # a name in credit.CREDITS
     loss: Literal["policy", "actor_critic", "preference"]  # a name in Update's losses
     kl: Literal["none", "loss", "reward", "preference"]  # where the reference enters
@@ -38,7 +38,7 @@ class Method:
     @property
     def samples(self) -> bool:
         """Whether completions are sampled and scored; if not, there are neither problems nor rewards."""
-        return self.source != "demonstrations"
+        return self.source not in ("demonstrations", "pairs")
 
     @property
     def online(self) -> bool:
@@ -88,16 +88,22 @@ METHODS: dict[MethodName, Method] = {
 }
 
 
+def method_of(settings: RL) -> Method:
+    """The method under these settings: DPO's pairs may be given instead of sampled."""
+    method = METHODS[settings.method]
+    return replace(method, source="pairs") if settings.dpo.files and settings.method == "dpo" else method
+
+
 def reads_reference(settings: RL) -> bool:
     """Whether a reference model computes log-probabilities of each completion: one more forward pass."""
-    return METHODS[settings.method].reads_reference(settings)
+    return method_of(settings).reads_reference(settings)
 
 
 def keeps_reference(settings: RL) -> bool:
     """Whether a frozen copy of the policy is in memory beside it."""
-    return METHODS[settings.method].keeps_reference(settings)
+    return method_of(settings).keeps_reference(settings)
 
 
 def value_model(settings: RL) -> ValueModel | None:
     """The value model under these settings: "model" (as large as the policy), "head", or None."""
-    return METHODS[settings.method].value_model(settings)
+    return method_of(settings).value_model(settings)

@@ -26,8 +26,8 @@ from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import Metrics, closing_means, write_result
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
-from grpo.rl.demonstrations import Demonstrations
-from grpo.rl.methods import METHODS
+from grpo.rl.demonstrations import Demonstrations, GivenPairs
+from grpo.rl.methods import method_of
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
@@ -57,7 +57,7 @@ class Trainer:
     def __init__(self, job: RLJob):
         self.job, self.settings = job, job.settings
         self.parallel = Parallel.start(job.settings.hardware)
-        self.method = METHODS[self.settings.method]
+        self.method = method_of(self.settings)
         self.scorer: Scorer | None = None
         self.orders = make_orders(job) if self.method.samples else {}
         if self.orders:  # its processes start while the models load
@@ -81,6 +81,8 @@ class Trainer:
 
     def _collector(self) -> RolloutCollector | Demonstrations:
         if self.scorer is None:
+            if self.method.source == "pairs":
+                return GivenPairs(self.job, self.tokenizer, self.models)
             return Demonstrations(self.job, self.tokenizer)
         models = self.job.helpful_model, self.job.safe_model
         self.scorer.load_models(*models, self.settings.hardware, self.settings.uncertainty_penalty)

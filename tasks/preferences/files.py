@@ -48,8 +48,8 @@ class Loaded:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def load_preferences(file: PreferenceFile, held_out_share: float) -> Loaded:
-    """Pairs and labels of a file, as `tasks.preferences.rows` makes them.
+def load_preferences(file: PreferenceFile, held_out_share: float, *, whole: bool = False) -> Loaded:
+    """Pairs and labels of a file, as `tasks.preferences.rows` makes them. `whole`: pairs keep their reasoning.
 
     Raises InputError for the first bad record, with its file and line, unless they are skipped; and where none is good.
     """
@@ -60,7 +60,7 @@ def load_preferences(file: PreferenceFile, held_out_share: float) -> Loaded:
         try:
             if isinstance(row, InputError):
                 raise row
-            judgments = read_row(row, where)
+            judgments = read_row(row, where, whole=whole)
         except InputError as error:
             if file.on_bad_record == "stop":
                 raise

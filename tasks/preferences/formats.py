@@ -20,6 +20,8 @@ from tasks.problems.rows import read_messages, read_text
 from tasks.problems.sources import short
 
 Row = dict[str, Any]
+ReadText = Callable[[Any, str, str], str]
+"""(value, its column, its place) -> the text of a response that is compared."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,25 @@ class Said:
     tied: int = 0  # number of pairs of equal rank or equal text
 
 
-def read_row(row: Row, where: str) -> Said:
-    """Reads a row. `where`: its place ("pairs.jsonl, line 7"), for error messages."""
+def read_row(row: Row, where: str, *, whole: bool = False) -> Said:
+    """Reads a row. `where`: its place ("pairs.jsonl, line 7"), for error messages. `whole`: responses of pairs keep
+    their reasoning."""
     present = {name: value for name, value in row.items() if value is not None and value != ""}
     for columns, read in _FORMATS.items():
         if all(name in present for name in columns):
-            return read(present, where)
+            return read(present, where, read_text if whole else _summary)
     known = "; or ".join(", ".join(columns) for columns in _FORMATS)
     raise InputError(f"{where}: filled columns are {', '.join(map(str, present)) or 'none'}; a row needs {known}")
 
 
-def _ranked(row: Row, where: str) -> Said:
+def _ranked(row: Row, where: str, text: ReadText) -> Said:
     """All pairs of different rank (InstructGPT, 3.5: ties are dropped)."""
     responses, ranks = _list(row, "responses", where), _list(row, "ranks", where)
     if len(responses) != len(ranks) or len(responses) < 2:
         raise InputError(
             f"{where}: {len(responses)} responses and {len(ranks)} ranks; give two or more responses, a rank for each"
         )
-    texts = [_summary(response, "responses", where) for response in responses]
+    texts = [text(response, "responses", where) for response in responses]
     places = [_number(rank, "ranks", where) for rank in ranks]
     both = [*itertools.combinations(zip(places, texts, strict=True), 2)]
     pairs = [
@@ -58,14 +61,14 @@ def _ranked(row: Row, where: str) -> Said:
     return Said(_prompt(row, where), pairs=pairs, tied=len(both) - len(pairs))
 
 
-def _prompted(row: Row, where: str) -> Said:
+def _prompted(row: Row, where: str, text: ReadText) -> Said:
     """Reads {prompt, chosen, rejected}; a response that is a conversation may repeat the prompt."""
     prompt = _prompt(row, where)
 
     def side(name: str) -> str:
         if isinstance(row[name], str):
-            return _summary(row[name], name, where)
-        before, response = _conversation(row, name, where)
+            return text(row[name], name, where)
+        before, response = _conversation(row, name, where, text)
         if before and before != prompt:
             raise InputError(f"{where}: {name} begins otherwise than prompt; leave prompt out, or the messages before")
         return response
@@ -73,15 +76,15 @@ def _prompted(row: Row, where: str) -> Said:
     return _pair(row, prompt, side("chosen"), side("rejected"), where)
 
 
-def _conversations(row: Row, where: str) -> Said:
+def _conversations(row: Row, where: str, text: ReadText) -> Said:
     """Reads {chosen, rejected}: the messages that both share before the last one are the prompt."""
-    (prompt, chosen), (other, rejected) = (_conversation(row, name, where) for name in ("chosen", "rejected"))
+    (prompt, chosen), (other, rejected) = (_conversation(row, name, where, text) for name in ("chosen", "rejected"))
     if prompt != other:
         raise InputError(f"{where}: chosen and rejected differ before the last message; only that may be another")
     return _pair(row, _checked_prompt(prompt, "chosen", where), chosen, rejected, where)
 
 
-def _labelled(row: Row, where: str) -> Said:
+def _labelled(row: Row, where: str, text: ReadText) -> Said:
     label = row["label"]
     known = label.strip().lower() if isinstance(label, str) else label
     if not isinstance(known, (str, bool, int, float)) or known not in _LABELS:
@@ -95,7 +98,7 @@ def _labelled(row: Row, where: str) -> Said:
     return Said(_prompt(row, where), labels=[(read_text(last["content"], name, where), _LABELS[known])])
 
 
-_FORMATS: dict[tuple[str, ...], Callable[[Row, str], Said]] = {
+_FORMATS: dict[tuple[str, ...], Callable[[Row, str, ReadText], Said]] = {
     ("prompt", "responses", "ranks"): _ranked,
     ("prompt", "response", "label"): _labelled,
     ("prompt", "completion", "label"): _labelled,
@@ -130,10 +133,10 @@ def _checked_prompt(messages: list[Message], name: str, where: str) -> list[Mess
     return messages
 
 
-def _conversation(row: Row, name: str, where: str) -> tuple[list[Message], str]:
+def _conversation(row: Row, name: str, where: str, text: ReadText) -> tuple[list[Message], str]:
     """(messages before the last one, summary of the last one, which is the assistant's)."""
     *before, last = _turns(row, name, where)
-    return before, _summary(last["content"], name, where)
+    return before, text(last["content"], name, where)
 
 
 def _turns(row: Row, name: str, where: str) -> list[Message]:

@@ -28,6 +28,15 @@ def test_folders_enter_the_key_by_their_contents_and_hub_models_by_name() -> Non
     assert "reward_models" not in load_recipe("tiny").alignment_rl.model_dump()  # keys of earlier versions stay
 
 
+def test_pairs_of_dpo_enter_the_key_and_belong_to_dpo() -> None:
+    config = load_recipe("tiny", ["reasoning_rl.method=dpo", 'reasoning_rl.dpo={files=["a.jsonl"]}']).reasoning_rl
+    assert reasoning_rl.STAGE.files(config) == {"pairs0": Path("a.jsonl")}
+    assert hashed_config(reasoning_rl.STAGE, config, 0)["dpo"]["files"] == ["input:pairs0"]
+    assert "files" not in load_recipe("tiny").reasoning_rl.dpo.model_dump()
+    with pytest.raises(InputError, match="dpo.files are pairs for method 'dpo'; method is 'grpo'"):
+        load_recipe("tiny", ['reasoning_rl.dpo={files=["a.jsonl"]}'])
+
+
 def test_another_name_is_refused() -> None:
     with pytest.raises(InputError, match="alignment_rl.reward_models"):
         load_recipe("tiny", ['alignment_rl.reward_models={kind="x"}'])

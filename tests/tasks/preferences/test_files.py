@@ -89,6 +89,13 @@ def test_labels_are_read_in_every_way_and_keep_the_reasoning(safe: Any, unsafe: 
     assert loaded.labels[0]["response"] == f"<think>a</think>{safe}"
 
 
+def test_a_policy_learns_from_whole_responses(tmp_path: Path) -> None:
+    said = {"chosen": "<think>hm</think>\nWell!", "rejected": "<think>oh</think>Go away"}
+    path = jsonl(tmp_path, {"prompt": "How are you?", **said})
+    (pair,) = load_preferences(PreferenceFile(path=path), held_out_share=0.0, whole=True).pairs
+    assert {name: pair[name] for name in said} == said
+
+
 def test_what_we_write_is_read_again(tmp_path: Path) -> None:
     given = [{"prompt": "?", "response": "a", "label": 1}, {"prompt": "?", "chosen": "b", "rejected": "c"}]
     loaded = load(jsonl(tmp_path, *given))
