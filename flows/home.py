@@ -13,6 +13,8 @@ from tasks.tracking.connection import default_uri
 
 STATE = "up.json"
 """The state of a running installation: its supervisor and the addresses of its servers."""
+PREFECT_PASSWORD = "credentials/prefect"
+"""File with the password of this home's Prefect server, in the form that PREFECT_API_AUTH_STRING takes."""
 
 
 def home() -> Path:
@@ -70,6 +72,9 @@ def _use_servers() -> None:
     if "PREFECT_API_URL" in os.environ or not prefect or not _answers(str(prefect)):
         return
     os.environ["PREFECT_API_URL"] = str(prefect)
+    password = home() / PREFECT_PASSWORD
+    if password.exists():
+        os.environ["PREFECT_API_AUTH_STRING"] = password.read_text()
     if tracked:
         os.environ.setdefault("MLFLOW_TRACKING_URI", str(tracked))
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -52,7 +53,7 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
     # Reading the settings takes a second, so a temporary server starts meanwhile, and ends if they name another.
     own = None if os.environ.get("PREFECT_API_URL") else _OwnServer(logs)
     try:
-        from prefect.settings import PREFECT_API_URL, temporary_settings
+        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
         if PREFECT_API_URL.value():
             if own is not None:
@@ -62,7 +63,8 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
             return
         own = own or _OwnServer(logs)
         result = meanwhile()
-        with temporary_settings({PREFECT_API_URL: own.wait()}), without_heartbeat():
+        access = {PREFECT_API_URL: own.wait(), PREFECT_API_AUTH_STRING: own.password}
+        with temporary_settings(access), without_heartbeat():
             _short_lived = True
             yield result
     finally:
@@ -75,12 +77,16 @@ class _OwnServer:
     """A temporary Prefect server, started on construction."""
 
     def __init__(self, logs: Path) -> None:
-        self.port = free_port()
+        self.port, self.password = free_port(), f"r1flow:{secrets.token_urlsafe(32)}"
         self.log = logs / "prefect-run.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + START_S
         # Blocks are for its pages, which nobody opens.
-        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0"}
+        settings = {
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",
+            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+        }
         # If several servers create the tables of a new home together, all but one die. So they start one after the
         # other: each locks its log, and we unlock it once the server answers.
         self.output = self.log.open("ab")

@@ -14,6 +14,7 @@ from flows.installation.services import (
     mlflow_url,
     prefect_server,
     prefect_url,
+    sign_in_url,
     sqlite,
     wait_for,
     write_state,
@@ -42,15 +43,13 @@ def serve(prefect_port: int, mlflow_port: int) -> int:
     supervisor = Supervisor(logs)
     try:
         for service, port in (
-            (prefect_server(prefect_port, sqlite(place)), prefect_port),
+            (prefect_server(place, prefect_port, sqlite(place)), prefect_port),
             (mlflow_server(place, mlflow_port, sqlite(place)), mlflow_port),
         ):
             supervisor.start(service)
             wait_for(service, port, logs, lambda: supervisor.stopping)
         write_state(place, {"supervisor": process_name(os.getpid()), "prefect": prefect_url(prefect_port)})
-        print(
-            f"Prefect: {prefect_url(prefect_port).removesuffix('/api')}\nMLflow:  {mlflow_url(mlflow_port)}", flush=True
-        )
+        print(f"Prefect: {sign_in_url(place, prefect_port)}\nMLflow:  {mlflow_url(mlflow_port)}", flush=True)
         print("`r1 run` uses this server while it is up. Ctrl-C stops both.", file=sys.stderr)
         supervisor.watch()
     finally:

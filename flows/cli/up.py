@@ -17,9 +17,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows.home import STATE, home, read_state
 from flows.installation import services
+from flows.installation.credentials import prefect_password
 from flows.installation.services import Databases
 from flows.installation.supervisor import GRACE_S, PYTHON, Service, Supervisor, tail
 from grpo.errors import InputError
@@ -99,7 +101,8 @@ def _say_where(place: Path) -> int:
         raise InputError(
             "it is still starting, or it is `r1 ui`, which has no workers; wait, or stop it with `r1 down`"
         )
-    print(f"Prefect: {str(state['prefect']).removesuffix('/api')}\nMLflow:  {state['tracking']}")
+    print(f"Prefect: {services.sign_in_url(place, urlsplit(str(state['prefect'])).port or 80)}")
+    print(f"MLflow:  {state['tracking']}")
     print("`r1 run` uses these servers; `r1 run --dispatch` the workers too. `r1 down` stops all.", file=sys.stderr)
     return 0
 
@@ -203,13 +206,14 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
     try:
         databases = _databases(supervisor, place, postgres_port)
         for service, port in (
-            (services.prefect_server(prefect_port, databases), prefect_port),
+            (services.prefect_server(place, prefect_port, databases), prefect_port),
             (services.mlflow_server(place, mlflow_port, databases), mlflow_port),
         ):
             supervisor.start(service)
             services.wait_for(service, port, logs, lambda: supervisor.stopping)
         settings = {
             "PREFECT_API_URL": prefect,
+            "PREFECT_API_AUTH_STRING": prefect_password(place),
             "MLFLOW_TRACKING_URI": mlflow,
             "PREFECT_WORKER_QUERY_SECONDS": str(POLL_WORK_S),
             "PREFECT_LOGGING_LEVEL": "INFO",

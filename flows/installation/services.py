@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from flows.home import STATE
+from flows.installation.credentials import prefect_password
+from flows.installation.prefect_app import SIGN_IN
 from flows.installation.supervisor import PYTHON, Service, tail
 from flows.prefect_server import HOST, is_open
 from grpo.errors import InputError
@@ -54,10 +57,23 @@ def mlflow_url(port: int) -> str:
     return f"http://{HOST}:{port}"
 
 
-def prefect_server(port: int, databases: Databases) -> Service:
-    """The Prefect server as a service."""
-    command = (*PYTHON, "prefect", "server", "start", "--host", HOST, "--port", str(port))
-    settings = {"PREFECT_UI_API_URL": prefect_url(port)}  # the pages use port 4200 by default
+def sign_in_url(home: Path, port: int) -> str:
+    """Link that opens Prefect's pages and signs the browser in."""
+    return f"http://{HOST}:{port}{SIGN_IN}#{quote(prefect_password(home))}"
+
+
+def prefect_server(home: Path, port: int, databases: Databases) -> Service:
+    """The Prefect server as a service. It wants the home's password, and no page of another origin may read it."""
+    factory = ("--factory", "flows.installation.prefect_app:create_app")
+    place = ("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on")
+    command = (*PYTHON, "uvicorn", *factory, *place)
+    settings = {
+        "PREFECT_UI_API_URL": prefect_url(port),  # the pages use port 4200 by default
+        "PREFECT_API_URL": prefect_url(port),
+        "PREFECT_API_AUTH_STRING": prefect_password(home),
+        "PREFECT_SERVER_API_AUTH_STRING": prefect_password(home),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
+    }
     if databases.prefect:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
         # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.

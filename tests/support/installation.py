@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from flows.home import PREFECT_PASSWORD
 from flows.installation.orphans import living
 from flows.prefect_server import free_port
 from grpo.processes.lifetime import process_name
@@ -51,10 +52,15 @@ class Installation(R1):
     def pid(self, part: str) -> int:
         return int(self.state()["parts"][part].split()[0])
 
+    def credential(self) -> tuple[str, str]:
+        """User and password of the Prefect server."""
+        user, _, password = (self.home / PREFECT_PASSWORD).read_text().partition(":")
+        return user, password
+
     def ask(self, method: str, path: str, **body: Any) -> Any:
         url = f"http://127.0.0.1:{self.prefect_port}/api{path}"
         for _ in range(20):
-            answer = httpx.request(method, url, json=body or None, timeout=600)
+            answer = httpx.request(method, url, json=body or None, timeout=600, auth=self.credential())
             # Its database was locked, or too busy, for too long. What may have been done is not done twice.
             if not (answer.status_code == 503 or (method == "GET" and answer.status_code == 500)):
                 break

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Locator, Page, TimeoutError, sync_playwright
 
+from flows.installation.services import sign_in_url
 from tests.support.installation import DEADLINE_S, Installation
 from tests.support.r1 import SMALLER
 
@@ -46,6 +47,7 @@ class Pages:
         self.page, self.installation = page, installation
         self.prefect = f"http://127.0.0.1:{installation.prefect_port}"
         self.mlflow = f"http://127.0.0.1:{installation.mlflow_port}"
+        page.goto(sign_in_url(installation.home, installation.prefect_port))
 
     # ---- Prefect: forms ----
 

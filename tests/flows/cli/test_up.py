@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -40,7 +41,8 @@ def test_postgres_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_up_again_down_and_whatever_died_meanwhile(tmp_path: Path) -> None:
     r1flow = Installation(tmp_path / "home")
     said = r1flow.up()
-    assert said == f"Prefect: http://127.0.0.1:{r1flow.prefect_port}\nMLflow:  http://127.0.0.1:{r1flow.mlflow_port}\n"
+    sign_in = f"http://127.0.0.1:{r1flow.prefect_port}/r1-sign-in#r1flow"
+    assert re.fullmatch(rf"Prefect: {sign_in}\S{{40,}}\nMLflow:  http://127.0.0.1:{r1flow.mlflow_port}\n", said)
     parts = r1flow.state()["parts"]
     assert set(parts) == {
         *("prefect", "mlflow", "take-up"),

@@ -1,0 +1,28 @@
+"""The password of the Prefect server that `r1 up` and `r1 ui` start: a file that only this user can read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from flows.home import PREFECT_PASSWORD
+
+
+def prefect_password(home: Path) -> str:
+    """The password of this home's Prefect server, created on first use.
+
+    Concurrent callers get the same one: the file appears complete, by a link that fails if another came first.
+    """
+    path = home / PREFECT_PASSWORD
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"r1flow:{secrets.token_urlsafe(32)}")
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_text()
