@@ -51,7 +51,10 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
     _warn_if_slower(policy, model, choose_way(policy, model, hardware))
     if hardware.gradient_checkpointing:
-        policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
+        try:
+            policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
+        except ValueError as error:
+            raise InputError(f"hardware.gradient_checkpointing: {model}: {error}") from None
         policy.enable_input_require_grads()
     without_noise(policy)
     if lora is not None:
@@ -69,7 +72,7 @@ def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
         return get_peft_model(policy, config)
     except ValueError as error:
         message = textwrap.shorten(str(error), 200)
-        raise InputError(f"lora.target_modules: {model} has no such modules ({message})") from None
+        raise InputError(f"lora.target_modules: {model} cannot have these adapters ({message})") from None
 
 
 def load_reward_model(model: str, hardware: Hardware) -> Any:

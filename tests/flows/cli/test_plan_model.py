@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.architectures import build
+from benchmarks.tiny_models import build
 from flows.cli import plan_model
 from flows.recipe.load import load_recipe
 from grpo.errors import InputError

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.architectures import build
+from benchmarks.tiny_models import build
 from tests.support import parallel_jobs as jobs
 
 pytestmark = pytest.mark.system

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.architectures import build
+from benchmarks.tiny_models import build
 from grpo.config.common import Hardware, Lora
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs

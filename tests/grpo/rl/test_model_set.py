@@ -126,7 +126,7 @@ def test_a_restored_run_has_the_same_models(model_folder, tmp_path):
 
 
 def test_lora_on_modules_that_are_not_there(model_folder):
-    with pytest.raises(InputError, match=r"lora.target_modules: .* has no such modules"):
+    with pytest.raises(InputError, match=r"lora.target_modules: .* cannot have these adapters"):
         models(model_folder, lora={"target_modules": ["no_such_module"]})
 
 

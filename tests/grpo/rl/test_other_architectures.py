@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.architectures import build
+from benchmarks.tiny_models import build
 from grpo.model.loading import load_tokenizer
 from tests.support.job_runner import RL, metrics, run_here, write_job
 

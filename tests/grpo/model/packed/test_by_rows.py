@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.architectures import alone, build
+from benchmarks.tiny_models import alone, build
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
 from grpo.model.head import backbone_of
