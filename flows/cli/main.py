@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from flows.cli import artifacts, chat, compare, data, deploy, export, plan, promote, report, run, ui, up, why
+from flows.cli import artifacts, chat, compare, data, deploy, eval, export, plan, promote, report, run, ui, up, why
 from flows.home import prepare_environment
 from grpo.errors import InputError
 
-MODULES = [run, plan, artifacts, why, data, compare, report, chat]
+MODULES = [run, plan, artifacts, why, data, compare, report, eval, chat]
 MODULES += [promote, export, ui, deploy, up]
 """In the order of `r1 --help`; each adds what it can do."""
 
@@ -24,6 +24,7 @@ COMMANDS = {
     "data": data.run,
     "compare": compare.run,
     "report": report.run,
+    "eval": eval.run,
     "chat": chat.run,
     "promote": promote.run,
     "export": export.run,

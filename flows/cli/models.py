@@ -1,0 +1,44 @@
+"""Models as commands name them: a checkpoint, an artifact, a Hugging Face folder, a name on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flows.home import store
+from grpo.errors import InputError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def find_model(name: str) -> tuple[str, Path | None]:
+    """The folder or hub name of a model, and its plain-text template if it has no chat template.
+
+    Raises:
+        InputError: nothing has this name, or an artifact that has is no checkpoint.
+    """
+    from flows.stages.base_model import ZERO_TEMPLATE_FILE
+    from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
+    from flows.stages.references import CHAMPION, artifact
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder), folder / ZERO_TEMPLATE_FILE if (folder / ZERO_TEMPLATE_FILE).is_file() else None
+    if name.startswith((".", "/", "~")):
+        raise InputError(f"{name}: no such folder")
+    if _HUB_NAME.fullmatch(name):
+        return name, None
+    stage = stage_of(name)
+    if checkpoints([stage]):
+        name = f"latest:{stage}"
+    elif name.isidentifier() and name != CHAMPION and not re.fullmatch("[0-9a-f]{6,}", name):
+        known = ", ".join([*CHECKPOINTS.values(), "student_NAME"])
+        raise InputError(f"{name}: no checkpoint has this name; these do: {known}")
+    manifest = artifact(name)
+    if not checkpoints([manifest.stage]):
+        known = ", ".join([*CHECKPOINTS, "student_NAME"])
+        raise InputError(f"{name}: stage {manifest.stage!r} makes no checkpoint; these do: {known}")
+    if manifest.stage not in ("base", "r1_zero"):
+        return str(manifest.path), None
+    base = manifest if manifest.stage == "base" else store().resolve(manifest.inputs["base"].key or "")
+    return str(manifest.path), base.path / ZERO_TEMPLATE_FILE
