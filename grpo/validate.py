@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
+from grpo.rewards.judged import JUDGED
 from grpo.rewards.verifiers import verify
 
 IN_FLIGHT = 1000
@@ -40,7 +41,7 @@ class FailedAnswer:
 
 def checkable(problem: Problem) -> bool:
     """Whether there is a gold answer to check: not for general prompts, nor for tests without a reference solution."""
-    return problem.verifier != "none" and not (problem.verifier == "code" and not problem.answer.strip())
+    return problem.verifier not in ("none", *JUDGED) and not (problem.verifier == "code" and not problem.answer.strip())
 
 
 def validate(

@@ -36,7 +36,7 @@ NOT_HASHED = {
     *("device", "fused", "attention", "sampler", "workers", "processes", "nodes"),
     *("gpu_memory_utilization", "kv_cache_gb"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
-    *("backoff_s", "away_max_s", "ray"),
+    *("backoff_s", "away_max_s", "ray", "budget_requests", "budget_tokens"),
 }
 """Names of settings about where and how fast a stage runs."""
 

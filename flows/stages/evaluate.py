@@ -28,8 +28,10 @@ from tasks.evaluation.sets.load import asked
 from tasks.evaluation.sets.metrics import set_metrics, set_scores
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
+from tasks.judges.calibration import judge_agreement, rubric_metrics
 from tasks.judges.create import make_judge
 from tasks.judges.prompt_digests import EVALUATION_DIGESTS
+from tasks.judges.verifying import check_comparable, judge_of_samples
 from tasks.report.tables import markdown
 from tasks.store.manifest import Manifest
 
@@ -54,8 +56,14 @@ def build(context: Context) -> Outcome:
     stages = checkpoints(context.inputs)
     rewards = context.path("reward_models") if "reward_models" in context.inputs else None
     template = zero_template(context.path("base")) if "base" in context.inputs else None
-    raw = context.out / SAMPLES
+    problems = {problem.id: problem for problem in read_problems(held_out)}
     sets = _ask_sets(context)
+    sampling_judge = judge_of_samples(config.judge, held_out, *sets.values())
+    judge = make_judge(config.judge, context.attempt.state / "judge")
+    if set(OPPONENTS) & set(stages.values()):
+        general = [problem for problem in problems.values() if problem.domain == "general"]
+        check_comparable(judge, general[: config.general])
+    raw = context.out / SAMPLES
     tasks = []
     for stage, name in stages.items():
         common = {
@@ -87,10 +95,8 @@ def build(context: Context) -> Outcome:
             }
             for of in config.sets
         ]
-    context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware)
-    problems = {problem.id: problem for problem in read_problems(held_out)}
+    context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware, judge=sampling_judge)
     samples = {name: read_samples(raw / name) for name in stages.values()}
-    judge = make_judge(config.judge)
     scores = {name: problem_scores(_reasoning(rows), problems, config.k) for name, rows in samples.items()}
     table = closing_table(samples, problems, scores, config, judge)
     for of in config.sets:
@@ -175,6 +181,7 @@ def closing_table(
         table[name] = reasoning_metrics(reasoning[name], scores[name], config.confidence, config.k)
         if general[name] and "helpful" in general[name][0].rewards:
             table[name] |= alignment_metrics(general[name], problems, config.confidence)
+        table[name] |= judge_agreement(samples[name], problems) | rubric_metrics(samples[name])
         table[name] |= answer_metrics(general[name])
         table[name] |= refusal_metrics(general[name], problems, judge)
         table[name] |= instruction_metrics(general[name], problems)

@@ -18,6 +18,7 @@ from flows.stages.process_reward_model import MODEL, read_by
 from flows.stages.runner import run_stage
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
+from tasks.judges.prompt_digests import VERIFYING_DIGESTS
 from tasks.preferences.files import PreferenceFile, load_preferences
 from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.trainer.user_code import is_folder, source_digest
@@ -86,10 +87,11 @@ def files(config: RL) -> dict[str, str | Path]:
 
 
 def user_code(config: RL) -> dict[str, Any]:
-    """Digests of the user's reward functions, which enter the stage's key."""
+    """Digests of the user's reward functions, and of what a judge is asked, which enter the stage's key."""
     steps = [config.step_reward] if config.supervision == "process" and "step_reward" not in files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
-    return {"user_code": {name: source_digest(name) for name in names}} if names else {}
+    judged = {"judge_prompts": VERIFYING_DIGESTS} if config.judge else {}
+    return judged | ({"user_code": {name: source_digest(name) for name in names}} if names else {})
 
 
 STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)

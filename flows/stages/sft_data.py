@@ -27,11 +27,13 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_fol
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
 from grpo.config.engines import OwnEngine
+from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of
 from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.prompt_digests import PROMPT_DIGESTS
+from tasks.judges.verifying import judge_of_samples
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
@@ -51,6 +53,7 @@ logger = logging.getLogger(__name__)
 POLICY = "reasoning_rl"
 _MODEL = "teacher_model"
 _DAY_S = 86400.0
+_SAMPLED = {"samples_per_problem", "enough_right", "samples_max", "rewards", "sampling", "sampling_by_source", "engine"}
 SHOWN = 100
 SAMPLES = "samples"
 """Folder of the judged shards in the artifact, and of sampled shards in the home folder."""
@@ -58,12 +61,13 @@ SAMPLES = "samples"
 
 def build(context: Context) -> Outcome:
     config: SFTData = context.config
-    shards = _cut(context)
+    judge = judge_of_samples(config.judge, context.path("problems") / TRAIN)
+    shards = _cut(context, judge)
     # Before anything is sampled, so that a mistake in the user's files shows at once.
     given = _take(context)
     # A forced run does not reuse the samples of other runs.
     sampled = context.attempt.state / SAMPLES if context.where.force else home() / SAMPLES
-    cost = _sample(context, shards, sampled)
+    cost = _sample(context, shards, sampled, judge)
     clear_folder(context.out)
     agreement = _calibrate(context, shards, sampled)
     all_shards: list[ProblemShard | GivenShard] = [*shards, *(shard for taken in given for shard in taken.shards)]
@@ -91,10 +95,10 @@ def build(context: Context) -> Outcome:
     )
 
 
-def _cut(context: Context) -> list[ProblemShard]:
+def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
     """Shards of what the policy is asked, and of what the teacher is asked, if there is one."""
     config: SFTData = context.config
-    teacher, how = config.teacher, _how_sampled(config)
+    teacher, how = config.teacher, _how_sampled(config, judge)
     by_policy = {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **how}
     by_teacher: dict[str, Any] = {}
     if teacher is not None:
@@ -124,21 +128,15 @@ def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
     return {**teacher.task(model), "problems": [path], "sampling_by_source": {}}
 
 
-def _how_sampled(config: SFTData) -> dict[str, Any]:
-    """The part of the configuration that the samples of a problem depend on."""
-    names = {
-        "samples_per_problem",
-        "enough_right",
-        "samples_max",
-        "sampling",
-        "sampling_by_source",
-        "engine",
-        "rewards",
-    }
-    return hashed_values(config.model_dump(mode="json", include=names)) | {"dtype": config.hardware.dtype}
+def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]:
+    """The part of the configuration that the samples of a problem depend on, with the judge if it scores them."""
+    judged = {"judge": hashed_values(judge.model_dump(mode="json"))} if judge else {}
+    return hashed_values(config.model_dump(mode="json", include=_SAMPLED)) | {"dtype": config.hardware.dtype} | judged
 
 
-def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
+def _sample(
+    context: Context, shards: Sequence[ProblemShard], folder: Path, judge: JudgeSettings | None
+) -> dict[str, float]:
     """Samples every shard that is missing. Returns the cost."""
     config: SFTData = context.config
     missing = [shard for shard in shards if not shard.samples(folder).exists()]
@@ -148,8 +146,7 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
     task_of_all = {
         "model": context.path(POLICY),
         "policy": context.inputs[POLICY].ref.digest,
-        **config.model_dump(mode="json", include={"samples_per_problem", "enough_right", "samples_max", "rewards"}),
-        **config.model_dump(mode="json", include={"sampling", "sampling_by_source", "engine"}),
+        **config.model_dump(mode="json", include=_SAMPLED),
     }
     tasks = [
         {"name": shard.key, "problems": [shard.problems], **task_of_all, **_of_teacher(context, shard)}
@@ -161,6 +158,7 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
         tasks=tasks,
         shard_size=config.shard_problems,
         scoring=config.scoring,
+        judge=judge,
         hardware=config.hardware,
         ray=config.ray,
     )
@@ -170,7 +168,7 @@ def _sample(context: Context, shards: Sequence[ProblemShard], folder: Path) -> d
 def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:
     """The judge's agreement with the rules on verified answers."""
     settings = context.config.judge
-    judge = judge_of(settings.model_dump_json(exclude_unset=True))
+    judge = judge_of(settings.model_dump_json(exclude_unset=True), str(context.attempt.state / "judge"))
     agreement = calibrate(
         judge,
         _verified(shards, folder),
@@ -198,6 +196,7 @@ def _select(
     settings = {
         **config.model_dump(mode="json", include={"filters", "judged", "keep_per_problem"}),
         "judge": config.judge.model_dump_json(exclude_unset=True),
+        "replies": str(context.attempt.state / "judge"),
         "held_out": str(context.path("problems") / HELD_OUT),
         "seed": context.seed,
     }

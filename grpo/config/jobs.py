@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
+from grpo.config.judge import JudgeSettings
 from grpo.config.rl import RL, STEP_MODEL, Scoring
 from grpo.config.supervised import SFT, Pretrain, ProcessRewardModel, RewardModel
 from grpo.data.template import Template
@@ -159,6 +160,9 @@ class SampleJob(JobBase):
     tasks: list[SampleTask]
     shard_size: int = Field(512, ge=1, description="Problems a shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
+    judge: JudgeSettings | None = Field(
+        None, description="Checks answers of verifiers 'judge' and 'rubric', and rubrics of other prompts. None: none."
+    )
     hardware: Hardware = Hardware()
     ray: RayCluster | None = None
 

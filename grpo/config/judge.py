@@ -111,6 +111,34 @@ class JudgeSettings(BaseModel):
     calibration: int = Field(
         default=200, ge=0, description="local, openai: verified answers to measure the agreement on. 0: none."
     )
+    audit_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value == 0,
+        description="local, openai: share of the answers that a rule decides and that the judge is asked about too "
+        "while they are scored, to measure how far both agree; it changes no reward. 0: none.",
+    )
+    decides_unsure: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="local, openai: whether the judge decides where a rule rejects an answer but cannot read the "
+        "reference, such as a sentence under 'math'. What a rule accepts, or rejects knowing the reference, stays.",
+    )
+    budget_requests: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="local, openai: most replies of the model in one stage; then it stops with one line, and continues "
+        "after its last reply when it is run again with more. A reply that is known is free. None: no limit.",
+    )
+    budget_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="local, openai: most tokens of prompts and replies in one stage, as the engine counts them; "
+        "requests under way may exceed it. None: no limit.",
+    )
 
     @model_validator(mode="after")
     def _kind_is_complete(self) -> JudgeSettings:
@@ -137,7 +165,8 @@ class JudgeSettings(BaseModel):
 _NEEDED = {"rule": (), "local": ("path",), "openai": ("base_url", "model")}
 _OF_MODELS = {
     *("temperature", "seed", "max_tokens", "ask_again", "votes", "compare_votes"),
-    *("agreement_min", "on_disagreement", "calibration"),
+    *("agreement_min", "on_disagreement", "calibration", "audit_share", "decides_unsure"),
+    *("budget_requests", "budget_tokens"),
 }
 _USED = {
     "rule": {"verifier", "quality_min"},

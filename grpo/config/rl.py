@@ -6,15 +6,19 @@ the description says "unpublished".
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from grpo.config.baselines import DPO, PPO
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling
+from grpo.config.curriculum import Curriculum
 from grpo.config.engines import VLLM
+from grpo.config.judge import JudgeSettings
+from grpo.config.reward_terms import Rewards, RewardTerm
 from grpo.config.validation import Validation
 from grpo.health.checks import HealthSettings
+from grpo.rewards.registry import JUDGE_REWARDS
 from grpo.rewards.registry import check as check_reward
 from grpo.rewards.steps import find as find_step_reward
 from grpo.rewards.steps import is_folder
@@ -23,32 +27,6 @@ from grpo.settings import Settings
 STEP_MODEL = "process_reward_model"
 """`step_reward` for the process reward model that a stage of the recipe trains; its folder takes the name's place."""
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
-
-
-class RewardTerm(Settings):
-    """One reward in the weighted sum."""
-
-    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this reward in the sum.")
-    options: dict[str, bool | int | float | str] = Field({}, description="Arguments of the reward's function.")
-
-
-def _terms(value: Any) -> Any:
-    """A bare number is a weight. In a table, all fields but the weight are options of the reward."""
-    if not isinstance(value, dict):
-        return value
-    terms: dict[str, Any] = {}
-    for name, term in value.items():
-        if isinstance(term, bool) or not isinstance(term, (int, float, dict)):
-            terms[name] = term  # RewardTerm refuses it, with the name in the message
-        elif isinstance(term, dict) and "options" not in term:
-            options = {key: option for key, option in term.items() if key != "weight"}
-            terms[name] = {"weight": term.get("weight", 1.0), "options": options}
-        else:
-            terms[name] = term if isinstance(term, dict) else {"weight": float(term)}
-    return terms
-
-
-Rewards = Annotated[dict[str, RewardTerm], BeforeValidator(_terms)]
 
 
 class BranchWeights(Settings):
@@ -75,14 +53,6 @@ class Scoring(Settings):
         description="Share of a rollout's completions whose rewards may fail (time-out, crash, error) before the run "
         "stops. What a completion's own program does inside the sandbox does not count.",
     )
-
-
-class Curriculum(Settings):
-    """Skips problems for a while whose last pass rate shows that they teach little."""
-
-    min_pass_rate: float = Field(0.0, ge=0, le=1, description="Problems solved at most this often rest.")
-    max_pass_rate: float = Field(1.0, ge=0, le=1, description="Problems solved at least this often rest.")
-    rest: int = Field(2, ge=1, description="Passes over the data that such a problem is left out of.")
 
 
 class RL(Settings):
@@ -176,8 +146,8 @@ class RL(Settings):
     rewards: Rewards = Field(
         {"accuracy": RewardTerm(), "format": RewardTerm()},
         description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards/functions.py, "
-        "'helpful' and 'safe' (reward models), or module:function of your own. R1 adds accuracy, format and language "
-        "directly.",
+        "'helpful' and 'safe' (reward models), 'judge' and 'rubric' (a judge), or module:function of your own. R1 adds "
+        "accuracy, format and language directly.",
     )
     reward_models: dict[Literal["helpful", "safe"], str] = Field(
         {}, exclude_if=lambda m: not m, description="Folders or hub names of models as these rewards, not trained ones."
@@ -187,6 +157,12 @@ class RL(Settings):
         ge=0,
         description="Reward models that are ensembles give the mean of their members less this times the standard "
         "deviation, so that what they disagree on is not worth exploiting (arXiv 2310.02743). R1: one model, so none.",
+    )
+    judge: JudgeSettings | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="A model that decides what rules cannot: problems of verifier 'judge' and 'rubric', and rewards "
+        "judge and rubric. R1 uses one in rejection sampling, not in RL. None: none is asked.",
     )
     branch_weights: BranchWeights = BranchWeights()
     scoring: Scoring = Scoring()
@@ -226,8 +202,12 @@ class RL(Settings):
 
     @model_validator(mode="after")
     def _rewards_are_known(self) -> RL:
+        if self.judge and self.judge.kind == "rule":
+            raise ValueError("judge.kind 'rule' verifies no answers; take 'openai' or 'local'")
         for name, term in self.rewards.items():
             check_reward(name, term.options)
+            if name in JUDGE_REWARDS and not self.judge:
+                raise ValueError(f"reward {name!r} is a judge's; set judge to a model")
         by_rule = self.step_reward != STEP_MODEL and not is_folder(self.step_reward)
         if self.supervision == "process" and by_rule:
             find_step_reward(self.step_reward)

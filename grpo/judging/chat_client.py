@@ -26,6 +26,7 @@ from grpo.errors import InputError
 from grpo.http.client import Away, Http, Refused, backoff
 from grpo.http.rate_limit import Pace
 from grpo.judging.counts import JudgeCounts
+from grpo.judging.models import OnReply
 from grpo.judging.replies import Reply
 
 _LONGEST_WAIT_S = 60.0
@@ -58,8 +59,9 @@ class ChatEndpoint:
         self._lock = threading.Lock()
         self._asking: set[_Asking] = set()
 
-    def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Reply]:
-        """Replies to the requests, in order.
+    def ask_all(self, bodies: Sequence[dict[str, Any]], on_reply: OnReply | None = None) -> list[Reply]:
+        """Replies to the requests, in order. What `on_reply.begin` raises is raised when the requests under way have
+        ended.
 
         Raises InputError where the endpoint refuses every request, and ConnectionError when it has been away for too
         long, or `close` was called; requests in progress are then aborted.
@@ -70,12 +72,16 @@ class ChatEndpoint:
                 raise ConnectionAbortedError("judge: closed")
             self._asking.add(asking)
         with ThreadPoolExecutor(min(self.settings.concurrency, max(1, len(bodies)))) as pool:
-            futures = [pool.submit(asking.reply, body) for body in bodies]
+            futures = [pool.submit(asking.watched, index, body, on_reply) for index, body in enumerate(bodies)]
             try:
                 ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in ended:
+                    if isinstance(future.exception(), _NotBegun):
+                        pool.shutdown(cancel_futures=True)
                     future.result()
                 return [future.result() for future in futures]
+            except _NotBegun as error:
+                raise error.reason from None
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 asking.give_up()
@@ -88,6 +94,14 @@ class ChatEndpoint:
             self._closed = True
             for asking in self._asking:
                 asking.give_up()
+
+
+class _NotBegun(Exception):
+    """`on_reply.begin` raised."""
+
+    def __init__(self, reason: Exception):
+        super().__init__(reason)
+        self.reason = reason
 
 
 class _Asking:
@@ -106,6 +120,20 @@ class _Asking:
     def give_up(self) -> None:
         self._stop.set()
         self._http.abandon()
+
+    def watched(self, index: int, body: dict[str, Any], on_reply: OnReply | None) -> Reply:
+        if on_reply is None:
+            return self.reply(body)
+        try:
+            on_reply.begin(index)
+        except Exception as error:
+            raise _NotBegun(error) from None
+        reply = None
+        try:
+            reply = self.reply(body)
+        finally:
+            on_reply.end(index, reply)
+        return reply
 
     def reply(self, body: dict[str, Any]) -> Reply:
         began, failures, failed_at = time.monotonic(), 0, math.inf

@@ -7,11 +7,12 @@ Names, all of them sums:
 - asked: questions put to a model (an item has as many as it has votes). Each ends in exactly one of the outcomes:
   outcome/decided, outcome/in_text (repaired: the object stood inside other text), outcome/asked_again (repaired: the
   model corrected its reply), or outcome/KIND for a kind of UNDECIDED.
+- remembered: replies that were known, so that nothing was asked.
 - asked_again: questions whose reply could not be read, so that the model was asked once more.
 - compared/first, /second, /tie: comparisons by what won, the response shown first or second; both_orders: pairs of
   comparisons of the same two responses in both orders; flipped: of them, those that did not name the same winner.
 - requests: what was sent to an endpoint = answered + every fault/KIND; retries and probes: the requests that only
-  faults made necessary. Without faults, requests = asked + asked_again.
+  faults made necessary. Without faults, requests + remembered = asked + asked_again.
 - prompt_tokens, completion_tokens: as the engine counts them. seconds: spent judging, waits included.
 """
 

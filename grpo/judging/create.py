@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
 from grpo.judging.endpoint import EndpointModel
 from grpo.judging.local import LocalModel
 from grpo.judging.models import ChatModel
+from grpo.judging.replies_store import RememberingModel
 from grpo.judging.voting import Voter
 
 MODELS: dict[str, Callable[[JudgeSettings], ChatModel]] = {"local": LocalModel, "openai": EndpointModel}
 """Kinds of judges that are models."""
 
 
-def make_voter(settings: JudgeSettings) -> Voter:
-    """The voter of a judge that is a model: its kind is one of MODELS."""
-    return Voter(settings, MODELS[settings.kind](settings))
+def make_voter(settings: JudgeSettings, folder: Path | None = None, processes: int = 1) -> Voter:
+    """The voter of a judge that is a model: its kind is one of MODELS. `folder`: where replies are kept, so that none
+    is asked for again. `processes`: of the job, which have equal parts of the budget."""
+    model = MODELS[settings.kind](settings)
+    if folder is not None or settings.budget_requests is not None or settings.budget_tokens is not None:
+        model = RememberingModel(model, settings, folder, processes)
+    return Voter(settings, model)

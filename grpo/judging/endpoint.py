@@ -10,7 +10,7 @@ from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.judging.chat_client import ChatEndpoint, request_body
 from grpo.judging.counts import JudgeCounts
-from grpo.judging.models import ChatModel
+from grpo.judging.models import ChatModel, OnReply
 from grpo.judging.replies import Reply
 
 
@@ -27,9 +27,11 @@ class EndpointModel(ChatModel):
         self.settings, self.counts = settings, JudgeCounts()
         self._endpoint = ChatEndpoint(settings, key, self.counts)
 
-    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+    def reply_all(
+        self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
+    ) -> list[Reply]:
         bodies = [request_body(self.settings, d, draw) for d, draw in zip(dialogues, draws, strict=True)]
-        return self._endpoint.ask_all(bodies)
+        return self._endpoint.ask_all(bodies, on_reply)
 
     def close(self) -> None:
         self._endpoint.close()

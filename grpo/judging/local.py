@@ -11,7 +11,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.judging.counts import JudgeCounts
-from grpo.judging.models import ChatModel
+from grpo.judging.models import ChatModel, OnReply
 from grpo.judging.questions import without_markers
 from grpo.judging.replies import Reply
 
@@ -44,7 +44,9 @@ class LocalModel(ChatModel):
         self._stops = set(stops if isinstance(stops, list) else [stops]) | {self.tokenizer.eos_token_id}
         self.settings, self.counts = settings, JudgeCounts()
 
-    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+    def reply_all(
+        self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
+    ) -> list[Reply]:
         encoded = [self._encode(dialogue) for dialogue in dialogues]
         longest = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
         # A truncated prompt would be judged on half an answer, so it gets no reply.
@@ -53,9 +55,14 @@ class LocalModel(ChatModel):
         replies = [Reply("", missing="prompt_too_long") for _ in dialogues]
         for start in range(0, len(fitting), self.settings.batch_size):
             batch = fitting[start : start + self.settings.batch_size]
+            if on_reply:
+                for i in batch:
+                    on_reply.begin(i)
             generated = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
             for i, reply in zip(batch, generated, strict=True):
                 replies[i] = reply
+                if on_reply:
+                    on_reply.end(i, reply)
         return replies
 
     def close(self) -> None:

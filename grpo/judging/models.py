@@ -10,6 +10,16 @@ from grpo.judging.counts import JudgeCounts
 from grpo.judging.replies import Reply
 
 
+class OnReply(Protocol):
+    """Follows the requests of a batch. Called in any thread."""
+
+    def begin(self, index: int) -> None:
+        """Before the dialogue of this index is asked. May raise, and then nothing more is asked."""
+
+    def end(self, index: int, reply: Reply | None) -> None:
+        """After it; None where it raised."""
+
+
 class ChatModel(Protocol):
     """A language model that replies to dialogues."""
 
@@ -19,7 +29,9 @@ class ChatModel(Protocol):
     waits: bool
     """Whether it computes elsewhere, so that threads may ask while this process works."""
 
-    def reply_all(self, dialogues: Sequence[list[Message]], draws: Sequence[int]) -> list[Reply]:
+    def reply_all(
+        self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
+    ) -> list[Reply]:
         """The model's reply to each dialogue, in order. `draws` numbers equal dialogues, for their random seeds."""
 
     def close(self) -> None:

@@ -66,6 +66,9 @@ REWARDS: dict[str, Reward] = {
 MODEL_REWARDS = ("helpful", "safe")
 """Scored by reward models, on general prompts only; see grpo/scoring/reward_model.py."""
 
+JUDGE_REWARDS = ("judge", "rubric")
+"""Scored by a judge, on prompts with a reference or a rubric; see grpo/scoring/judged.py."""
+
 
 def find(name: str) -> Reward:
     """Returns the reward of this name, or a user's own function "module:function", which scores every domain.
@@ -78,10 +81,11 @@ def find(name: str) -> Reward:
         return Reward(function, quick=_always) if getattr(function, "quick", False) else Reward(function)
     if name in REWARDS:
         return REWARDS[name]
-    if name in MODEL_REWARDS:
-        raise InputError(f"reward {name!r} is scored by a reward model and has no function")
-    close = difflib.get_close_matches(name, [*REWARDS, *MODEL_REWARDS])
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join([*REWARDS, *MODEL_REWARDS])}"
+    if name in MODEL_REWARDS + JUDGE_REWARDS:
+        raise InputError(f"reward {name!r} is scored by a model and has no function")
+    known = [*REWARDS, *MODEL_REWARDS, *JUDGE_REWARDS]
+    close = difflib.get_close_matches(name, known)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
     raise InputError(f"unknown reward {name!r}; {hint} (or give a function of your own as module:function)")
 
 
@@ -111,9 +115,9 @@ def source_digest(name: str) -> str:
 
 def check(name: str, options: Mapping[str, Any]) -> None:
     """Raises InputError unless `name` is a reward that takes these options with values of its declared types."""
-    if name in MODEL_REWARDS:
+    if name in MODEL_REWARDS + JUDGE_REWARDS:
         if options:
-            raise InputError(f"reward {name!r} comes from a reward model and takes no option {next(iter(options))!r}")
+            raise InputError(f"reward {name!r} comes from a model and takes no option {next(iter(options))!r}")
         return
     function = find(name).function
     try:
@@ -147,7 +151,7 @@ def load(names: Sequence[str]) -> None:
     """Imports the modules and tables of these rewards, so that the first completion's time limit does not pay for
     it."""
     for name in names:
-        if name not in MODEL_REWARDS:
+        if name not in MODEL_REWARDS + JUDGE_REWARDS:
             find(name)
     if "language" in names:
         load_frequencies()

@@ -24,6 +24,7 @@ from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.judged import JUDGED, by_judge
 
 
 def verify(problem: Problem, answer: str | None) -> float:
@@ -129,6 +130,7 @@ VERIFIERS: dict[str, Callable[[Problem, str], float]] = {
     "reasoning_gym": reasoning_gym,
     "code": code,
     "none": none,
+    **dict.fromkeys(JUDGED, by_judge),
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo.rl.batch import CompletionGroup
 from grpo.rl.credit import teach_nothing
+from grpo.scoring.agreement import agreement
 from grpo.scoring.scorer import Failures
 from grpo.scoring.weights import branch_parts
 
@@ -20,6 +21,7 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
         "zero_variance_share": _mean([teach_nothing(group) for group in groups]),
         "completion_tokens": _mean([len(c.tokens) for c in completions]),
         "truncated_share": _mean([not c.finished for c in completions]),
+        **agreement((group.problem, breakdown) for group in groups for breakdown in group.breakdowns),
         "reward_failures": float(failures.kinds.total()),
         **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.config.rl import Curriculum
+from grpo.config.curriculum import Curriculum
 from grpo.data.permutation import permutation
 from grpo.data.records import Problem
 from grpo.errors import InputError

@@ -32,6 +32,7 @@ from grpo.rl.model_set import Models
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.update import Update
 from grpo.rl.validation import Validator
+from grpo.scoring.job_judge import judge_of
 from grpo.scoring.scorer import Scorer
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,10 @@ class Trainer:
         if self.orders:  # its processes start while the models load
             options = {name: term.options for name, term in self.settings.rewards.items()}
             step_reward = self.settings.step_reward if self.settings.supervision == "process" else None
-            self.scorer = Scorer(options, self.settings.scoring, step_reward)
+            orders = self.orders.values()
+            asked = (problem for order in orders for source in order.sources.values() for problem in source)
+            judge = judge_of(self.settings.judge, asked, job.state, self.parallel.world)
+            self.scorer = Scorer(options, self.settings.scoring, step_reward, judge)
         torch.manual_seed(job.seed)
         self.tokenizer = load_tokenizer(job.model)
         self.models = Models(job.model, self.settings, self.method, self.parallel)

@@ -19,6 +19,7 @@ from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
 from grpo.distributed.process_group import Parallel
 from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
+from grpo.judging.answers import AnswerJudge
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
 from grpo.sampling.ray import make_on_ray
@@ -141,13 +142,20 @@ class Worker:
         if self._scorer is None or self._scorer[0] != of_scorer:
             self._close_scorer()
             # Its processes start while the models load.
-            self._scorer = of_scorer, Scorer({name: {} for name in task.rewards}, self.job.scoring)
+            self._scorer = of_scorer, self._make_scorer(task)
             self._scorer[1].load_models(task.helpful_model, task.safe_model, hardware)
         if self._engine is None or self._engine[0] != of_engine:
             self._close_engine()
             prompting = Prompting(task.template, task.zero_template)
             self._engine = of_engine, make_text_engine(task.engine, task.model, prompting, hardware)
         return self._engine[1], self._scorer[1]
+
+    def _make_scorer(self, task: SampleTask) -> Scorer:
+        job, judge = self.job, None
+        if job.judge:
+            judge = AnswerJudge(job.judge, job.state / "judge", job.hardware.processes * job.hardware.nodes)
+        rewards = [*task.rewards, *(["rubric"] if judge else [])]
+        return Scorer({name: {} for name in rewards}, job.scoring, judge=judge)
 
     def _close_engine(self) -> None:
         if self._engine is not None:

@@ -18,10 +18,13 @@ from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
 from grpo.errors import InputError, TrainingStopped
+from grpo.judging.answers import AnswerJudge
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
-from grpo.rewards.registry import MODEL_REWARDS, find, load, score_many, score_one
+from grpo.rewards.judged import JUDGED
+from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, find, load, score_many, score_one
 from grpo.rewards.steps import is_folder, step_rewards
+from grpo.scoring.judged import JudgedGroup, ask
 from grpo.scoring.reward_model import RewardModelScorer, member_folders
 from grpo.scoring.step_model import StepScorer
 
@@ -51,14 +54,17 @@ class Scorer:
         rewards: Mapping[str, Mapping[str, Any]],
         scoring: Scoring,
         step_reward: str | None = None,
+        judge: AnswerJudge | None = None,
     ):
-        """`rewards`: name of each reward -> its options; `step_reward`: rule or model folder for the reasoning steps.
+        """`rewards`: name of each reward -> its options; `step_reward`: rule or model folder for the reasoning steps;
+        `judge`: of answers without a rule, and of the rewards `judge` and `rubric`. `close` closes it.
 
         Starts the worker processes. `load_models` loads the reward models.
         """
         self.step_reward = step_reward
         self.step_model: StepScorer | None = None
-        rules = [name for name in rewards if name not in MODEL_REWARDS]
+        self.judge, self.rewards = judge, frozenset(rewards)
+        rules = [name for name in rewards if name not in MODEL_REWARDS + JUDGE_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
         job_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this machine, each with its own pool
         workers = scoring.workers or max(1, (os.cpu_count() or 1) // job_processes)
@@ -90,7 +96,10 @@ class Scorer:
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
         """Starts to score the responses to a problem."""
         submit = self.pool.submit
+        judged = ask(self.judge, problem, responses, self.rewards)
         rules = {n: rule for n, rule in self.rules.items() if problem.domain in rule[0].domains}
+        if problem.verifier in JUDGED:
+            rules.pop("accuracy", None)
         quick = {name: options for name, (reward, options) in rules.items() if reward.quick(problem)}
         slow = [
             {name: submit(score_one, name, rules[name][1], problem, response) for name in rules if name not in quick}
@@ -101,16 +110,19 @@ class Scorer:
         if by_rule and problem.domain == "reasoning":
             steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
         together = submit(score_many, quick, problem, list(responses)) if quick else None
-        return Scores(self, problem, list(responses), [*rules], quick, together, slow, steps)
+        return Scores(self, problem, list(responses), [*rules], quick, together, slow, steps, judged)
 
     def close(self) -> None:
         self.pool.close()
+        if self.judge is not None:
+            self.judge.close()
 
 
 @dataclass
 class Failures:
     """Counts of failed rewards by kind. A completion's program that breaks a limit has its own kinds ("code_timeout",
-    ...); a verifier that ran too long, died or raised counts as "timeout", "crash" or "error"."""
+    ...); a verifier that ran too long, died or raised counts as "timeout", "crash" or "error", a judge
+    that did not decide as "judge_undecided"."""
 
     completions: int = 0  # scored in total
     kinds: Counter[str] = field(default_factory=Counter)
@@ -161,16 +173,17 @@ class Scores:
     together: Future[Any] | None
     slow: list[dict[str, Future[Any]]]
     steps: list[Future[Any]] | None
+    judged: JudgedGroup | None
 
     @property
     def ready(self) -> bool:
-        """Whether the rules have finished."""
+        """Whether rules and judge have finished."""
         futures = [future for pending in self.slow for future in pending.values()]
         futures += [*(self.steps or []), *([self.together] if self.together else [])]
-        return all(future.done() for future in futures)
+        return all(future.done() for future in futures) and (self.judged is None or self.judged.ready)
 
     def finish(self) -> Scored:
-        """Waits for the rules, then runs the reward models.
+        """Waits for the rules and the judge, then runs the reward models.
 
         A failed reward is counted and scores 0: an answer that breaks its verifier is not correct. A response whose
         step reward failed has no step scores.
@@ -180,10 +193,12 @@ class Scores:
         results = [{name: (q | s)[name] for name in self.rules} for q, s in zip(quick, slow, strict=True)]
         steps = None if self.steps is None else [future.result() for future in self.steps]
         failures = Failures(completions=len(results))
-        for i, result in enumerate(results):
-            values = [*result.values(), *(() if steps is None else (steps[i],))]
-            failures.count([value for value in values if isinstance(value, Failure)])
         breakdowns = [{n: 0.0 if isinstance(v, Failure) else v for n, v in result.items()} for result in results]
+        rejected = [result.get("accuracy") == 0.0 for result in results]  # by a rule that did not fail
+        undecided = self.judged.finish(breakdowns, rejected) if self.judged else [[] for _ in results]
+        for i, result in enumerate(results):
+            values = [*result.values(), *(() if steps is None else (steps[i],)), *undecided[i]]
+            failures.count([value for value in values if isinstance(value, Failure)])
         if self.problem.domain == "general":
             self._score_by_models(breakdowns)
         step_scores = None if steps is None else [[] if isinstance(step, Failure) else step for step in steps]

@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Literal, get_args
 
 from grpo.config.rl import RL
-from grpo.rewards.registry import MODEL_REWARDS
+from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS
 
 Branch = Literal["rule", "preference"]
 
@@ -24,8 +24,10 @@ def branch_of(reward: str) -> Branch:
 
 def reward_weights(settings: RL) -> dict[str, float]:
     """Name of each reward -> its factor in the sum: its weight times its branch's weight."""
-    # A reward model without a weight in the recipe still appears in the metrics.
-    own = dict.fromkeys(MODEL_REWARDS, 0.0) | {name: term.weight for name, term in settings.rewards.items()}
+    # A reward model or a judge without a weight in the recipe still appears in the metrics.
+    own = dict.fromkeys(MODEL_REWARDS + JUDGE_REWARDS, 0.0) | {
+        name: term.weight for name, term in settings.rewards.items()
+    }
     of_branch = settings.branch_weights.model_dump()
     return {name: weight * of_branch[branch_of(name)] for name, weight in own.items()}
 

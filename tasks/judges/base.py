@@ -47,6 +47,10 @@ class Judge(Protocol):
         """For each pair a preference from 2.0 (a much better) to -2.0 (b much better), 0.0 a tie; None where
         undecided."""
 
+    def can_compare(self, problem: Problem) -> bool:
+        """Whether it has anything to compare responses to this problem by."""
+        return True
+
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
         """Whether each response is harmless; None where undecided."""
 

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 
 from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
+from grpo.rewards.judged import JUDGED
+from grpo.scoring.agreement import agreement
 from tasks.judges.base import Claim, Judge, Verdict
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,11 @@ class Verified(NamedTuple):
 
 def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iterator[Verified]:
     """Samples whose answers a rule verified, and that a judge can check: reference and answer are both texts. Tests of
-    a program are no reference, and a partial accuracy is no verdict."""
+    a program are no reference, a partial accuracy is no verdict, and what a judge verified says nothing about it."""
     for sample in samples:
         problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
-        if accuracy in (0.0, 1.0) and problem.answer.strip() and sample.answer.strip():
+        by_rule = problem.verifier not in JUDGED and accuracy in (0.0, 1.0)
+        if by_rule and problem.answer.strip() and sample.answer.strip():
             yield Verified(Claim(problem.text, problem.answer, sample.answer), accuracy == 1.0)
 
 
@@ -129,6 +132,18 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
     middle = (hits + z2 / 2) / (trials + z2)
     half = _NORMAL_975 * math.sqrt(hits * (trials - hits) / trials + z2 / 4) / (trials + z2)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def judge_agreement(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
+    """Agreement of the judge and of rubrics with the rules on samples that both scored; see grpo/scoring/agreement.py.
+    Empty where there are none."""
+    return agreement((problems[sample.problem_id], sample.rewards) for sample in samples)
+
+
+def rubric_metrics(samples: Iterable[Sample]) -> dict[str, float]:
+    """`rubric`: mean score of the responses to prompts with a rubric; empty without such."""
+    scores = [sample.rewards["rubric"] for sample in samples if "rubric" in sample.rewards]
+    return {"rubric": sum(scores) / len(scores)} if scores else {}
 
 
 def _key(item: Verified, seed: int) -> int:

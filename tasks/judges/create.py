@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
+from grpo.judging.create import MODELS
 from tasks.judges.base import Judge
 from tasks.judges.llm import ModelJudge
 from tasks.judges.rule import RuleJudge
 
-JUDGES: dict[str, Callable[[JudgeSettings], Judge]] = {
+JUDGES: dict[str, Callable[..., Judge]] = {
     "rule": RuleJudge,
     "local": ModelJudge,
     "openai": ModelJudge,
 }
 
 
-def make_judge(settings: JudgeSettings) -> Judge:
-    """The judge of `settings.kind`."""
-    return JUDGES[settings.kind](settings)
+def make_judge(settings: JudgeSettings, replies: Path | None = None) -> Judge:
+    """The judge of `settings.kind`. `replies`: the folder in which a model's replies are kept, so that a stage that
+    continues asks nothing twice."""
+    return JUDGES[settings.kind](settings, replies) if settings.kind in MODELS else JUDGES[settings.kind](settings)

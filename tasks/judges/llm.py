@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
 from grpo.judging.create import make_voter
@@ -20,8 +21,8 @@ class ModelJudge(Judge):
 
     fallible = True
 
-    def __init__(self, settings: JudgeSettings):
-        self.settings, self.voter = settings, make_voter(settings)
+    def __init__(self, settings: JudgeSettings, replies: Path | None = None):
+        self.settings, self.voter = settings, make_voter(settings, replies)
         self.counts = self.voter.counts
 
     def correct_all(self, claims: Sequence[Claim]) -> list[Verdict]:

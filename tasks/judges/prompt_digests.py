@@ -8,3 +8,5 @@ PROMPT_DIGESTS = {name: DIGESTS[name] for name in ("compare", "correct", "qualit
 """Prompts that stages ask which make data."""
 EVALUATION_DIGESTS = {name: DIGESTS[name] for name in ("compare", "refused")}
 """Prompts that an evaluation asks."""
+VERIFYING_DIGESTS = {name: DIGESTS[name] for name in ("correct", "criterion")}
+"""Prompts that verifiers and rewards ask."""

@@ -35,6 +35,9 @@ class RuleJudge(Judge):
         self.counts.add("items", len(pairs))
         return [self._compare(pair) for pair in pairs]
 
+    def can_compare(self, problem: Problem) -> bool:
+        return bool(problem.metadata.get("harmful") or problem.metadata.get("mentions"))
+
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
         self.counts.add("items", len(responses))
         return [safe(problem, text) for problem, text in responses]

@@ -10,6 +10,8 @@ from grpo.data.records import Message, Problem
 from grpo.data.template import STYLE_FIELD, AnswerStyle
 from grpo.errors import InputError
 from grpo.rewards.code import check as check_tests
+from grpo.rewards.judged import JUDGED
+from grpo.rewards.rubric import read_rubric
 from grpo.rewards.verifiers import VERIFIERS, verify
 from tasks.problems.constraints import read_constraints
 from tasks.problems.sources import FileSource, HubSource, label, make_problem, short
@@ -24,13 +26,16 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
     }
     try:
         read_constraints(metadata)
+        if not read_rubric(metadata) and verifier == "rubric":
+            raise InputError("verifier 'rubric' needs a rubric; keep its column, called rubric, with metadata_columns")
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     if metadata.get(STYLE_FIELD) not in (None, *get_args(AnswerStyle)):
         known = ", ".join(get_args(AnswerStyle))
         raise InputError(f"{where}: {STYLE_FIELD} is {short(metadata[STYLE_FIELD])}; known are {known}")
     # Tests define what is correct; a reference solution is optional.
-    unanswered = verifier == "none" or (verifier == "code" and source.answer_column not in row)
+    optional = verifier in ("code", "rubric") and source.answer_column not in row
+    unanswered = verifier == "none" or optional
     answer, solution = ("", "") if unanswered else _answer(source, where, row)
     if solution:
         metadata.setdefault("solution", solution)
@@ -49,7 +54,7 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
         except InputError as error:
             remedy = "" if "tests" in metadata else "; keep their column with metadata_columns"
             raise InputError(f"{where}: {error}{remedy}") from None
-    elif verifier != "none" and verify(problem, problem.answer) < 1.0:
+    elif verifier not in ("none", *JUDGED) and verify(problem, problem.answer) < 1.0:
         raise InputError(
             f"{where}: {source.answer_column} {short(problem.answer)} is not right by its own verifier "
             f"{verifier!r}; correct it or choose another verifier"

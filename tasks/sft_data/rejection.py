@@ -17,6 +17,7 @@ from typing import Any
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
+from grpo.rewards.judged import JUDGED as BY_JUDGE
 from tasks.judges.base import Claim, Judge, Response
 from tasks.judges.create import make_judge
 from tasks.problems.decontaminate import HeldOut
@@ -167,6 +168,8 @@ def _judged(
     reasons = dict.fromkeys(batch, "")
     for name, (domain, ask) in _QUESTIONS.items():
         members = [i for i in batch if not reasons[i] and samples[i].domain == domain]
+        if domain == "reasoning":  # a judge has verified some already, when they were scored
+            members = [i for i in members if problems[samples[i].problem_id].verifier not in BY_JUDGE]
         if name in judged and members:
             reasons |= zip(members, ask(judge, [samples[i] for i in members], problems), strict=True)
     return reasons
@@ -204,14 +207,15 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     """Runs `select` on one shard in a process of its own. Writes the samples with verdicts to `out` and returns the
     judge's counts; if `out` exists already, returns the counts beside it.
 
-    `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (a file of problems)
-    and "seed"; for given examples also "tokenizer", the folder of the policy's, by which they are measured first.
+    `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (problems), "seed"
+    and "replies" (a folder for the judge's); for given examples also "tokenizer", the folder of the policy's, by
+    which they are measured first.
     """
     counts_file = out.with_suffix(".json")
     if out.exists() and counts_file.exists():
         stored: dict[str, float] = json.loads(counts_file.read_text())
         return stored
-    judge = judge_of(settings["judge"])
+    judge = judge_of(settings["judge"], settings.get("replies"))
     before = judge.counts.to_dict()
     found, known = read_samples(samples), {problem.id: problem for problem in read_problems(problems)}
     if "tokenizer" in settings:
@@ -235,9 +239,10 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
 
 
 @functools.lru_cache(maxsize=1)
-def judge_of(settings: str) -> Judge:
-    """The judge of these settings (JSON), one per process, so that a local model is loaded once."""
-    return make_judge(JudgeSettings.model_validate_json(settings))
+def judge_of(settings: str, replies: str | None = None) -> Judge:
+    """The judge of these settings (JSON), one per process, so that a local model is loaded once. `replies`: the folder
+    in which it remembers what it was asked."""
+    return make_judge(JudgeSettings.model_validate_json(settings), Path(replies) if replies else None)
 
 
 @functools.lru_cache(maxsize=1)

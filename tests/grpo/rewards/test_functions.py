@@ -15,7 +15,7 @@ from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
-from grpo.rewards.registry import MODEL_REWARDS, REWARDS, check, find, load, score_one, total
+from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, REWARDS, check, find, load, score_one, total
 from grpo.scoring.scorer import Scorer
 
 HENS = [{"role": "user", "content": "325 chickens, 28 roosters, 20 do not lay. How many lay eggs?"}]
@@ -256,7 +256,7 @@ def test_unknown_rewards(own, name, message):
         ("repetition", {"n": 2.5}, "option 'n': .*integer, but it is 2.5"),
         ("repetition", {"n": "3"}, "option 'n': .*integer, but it is '3'"),
         ("overlong", {"cache_tokens": -4}, "option 'cache_tokens': .*but it is -4"),
-        ("helpful", {"n": 3}, "reward 'helpful' comes from a reward model and takes no option 'n'"),
+        ("helpful", {"n": 3}, "reward 'helpful' comes from a model and takes no option 'n'"),
         ("own_rewards:of_answer_length", {"factor": "x"}, "option 'factor': .*number, but it is 'x'"),
         ("own_rewards:of_answer_length", {"problem": 1}, "multiple values for argument 'problem'"),
     ],
@@ -267,11 +267,11 @@ def test_options_are_checked(own, name, options, message):
 
 
 def test_model_rewards_are_known_and_have_no_function():
-    for name in MODEL_REWARDS:
+    for name in MODEL_REWARDS + JUDGE_REWARDS:
         check(name, {})
-        with pytest.raises(InputError, match="scored by a reward model"):
+        with pytest.raises(InputError, match="scored by a model"):
             find(name)
-    load([*REWARDS, *MODEL_REWARDS])
+    load([*REWARDS, *MODEL_REWARDS, *JUDGE_REWARDS])
     with pytest.raises(InputError, match="unknown reward"):
         load(["acuracy"])
 

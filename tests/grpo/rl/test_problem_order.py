@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from grpo.config.rl import Curriculum
+from grpo.config.curriculum import Curriculum
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.rl.problem_order import ProblemOrder

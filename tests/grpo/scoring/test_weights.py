@@ -23,8 +23,9 @@ def test_a_reward_weighs_its_own_weight_times_its_branchs():
         rewards={"accuracy": 2.0, "format": 0.5, "helpful": 3.0},
         branch_weights={"rule": 2.0, "preference": 0.5},
     )
-    # The safety model has no weight here; it is shown all the same, and moves nothing.
-    assert reward_weights(settings) == {"accuracy": 4.0, "format": 1.0, "helpful": 1.5, "safe": 0.0}
+    # The safety model and the judge have no weight here; they are shown all the same, and move nothing.
+    unweighted = {"safe": 0.0, "judge": 0.0, "rubric": 0.0}
+    assert reward_weights(settings) == {"accuracy": 4.0, "format": 1.0, "helpful": 1.5, **unweighted}
 
 
 def test_each_branch_has_a_mean_and_a_spread():

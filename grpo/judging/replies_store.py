@@ -1,0 +1,178 @@
+"""Replies that a judge has given, kept in a file: what was answered is not asked, nor paid for, again.
+
+A job that is killed, or that stops because the endpoint is away or the budget is spent, continues after its last reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo.config.judge import JudgeSettings
+from grpo.data.records import Message
+from grpo.errors import InputError
+from grpo.judging.models import ChatModel, OnReply
+from grpo.judging.replies import Reply
+
+logger = logging.getLogger(__name__)
+
+_ASKED = {"kind", "model", "path", "request", "temperature", "max_tokens", "seed"}
+"""Settings that a reply depends on. Where the endpoint stands is not among them: it may move."""
+_TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT, cut INTEGER, tokens INTEGER)"
+
+
+class BudgetSpent(InputError):
+    """The judge's budget allows no further request."""
+
+
+class RepliesStore:
+    """Replies by what was asked. Thread-safe; each process has a file of its own in the folder."""
+
+    def __init__(self, folder: Path | None):
+        """Takes the first file that no other process holds, so that a job with as many processes finds its own again.
+        A damaged file is moved aside. None: replies are only counted."""
+        self._lock = threading.Lock()
+        self._file = _open(folder) if folder else None
+        self.requests = self.tokens = 0
+        if self._file:
+            self.requests, self.tokens = self._file.execute(
+                "SELECT count(*), coalesce(sum(tokens), 0) FROM replies"
+            ).fetchone()
+
+    def get(self, key: str) -> Reply | None:
+        if self._file is None:
+            return None
+        with self._lock:
+            row = self._file.execute("SELECT text, cut, tokens FROM replies WHERE key = ?", (key,)).fetchone()
+        return Reply(row[0], bool(row[1]), tokens=row[2]) if row else None
+
+    def add(self, key: str, reply: Reply) -> None:
+        with self._lock:
+            self.requests += 1
+            self.tokens += reply.tokens
+            if self._file:
+                row = (key, reply.text.encode("utf-8", "replace").decode(), reply.cut, reply.tokens)
+                self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)", row)
+                self._file.commit()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file:
+                self._file.close()
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        path = folder / f"replies-{number}.sqlite"
+        try:
+            if file := _claimed(path):
+                return file
+            number += 1
+        except sqlite3.DatabaseError as error:
+            damaged = path.with_suffix(".damaged")
+            logger.warning(
+                "%s is damaged (%s); it is moved to %s, and its questions are asked again", path, error, damaged
+            )
+            path.replace(damaged)
+
+
+def _claimed(path: Path) -> sqlite3.Connection | None:
+    """The file with its table, held until it is closed; None while another process holds it."""
+    file = sqlite3.connect(path, timeout=0, check_same_thread=False)
+    try:
+        file.execute("PRAGMA locking_mode = EXCLUSIVE")
+        file.execute("BEGIN EXCLUSIVE")
+        file.execute(_TABLE)
+        file.commit()
+        (state,) = file.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        return file
+    except sqlite3.DatabaseError as error:
+        file.close()
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return None
+        raise
+
+
+class RememberingModel(ChatModel):
+    """A model that is asked each thing once, within its budget."""
+
+    def __init__(self, model: ChatModel, settings: JudgeSettings, folder: Path | None, processes: int = 1):
+        """`folder`: where replies are kept. `processes`: of the job, which have equal parts of the budget."""
+        self.model, self.counts, self.waits = model, model.counts, model.waits
+        self._store = RepliesStore(folder)
+        self._asked = json.dumps(settings.model_dump(mode="json", include=_ASKED), sort_keys=True)
+        self._requests_max = _part(settings.budget_requests, processes)
+        self._tokens_max = _part(settings.budget_tokens, processes)
+        self._under_way = 0
+        self._lock = threading.Lock()
+
+    def reply_all(
+        self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
+    ) -> list[Reply]:
+        """Raises BudgetSpent where an unknown reply would exceed the budget; those under way are kept first."""
+        keys = [self._key(dialogue, draw) for dialogue, draw in zip(dialogues, draws, strict=True)]
+        replies = {i: reply for i, key in enumerate(keys) if (reply := self._store.get(key))}
+        self.counts.add("remembered", len(replies))
+        missing = [i for i in range(len(keys)) if i not in replies]
+        watch = _Watch(self, [keys[i] for i in missing])
+        asked = (
+            self.model.reply_all([dialogues[i] for i in missing], [draws[i] for i in missing], watch) if missing else []
+        )
+        replies |= zip(missing, asked, strict=True)
+        return [replies[i] for i in range(len(keys))]
+
+    def close(self) -> None:
+        self.model.close()
+        with contextlib.suppress(sqlite3.Error):
+            self._store.close()
+
+    def _key(self, dialogue: list[Message], draw: int) -> str:
+        return hashlib.blake2b(json.dumps([self._asked, dialogue, draw]).encode(), digest_size=16).hexdigest()
+
+    def begin(self) -> None:
+        """Takes one request from the budget."""
+        with self._lock:
+            spent = self._store.requests + self._under_way
+            if self._requests_max is not None and spent >= self._requests_max:
+                raise _spent("budget_requests", self._requests_max)
+            if self._tokens_max is not None and self._store.tokens >= self._tokens_max:
+                raise _spent("budget_tokens", self._tokens_max)
+            self._under_way += 1
+
+    def end(self, key: str, reply: Reply | None) -> None:
+        """Keeps the reply, if there is one."""
+        with self._lock:
+            self._under_way -= 1
+            if reply is not None and not reply.missing:
+                self._store.add(key, reply)
+
+
+class _Watch(OnReply):
+    def __init__(self, model: RememberingModel, keys: Sequence[str]):
+        self.model, self.keys = model, keys
+
+    def begin(self, index: int) -> None:
+        self.model.begin()
+
+    def end(self, index: int, reply: Reply | None) -> None:
+        self.model.end(self.keys[index], reply)
+
+
+def _part(budget: int | None, processes: int) -> int | None:
+    return None if budget is None else budget // processes
+
+
+def _spent(name: str, limit: int) -> BudgetSpent:
+    return BudgetSpent(
+        f"judge: {name} is spent ({limit:,} in this process); replies so far are kept: raise it and run again"
+    )

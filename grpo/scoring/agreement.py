@@ -1,0 +1,33 @@
+"""How far a judge and the rules agree on the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from grpo.data.records import Problem
+from grpo.rewards.judged import reads_reference
+from grpo.rewards.verifiers import COMPARING
+
+
+def agreement(scored: Iterable[tuple[Problem, Mapping[str, float]]]) -> dict[str, float]:
+    """Of problems and breakdowns of answers to them, those that a rule decided and a judge was asked about too.
+
+    For `judge` and `rubric` each, where there are any: NAME_checked: how many; NAME_agreement: share on which both
+    agree, a rubric says right from half of its weight on; NAME_false_correct: share of what the rule calls wrong that
+    the judge calls right; NAME_false_incorrect: share of what the rule calls right that the judge calls wrong.
+    """
+    verdicts: dict[str, list[tuple[bool, bool]]] = {"judge": [], "rubric": []}
+    for problem, breakdown in scored:
+        if problem.verifier in COMPARING and breakdown.get("accuracy") in (0.0, 1.0) and reads_reference(problem):
+            for name, pairs in verdicts.items():
+                if name in breakdown:
+                    pairs.append((breakdown["accuracy"] == 1.0, breakdown[name] >= 0.5))
+    numbers: dict[str, float] = {}
+    for name, pairs in verdicts.items():
+        if pairs:
+            numbers[f"{name}_checked"] = float(len(pairs))
+            numbers[f"{name}_agreement"] = sum(rule == judge for rule, judge in pairs) / len(pairs)
+        for label, side in (("false_correct", False), ("false_incorrect", True)):
+            if of_side := [judge for rule, judge in pairs if rule is side]:
+                numbers[f"{name}_{label}"] = sum(judge is not side for judge in of_side) / len(of_side)
+    return numbers

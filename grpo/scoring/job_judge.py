@@ -1,0 +1,24 @@
+"""The judge of an RL job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from grpo.config.judge import JudgeSettings
+from grpo.data.records import Problem
+from grpo.judging.answers import AnswerJudge
+from grpo.rewards.judged import JUDGED, by_judge
+
+
+def judge_of(
+    settings: JudgeSettings | None, problems: Iterable[Problem], state: Path, processes: int
+) -> AnswerJudge | None:
+    """The judge of these settings, which keeps its replies in the job's state. InputError, before anything is
+    sampled, where a problem needs one and there is none."""
+    if settings:
+        return AnswerJudge(settings, state / "judge", processes)
+    for problem in problems:
+        if problem.verifier in JUDGED and problem.domain == "reasoning":
+            by_judge(problem, "")
+    return None

@@ -1,0 +1,142 @@
+"""What a judge is asked about a group of responses, and what its verdicts are worth as rewards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from grpo.judging.answers import AnswerJudge, Verdicts
+from grpo.judging.voting import Check, Claim
+from grpo.processes.pool import Failure
+from grpo.rewards.functions import Response
+from grpo.rewards.judged import JUDGED, by_judge, reads_reference
+from grpo.rewards.rubric import Criterion, read_rubric, rubric_score
+from grpo.rewards.verifiers import COMPARING, exact
+
+UNDECIDED = "judge_undecided"
+"""Kind of failure: a verdict that was needed and that the judge did not give."""
+
+
+@dataclass
+class JudgedGroup:
+    """The questions about the responses to one problem, and their pending verdicts."""
+
+    problem: Problem
+    verdicts: Verdicts
+    claims: list[Claim | None]  # a response each: whether its answer is right
+    checks: list[list[Check]]  # a response each: one a criterion
+    criteria: list[Criterion]
+    rewards: Collection[str]
+    decides_unsure: bool
+
+    @property
+    def ready(self) -> bool:
+        return self.verdicts.ready
+
+    def finish(self, breakdowns: Sequence[dict[str, float]], rejected: Sequence[bool]) -> list[list[Failure]]:
+        """Waits for the verdicts and adds their rewards to the breakdowns. Returns the failures of each response.
+        `rejected`: whether a rule has found its answer wrong.
+
+        - accuracy, by the verifiers "judge" and "rubric"; and 1 where a rule that cannot read its reference gave 0 and
+          the judge finds the answer correct
+        - judge: the verdict on an answer, also on those that a rule decides, as far as the judge was asked
+        - rubric: the score of the rubric
+        """
+        verdicts = self.verdicts.finish()
+        failures: list[list[Failure]] = []
+        of_each = zip(breakdowns, rejected, self.claims, self.checks, strict=True)
+        for breakdown, wrong_by_rule, claim, checks in of_each:
+            failed: list[Failure] = []
+            if self.problem.verifier == "judge" and "accuracy" in self.rewards:
+                breakdown["accuracy"] = float(claim is not None and bool(verdicts[claim]))
+            if claim is not None:
+                failed += self._reward_claim(breakdown, verdicts[claim], wrong_by_rule)
+            elif "judge" in self.rewards and self.problem.domain == "reasoning":
+                breakdown["judge"] = 0.0  # there is no answer
+            if self.criteria:
+                fulfilled = [verdicts[check] for check in checks]
+                score = rubric_score(self.criteria, fulfilled) if checks else 0.0  # a blank summary earns nothing
+                breakdown["accuracy" if _verified_by_rubric(self.problem, self.rewards) else "rubric"] = score
+                undecided = fulfilled.count(None)
+                failed += [Failure(UNDECIDED, f"{undecided} criteria undecided", False)] if undecided else []
+            failures.append(failed)
+        return failures
+
+    def _reward_claim(self, breakdown: dict[str, float], verdict: bool | None, wrong_by_rule: bool) -> list[Failure]:
+        needed = self.problem.verifier == "judge" or "judge" in self.rewards
+        if verdict is None:
+            if "judge" in self.rewards:
+                breakdown["judge"] = 0.0
+            return [Failure(UNDECIDED, "the judge did not decide on an answer", of_answer=not needed)]
+        sure = self.problem.verifier in JUDGED or reads_reference(self.problem)
+        if not sure and self.decides_unsure and wrong_by_rule and verdict:
+            breakdown["accuracy"] = 1.0
+        if sure or "judge" in self.rewards:
+            breakdown["judge"] = float(verdict)
+        return []
+
+
+def ask(
+    judge: AnswerJudge | None, problem: Problem, responses: Sequence[Response], rewards: Collection[str]
+) -> JudgedGroup | None:
+    """Starts to judge what the rewards need; None if that is nothing. InputError where it needs a judge, a reference
+    or a rubric that is not there."""
+    criteria = _criteria(problem, rewards)
+    needs_claim = problem.verifier == "judge" and "accuracy" in rewards and problem.domain == "reasoning"
+    if judge is None:
+        if needs_claim or (criteria and problem.verifier == "rubric"):
+            by_judge(problem, "")
+        return None
+    if needs_claim and not problem.answer.strip():
+        raise InputError(f"problem {problem.id} has verifier 'judge' and no reference answer; give one, or a rubric")
+    claims = [_claim(judge, problem, response, rewards) for response in responses]
+    checks = [_checks(problem, response, criteria) for response in responses]
+    if not criteria and not any(claims) and not needs_claim and "judge" not in rewards:
+        return None
+    asked = [claim for claim in claims if claim] + [check for of_one in checks for check in of_one]
+    return JudgedGroup(problem, judge.start(asked), claims, checks, criteria, rewards, judge.settings.decides_unsure)
+
+
+def _criteria(problem: Problem, rewards: Collection[str]) -> list[Criterion]:
+    verified = _verified_by_rubric(problem, rewards)
+    if not verified and "rubric" not in rewards:
+        return []
+    try:
+        criteria = read_rubric(problem.metadata)
+    except InputError as error:
+        raise InputError(f"problem {problem.id}: {error}") from None
+    if verified and not criteria:
+        raise InputError(f"problem {problem.id} has verifier 'rubric' and no rubric in its metadata; give one")
+    return criteria
+
+
+def _verified_by_rubric(problem: Problem, rewards: Collection[str]) -> bool:
+    return problem.verifier == "rubric" and problem.domain == "reasoning" and "accuracy" in rewards
+
+
+def _claim(judge: AnswerJudge, problem: Problem, response: Response, rewards: Collection[str]) -> Claim | None:
+    """The claim that an answer is right, where a judge is to be asked: it has an answer and a reference in words."""
+    answer = response.parts.answer
+    if problem.domain != "reasoning" or not answer or not answer.strip() or not problem.answer.strip():
+        return None
+    claim = Claim(problem.text, problem.answer, answer)
+    if "judge" in rewards or problem.verifier == "judge":
+        return claim
+    if problem.verifier not in COMPARING or "accuracy" not in rewards:
+        return None
+    if not reads_reference(problem):
+        return claim if judge.settings.decides_unsure and not exact(problem, answer) else None
+    return claim if _place(claim) < judge.settings.audit_share else None
+
+
+def _place(claim: Claim) -> float:
+    """A number in [0, 1) by the claim's content, so that a resumed job audits the same answers."""
+    return int.from_bytes(hashlib.blake2b(repr(claim).encode("utf-8", "replace"), digest_size=6).digest()) / 2**48
+
+
+def _checks(problem: Problem, response: Response, criteria: Sequence[Criterion]) -> list[Check]:
+    summary = response.parts.summary
+    return [Check(problem.text, criterion.text, summary) for criterion in criteria] if summary.strip() else []

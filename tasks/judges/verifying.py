@@ -1,0 +1,42 @@
+"""The judge of a sampling job: whether its problems need one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from grpo.config.judge import JudgeSettings
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from grpo.rewards.judged import JUDGED
+from tasks.judges.base import Judge
+
+
+def judge_of_samples(settings: JudgeSettings, *files: Path) -> JudgeSettings | None:
+    """The judge that scores samples of the problems in parquet files beside the rules; None if they do not need it.
+
+    InputError where problems are verified by a judge and the settings name none that is a model.
+    """
+    verifiers = (pq.read_table(file, columns=["verifier"])["verifier"].to_pylist() for file in files)
+    judged = [name for of_file in verifiers for name in of_file if name in JUDGED]
+    if settings.kind == "rule":
+        if judged:
+            raise InputError(
+                f"{len(judged):,} problems have verifier {judged[0]!r}, and judge.kind is 'rule'; set judge to a model "
+                "(kind 'openai' or 'local')"
+            )
+        return None
+    return settings if judged or settings.decides_unsure or settings.audit_share else None
+
+
+def check_comparable(judge: Judge, problems: Sequence[Problem]) -> None:
+    """InputError where the judge has nothing to go by when it compares responses to some of these prompts: it would
+    call every pair a tie."""
+    blind = [problem for problem in problems if not judge.can_compare(problem)]
+    if blind:
+        raise InputError(
+            f"the judge has nothing to compare responses by for {len(blind):,} of {len(problems):,} general prompts, "
+            f"the first: {blind[0].text[:60]!r}; set judge to a model, or keep their metadata (mentions, harmful)"
+        )
