@@ -13,7 +13,7 @@ from flows.recipe.sections import Section
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
-from grpo.config.rl import Scoring
+from grpo.config.scoring import Scoring
 from tasks.problems.miniature.writers import Habits
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.mix_settings import MixSettings

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from flows.recipe.sections import Section
 from grpo.config.common import Sampling
-from grpo.config.rl import Scoring
+from grpo.config.scoring import Scoring
 from grpo.config.supervised import ProcessRewardModel
 
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from grpo.config.common import Hardware, RayCluster, Sampling
 from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
-from grpo.config.rl import RL, STEP_MODEL, Scoring
+from grpo.config.rl import RL, STEP_MODEL
+from grpo.config.scoring import Scoring
 from grpo.config.supervised import SFT, Pretrain, ProcessRewardModel, RewardModel
 from grpo.data.template import Template
 from grpo.settings import Settings

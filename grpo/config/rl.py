@@ -16,6 +16,7 @@ from grpo.config.curriculum import Curriculum
 from grpo.config.engines import VLLM
 from grpo.config.judge import JudgeSettings
 from grpo.config.reward_terms import Rewards, RewardTerm
+from grpo.config.scoring import Scoring
 from grpo.config.validation import Validation
 from grpo.health.checks import HealthSettings
 from grpo.rewards.registry import JUDGE_REWARDS
@@ -34,25 +35,6 @@ class BranchWeights(Settings):
 
     rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of accuracy, format, language and their like.")
     preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of the helpful and the safety model.")
-
-
-class Scoring(Settings):
-    """The processes that rewards run in."""
-
-    workers: int | None = Field(
-        None,
-        ge=1,
-        description="Processes. None: one a processor core; more of them where verifiers wait, for a service say.",
-    )
-    time_limit_s: float = Field(10.0, gt=0, description="Seconds for one reward of one completion, then it is killed.")
-    memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
-    max_failure_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of a rollout's completions whose rewards may fail (time-out, crash, error) before the run "
-        "stops. What a completion's own program does inside the sandbox does not count.",
-    )
 
 
 class RL(Settings):

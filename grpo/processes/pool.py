@@ -12,7 +12,7 @@ import functools
 import pickle
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,7 +29,8 @@ class Pool:
 
     Up to `workers` more processes start beside slow items, so that items which wait do not hold up those which
     compute. `prepare`, a module-level function, runs once in each new worker before its first item: the time of its
-    imports counts against no item. Any thread may submit. Items start in the order in which they were submitted.
+    imports counts against no item. `environment`: variables that the workers have beside the few that every program
+    needs. Any thread may submit. Items start in the order in which they were submitted.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class Pool:
         time_limit_s: float,
         memory_bytes: int | None,
         prepare: Callable[[], object] | None = None,
+        environment: Collection[str] = (),
     ):
         if workers < 1 or time_limit_s <= 0:
             raise InputError(f"a pool needs workers and time: got {workers} workers, {time_limit_s} s")
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._make_worker = functools.partial(WorkerHandle, time_limit_s, memory_bytes, prepare)
+        self._make_worker = functools.partial(WorkerHandle, time_limit_s, memory_bytes, prepare, environment)
         self._max_workers = 2 * workers
         self._slots = threading.Semaphore(workers)
         self._workers: list[WorkerHandle] = []

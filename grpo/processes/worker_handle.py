@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,13 @@ START_LIMIT_S = 120.0
 SLOW_S = 0.05
 """Seconds after which an item gives up its slot: most verifiers that take this long are waiting for something."""
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from grpo.processes.pool_worker import main; main()"
+ENVIRONMENT = {
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    *("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "NUMBA_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "R1FLOW_HOME"),
+    *("HF_HOME", "HF_HUB_OFFLINE"),
+}
+"""Variables that a worker has, and no others: it handles what a model wrote, and keys lie in the environment."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 
@@ -61,7 +68,14 @@ def pickle_by_reference(function: Callable[..., Any]) -> bytes:
 class WorkerHandle:
     """Runs one worker process after another. Only `interrupt` may be called from other threads than the owner's."""
 
-    def __init__(self, time_limit_s: float, memory_bytes: int | None, prepare: Callable[[], object] | None):
+    def __init__(
+        self,
+        time_limit_s: float,
+        memory_bytes: int | None,
+        prepare: Callable[[], object] | None,
+        environment: Collection[str] = (),
+    ):
+        self._environment = ENVIRONMENT | set(environment)
         self._limit_s = time_limit_s
         self._memory_bytes = memory_bytes
         self._prepare = pickle_by_reference(prepare) if prepare else None
@@ -91,7 +105,7 @@ class WorkerHandle:
                 stdin=subprocess.PIPE,  # never written to: it closes when this process ends
                 pass_fds=[worker_end.fileno()],
                 start_new_session=True,
-                env={**os.environ, **_ONE_THREAD},
+                env={k: v for k, v in os.environ.items() if k in self._environment} | _ONE_THREAD,
             )
         finally:
             worker_end.close()

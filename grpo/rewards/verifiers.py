@@ -2,21 +2,18 @@
 
 A verifier sees the extracted answer (what stood in the answer tags or the box), never the whole completion.
 An answer is model output and untrusted. One that cannot be read in the form asked for is wrong and scores 0.0. Whatever
-else goes wrong while it is scored is no verdict and is raised, for the caller to count. "math" and some families of
-"reasoning_gym" evaluate the answer with sympy, which can run for a long time on something like 9^(9^9). Neither limits
-its own time, because the only cheap way, SIGALRM, works in the main thread alone: the caller scores in a process that
-it can kill.
+else goes wrong while it is scored is no verdict and is raised, for the caller to count. No answer is evaluated as a
+program, except by "code", in a sandbox. "math" and some families of "reasoning_gym" build the answer in sympy, which
+can run for a long time on something like 9^(9^9). Neither limits its own time, because the only cheap way, SIGALRM,
+works in the main thread alone: the caller scores in a process that it can kill.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import json
 import logging
 import re
-import tokenize
 import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
@@ -24,7 +21,10 @@ from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.expressions import numeral
 from grpo.rewards.judged import JUDGED, by_judge
+from grpo.rewards.no_evaluation import no_evaluation
+from grpo.rewards.reasoning_gym import reasoning_gym
 
 
 def verify(problem: Problem, answer: str | None) -> float:
@@ -59,44 +59,20 @@ def mathematical(problem: Problem, answer: str) -> float:
     if exact(problem, answer):
         return 1.0
     parse, equal = _math_verify()
-    gold = parse(problem.answer)
-    try:
-        return float(equal(gold, parse(answer)))
-    except ValueError:
-        return 0.0
+    with no_evaluation() as refusals:
+        gold = parse(problem.answer)
+        if refusals:
+            raise refusals[0]  # math-verify would go on without what it could not read
+        try:
+            return float(equal(gold, parse(answer)))
+        except ValueError:
+            return 0.0
 
 
 def choice(problem: Problem, answer: str) -> float:
     """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B"; two letters are none."""
     letter = _letter(answer)
     return float(letter is not None and letter == _letter(problem.answer))
-
-
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError, tokenize.TokenError)
-"""Exceptions that parsing code raises on malformed text."""
-
-
-def reasoning_gym(problem: Problem, answer: str) -> float:
-    """1.0 if reasoning-gym's scorer for the problem's family gives full marks, else 0.0.
-
-    Partial marks are not used. A third of the families have no scorer of their own and give partial marks to any answer
-    that contains the gold one, so -4 would earn half the marks of 4; others reward attempts. `metadata` holds "family",
-    "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some scorers read.
-
-    A scorer may raise any exception on an answer that it cannot read. If it gives the gold answer full marks, the
-    answer is wrong; if not, the exception is raised.
-    """
-    try:
-        family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
-    except KeyError as error:
-        raise InputError(f"problem {problem.id}: verifier 'reasoning_gym' needs metadata[{error}]") from None
-    score = _scorer(family, json.dumps(problem.metadata.get("parameters", {}), sort_keys=True))
-    try:
-        return float(float(score(answer.strip(), entry)) >= 1.0)
-    except _UNREADABLE:
-        if answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0:
-            return 0.0
-        raise
 
 
 def code(problem: Problem, answer: str) -> float:
@@ -159,32 +135,6 @@ COMPARING: dict[str, Callable[[Problem, str], float]] = {
 """Verifiers that compare with the problem's own answer and read nothing else."""
 
 
-def pack_entry(value: Any) -> Any:
-    """A reasoning-gym entry as JSON that keeps what JSON would lose and some scorers need: tuples and integer keys."""
-    if isinstance(value, tuple):
-        return {"__tuple__": [pack_entry(v) for v in value]}
-    if isinstance(value, list):
-        return [pack_entry(v) for v in value]
-    if isinstance(value, dict):
-        if all(isinstance(k, str) for k in value):
-            return {k: pack_entry(v) for k, v in value.items()}
-        return {"__items__": [[pack_entry(k), pack_entry(v)] for k, v in value.items()]}
-    return value
-
-
-def unpack_entry(value: Any) -> Any:
-    """The inverse of `pack_entry`."""
-    if isinstance(value, list):
-        return [unpack_entry(v) for v in value]
-    if isinstance(value, dict):
-        if value.keys() == {"__tuple__"}:
-            return tuple(unpack_entry(v) for v in value["__tuple__"])
-        if value.keys() == {"__items__"}:
-            return {unpack_entry(k): unpack_entry(v) for k, v in value["__items__"]}
-        return {k: unpack_entry(v) for k, v in value.items()}
-    return value
-
-
 def _plain(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(". ")
 
@@ -236,28 +186,32 @@ def _letter(text: str) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
+def _with_commas(digits: str) -> Any:
+    """1,000 is a thousand, and 0,5 a half, as math-verify has it."""
+    if digits.startswith("0"):
+        digits = digits.replace(",", ".")
+    return numeral(re.sub("[, ]", "", digits).lstrip("0") or "0")
+
+
 @functools.cache
 def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
     import math_verify
+    from latex2sympy2_extended import latex2sympy2
+
+    # It gives the digits to sympy.Number, which evaluates text.
+    latex2sympy2._Latex2Sympy.parse_number = lambda _, digits: numeral(digits.replace(",", ""))
+    latex2sympy2.convert_number = _with_commas
 
     # Its warning that time limits are off would appear once a process; the module docstring says who limits time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
+    latex = math_verify.LatexExtractionConfig()
+
     def parse(text: str) -> Any:
-        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi.
+        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi. Its reader of
+        # plain expressions evaluates them as Python (sympy's parse_expr); its reader of LaTeX has a grammar.
         marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
-        return math_verify.parse(text if marked else f"${text}$", parsing_timeout=None, raise_on_error=True)
+        text = text if marked else f"${text}$"
+        return math_verify.parse(text, [latex], parsing_timeout=None, raise_on_error=True)
 
     return parse, functools.partial(math_verify.verify, timeout_seconds=None, raise_on_error=True)
-
-
-@functools.cache
-def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], float]:
-    from reasoning_gym.factory import DATASETS
-
-    if family not in DATASETS:
-        close = difflib.get_close_matches(family, DATASETS)
-        raise InputError(f"unknown reasoning-gym family {family!r}" + (f"; close: {', '.join(close)}" if close else ""))
-    dataset, config = DATASETS[family]
-    score: Callable[[str, dict[str, Any]], float] = dataset(config=config(**json.loads(parameters))).score_answer
-    return score

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from grpo.config.common import Hardware
-from grpo.config.rl import Scoring
+from grpo.config.scoring import Scoring
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
@@ -69,7 +69,7 @@ class Scorer:
         job_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this machine, each with its own pool
         workers = scoring.workers or max(1, (os.cpu_count() or 1) // job_processes)
         prepare = functools.partial(load, rules)  # imports do not count towards an item's time limit
-        self.pool = Pool(workers, scoring.time_limit_s, int(scoring.memory_gb * 1e9), prepare)
+        self.pool = Pool(workers, scoring.time_limit_s, int(scoring.memory_gb * 1e9), prepare, scoring.environment)
         self.helpful: RewardModelScorer | None = None
         self.safe: RewardModelScorer | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.rewards.verifiers import pack_entry
+from grpo.rewards.reasoning_gym import pack_entry
 from tasks.problems.sources import ReasoningGymSource, label, make_problem
 
 _READ_BY_NO_SCORER = {"source_dataset", "source_index", "difficulty"}

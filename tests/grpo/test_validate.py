@@ -11,7 +11,7 @@ import pytest
 import reasoning_gym
 
 from grpo.data.records import Problem, write_rows
-from grpo.rewards.verifiers import pack_entry
+from grpo.rewards.reasoning_gym import pack_entry
 from grpo.validate import FailedAnswer, main, validate
 
 

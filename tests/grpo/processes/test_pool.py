@@ -308,7 +308,7 @@ import os, signal, sys, time
 sys.path.insert(0, {root!r})
 from grpo.processes.pool import Pool
 from tests.grpo.processes.test_pool import leave_a_daemon
-pool = Pool(2, 1000.0, None)
+pool = Pool(2, 1000.0, None, environment=["POOL_TEST"])
 pool.submit(leave_a_daemon, {marker!r})
 {then}
 """
@@ -362,3 +362,12 @@ def test_waiting_items_do_not_hold_up_the_others(tmp_path):
         writing = pool.submit(write_later, path, "x")
         assert writing.result(timeout=60) is None
         assert waiting.result(timeout=60) == "saw it"
+
+
+def test_workers_have_named_variables_only(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    monkeypatch.setenv("MY_SERVICE", "http://here")
+    with Pool(1, 60.0, None, environment=["MY_SERVICE"]) as pool:
+        assert outcome(pool.submit(os.getenv, "SOME_API_KEY")) is None
+        assert outcome(pool.submit(os.getenv, "MY_SERVICE")) == "http://here"
+        assert outcome(pool.submit(os.getenv, "PATH")) == os.environ["PATH"]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from grpo.config.rl import Scoring
+from grpo.config.scoring import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.processes.pool import AnswerFailure
-from grpo.rewards.verifiers import VERIFIERS, agree, pack_entry, unpack_entry, verify
+from grpo.rewards.verifiers import VERIFIERS, agree, verify
 
 
 def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
@@ -165,75 +164,3 @@ def test_unknown_verifier_names_the_known() -> None:
 def test_general_prompts_have_no_rule() -> None:
     with pytest.raises(InputError, match="no verifier"):
         verify(problem("none", ""), "hello")
-
-
-FAMILIES = ["chain_sum", "letter_counting", "gcd", "number_sorting", "spell_backward"]
-# Scorers that read tuples (which JSON would turn into lists) or the generator's parameters.
-DELICATE = ["rearc", "decimal_arithmetic", "knights_knaves"]
-
-
-@pytest.mark.parametrize("family", FAMILIES + DELICATE)
-def test_every_gold_answer_earns_full_reward_after_json(family: str) -> None:
-    import reasoning_gym
-
-    for entry in reasoning_gym.create_dataset(family, size=20, seed=7):
-        metadata = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
-        assert verify(problem("reasoning_gym", entry["answer"], metadata), entry["answer"]) == 1.0
-        assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") == 0.0
-
-
-def test_scorer_uses_the_generators_parameters() -> None:
-    # Two decimals asked for: 0.123 and 0.12 are the same answer. Six, the default: they are not.
-    import reasoning_gym
-
-    entry = reasoning_gym.create_dataset("decimal_arithmetic", size=1, seed=1)[0] | {"answer": "0.12"}
-    packed = {"family": "decimal_arithmetic", "entry": pack_entry(entry)}
-    coarse = packed | {"parameters": {"min_num_decimal_places": 1, "max_num_decimal_places": 2}}
-    assert verify(problem("reasoning_gym", "0.12", coarse), "0.123") == 1.0
-    assert verify(problem("reasoning_gym", "0.12", packed), "0.123") < 1.0
-
-
-def test_part_marks_are_no_verdict() -> None:
-    # reasoning-gym gives an answer that contains the gold one its share of the characters: 1 of 2.
-    import reasoning_gym
-
-    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0] | {"answer": "4"}
-    packed = {"family": "chain_sum", "entry": pack_entry(entry)}
-    assert reasoning_gym.get_score_answer_fn("chain_sum")("-4", entry) == 0.5
-    assert verify(problem("reasoning_gym", "4", packed), "-4") == 0.0
-    assert verify(problem("reasoning_gym", "4", packed), " 4\n") == 1.0
-
-
-def test_an_answer_that_a_scorer_cannot_read_is_wrong() -> None:
-    # int("2 x two") is a ValueError inside the scorer.
-    import reasoning_gym
-
-    entry = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1)[0]
-    with pytest.raises(ValueError):
-        reasoning_gym.get_score_answer_fn("prime_factorization")("2 × two", entry)
-    packed = {"family": "prime_factorization", "entry": pack_entry(entry)}
-    assert verify(problem("reasoning_gym", entry["answer"], packed), "2 × two") == 0.0
-
-
-def test_a_scorer_that_cannot_read_the_gold_answer_either_is_at_fault() -> None:
-    import reasoning_gym
-
-    entry = reasoning_gym.create_dataset("sudoku", size=1, seed=1)[0]
-    gold = entry["answer"]
-    del entry["metadata"]
-    packed = {"family": "sudoku", "entry": pack_entry(entry)}
-    for answer in (gold, "1 2 3"):
-        with pytest.raises(KeyError, match="metadata"):
-            verify(problem("reasoning_gym", gold, packed), answer)
-
-
-def test_unknown_family_and_missing_metadata() -> None:
-    with pytest.raises(InputError, match="unknown reasoning-gym family 'chain_sums'; close: chain_sum"):
-        verify(problem("reasoning_gym", "1", {"family": "chain_sums", "entry": {}}), "1")
-    with pytest.raises(InputError, match="needs metadata\\['family'\\]"):
-        verify(problem("reasoning_gym", "1"), "1")
-
-
-def test_pack_entry_round_trip() -> None:
-    entry = {"grid": ((1, 2), (3,)), "edges": {1: [2, (3, 4)]}, "plain": {"a": [None, 1.5, True]}}
-    assert unpack_entry(json.loads(json.dumps(pack_entry(entry)))) == entry

@@ -14,7 +14,8 @@ import torch
 
 from grpo.algorithms.advantages import process_advantages
 from grpo.config.common import Hardware
-from grpo.config.rl import RL, Scoring
+from grpo.config.rl import RL
+from grpo.config.scoring import Scoring
 from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse

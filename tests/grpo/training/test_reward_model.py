@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
-from grpo.config.rl import Scoring
+from grpo.config.scoring import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError

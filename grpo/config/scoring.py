@@ -1,0 +1,32 @@
+"""Settings of the processes that rewards run in."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from grpo.settings import Settings
+
+
+class Scoring(Settings):
+    """The processes that rewards run in."""
+
+    workers: int | None = Field(
+        None,
+        ge=1,
+        description="Processes. None: one a processor core; more of them where verifiers wait, for a service say.",
+    )
+    time_limit_s: float = Field(10.0, gt=0, description="Seconds for one reward of one completion, then it is killed.")
+    memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
+    environment: list[str] = Field(
+        [],
+        exclude_if=lambda names: not names,
+        description="Environment variables that the processes keep, by name, for rewards of your own that call a "
+        "service. All others but PATH, HOME and their like are left out, keys among them.",
+    )
+    max_failure_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a rollout's completions whose rewards may fail (time-out, crash, error) before the run "
+        "stops. What a completion's own program does inside the sandbox does not count.",
+    )

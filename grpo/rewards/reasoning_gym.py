@@ -1,0 +1,130 @@
+"""The verifier of reasoning-gym's problems: each family's own scorer, which evaluates nothing that a model wrote.
+
+Scorers of several families give the answer, or a field of the problem, to Python's `eval` or to sympy's `parse_expr`,
+which evaluates it too. Here they find readers of `grpo.rewards.expressions` under these names. All scorers run under
+`no_evaluation`: a family that evaluates in a way unknown to us fails, and its answers are wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import json
+import tokenize
+import types
+from collections.abc import Callable
+from typing import Any
+
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from grpo.rewards.expressions import arithmetic, exact_integer, literal, symbolic, whole
+from grpo.rewards.no_evaluation import no_evaluation
+
+MAX_CHARACTERS = 20_000
+"""Longest answer that a scorer sees; some families' take time that grows with its square."""
+_READERS: dict[str, dict[str, Callable[..., Any]]] = {
+    "algorithmic.string_insertion": {"eval": literal},
+    "algorithmic.spiral_matrix": {"eval": literal},
+    "algorithmic.binary_matrix": {"eval": literal},
+    "algorithmic.number_sorting": {"eval": literal},
+    "games.n_queens": {"eval": literal},
+    "arithmetic.bitwise_arithmetic": {"eval": whole},
+    "games.countdown": {"parse_expr": arithmetic},
+    "games.puzzle24": {"parse_expr": exact_integer},
+    "algebra.polynomial_multiplication": {"sp.parse_expr": symbolic},
+    "algebra.simple_integration": {"sympy.parse_expr": symbolic},
+    "algebra.intermediate_integration": {"sympy.parse_expr": symbolic},
+}
+"""Module of a family -> name in it that would evaluate -> what reads instead."""
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StopIteration, SyntaxError),
+    tokenize.TokenError,
+)
+"""Exceptions that parsing code raises on malformed text."""
+
+
+def reasoning_gym(problem: Problem, answer: str) -> float:
+    """1.0 if reasoning-gym's scorer for the problem's family gives full marks, else 0.0.
+
+    Partial marks are not used. A third of the families have no scorer of their own and give partial marks to any answer
+    that contains the gold one, so -4 would earn half the marks of 4; others reward attempts. `metadata` holds "family",
+    "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some scorers read.
+
+    A scorer may raise any exception on an answer that it cannot read. If it gives the gold answer full marks, the
+    answer is wrong; if not, the exception is raised.
+    """
+    try:
+        family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
+    except KeyError as error:
+        raise InputError(f"problem {problem.id}: verifier 'reasoning_gym' needs metadata[{error}]") from None
+    score = _scorer(family, json.dumps(problem.metadata.get("parameters", {}), sort_keys=True))
+    if len(answer) > max(MAX_CHARACTERS, 2 * len(problem.answer)):
+        return 0.0
+    with no_evaluation():
+        try:
+            return float(float(score(answer.strip(), entry)) >= 1.0)
+        except _UNREADABLE:
+            if answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0:
+                return 0.0
+            raise
+
+
+def pack_entry(value: Any) -> Any:
+    """A reasoning-gym entry as JSON that keeps what JSON would lose and some scorers need: tuples and integer keys."""
+    if isinstance(value, tuple):
+        return {"__tuple__": [pack_entry(v) for v in value]}
+    if isinstance(value, list):
+        return [pack_entry(v) for v in value]
+    if isinstance(value, dict):
+        if all(isinstance(k, str) for k in value):
+            return {k: pack_entry(v) for k, v in value.items()}
+        return {"__items__": [[pack_entry(k), pack_entry(v)] for k, v in value.items()]}
+    return value
+
+
+def unpack_entry(value: Any) -> Any:
+    """The inverse of `pack_entry`."""
+    if isinstance(value, list):
+        return [unpack_entry(v) for v in value]
+    if isinstance(value, dict):
+        if value.keys() == {"__tuple__"}:
+            return tuple(unpack_entry(v) for v in value["__tuple__"])
+        if value.keys() == {"__items__"}:
+            return {unpack_entry(k): unpack_entry(v) for k, v in value["__items__"]}
+        return {k: unpack_entry(v) for k, v in value.items()}
+    return value
+
+
+@functools.cache
+def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], float]:
+    datasets = _datasets()
+    if family not in datasets:
+        close = difflib.get_close_matches(family, datasets)
+        raise InputError(f"unknown reasoning-gym family {family!r}" + (f"; close: {', '.join(close)}" if close else ""))
+    dataset, config = datasets[family]
+    score: Callable[[str, dict[str, Any]], float] = dataset(config=config(**json.loads(parameters))).score_answer
+    return score
+
+
+@functools.cache
+def _datasets() -> dict[str, Any]:
+    """reasoning-gym's families, with our readers in their modules."""
+    from reasoning_gym.factory import DATASETS
+
+    for name, readers in _READERS.items():
+        module = importlib.import_module(f"reasoning_gym.{name}")
+        for target, reader in readers.items():
+            inner, _, attribute = target.rpartition(".")
+            if inner:  # of sympy as this module sees it; everybody else keeps the real one
+                setattr(module, inner, _with(getattr(module, inner), attribute, reader))
+            else:
+                setattr(module, attribute, reader)
+    return dict(DATASETS)
+
+
+def _with(module: types.ModuleType, attribute: str, value: Any) -> types.ModuleType:
+    """A copy of a module's names in which one has another value."""
+    copy = types.ModuleType(module.__name__)
+    copy.__dict__.update({**module.__dict__, attribute: value})
+    return copy

@@ -1,0 +1,267 @@
+"""reasoning-gym's scorers: gold answers, what is wrong, and payloads that none of them runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from grpo.rewards.expressions import arithmetic, exact_integer, literal, numeral, symbolic, whole
+from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
+from grpo.rewards.reasoning_gym import pack_entry, unpack_entry
+from grpo.rewards.verifiers import VERIFIERS, verify
+
+
+def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
+    messages = [{"role": "user", "content": "question"}]
+    return Problem("p1", messages, answer, verifier, "reasoning", "en", "test", metadata or {})
+
+
+FAMILIES = ["chain_sum", "letter_counting", "gcd", "number_sorting", "spell_backward"]
+# Scorers that read tuples (which JSON would turn into lists) or the generator's parameters.
+DELICATE = ["rearc", "decimal_arithmetic", "knights_knaves"]
+
+
+@pytest.mark.parametrize("family", FAMILIES + DELICATE)
+def test_every_gold_answer_earns_full_reward_after_json(family: str) -> None:
+    import reasoning_gym
+
+    for entry in reasoning_gym.create_dataset(family, size=20, seed=7):
+        metadata = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
+        assert verify(problem("reasoning_gym", entry["answer"], metadata), entry["answer"]) == 1.0
+        assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") == 0.0
+
+
+def test_scorer_uses_the_generators_parameters() -> None:
+    # Two decimals asked for: 0.123 and 0.12 are the same answer. Six, the default: they are not.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("decimal_arithmetic", size=1, seed=1)[0] | {"answer": "0.12"}
+    packed = {"family": "decimal_arithmetic", "entry": pack_entry(entry)}
+    coarse = packed | {"parameters": {"min_num_decimal_places": 1, "max_num_decimal_places": 2}}
+    assert verify(problem("reasoning_gym", "0.12", coarse), "0.123") == 1.0
+    assert verify(problem("reasoning_gym", "0.12", packed), "0.123") < 1.0
+
+
+def test_part_marks_are_no_verdict() -> None:
+    # reasoning-gym gives an answer that contains the gold one its share of the characters: 1 of 2.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0] | {"answer": "4"}
+    packed = {"family": "chain_sum", "entry": pack_entry(entry)}
+    assert reasoning_gym.get_score_answer_fn("chain_sum")("-4", entry) == 0.5
+    assert verify(problem("reasoning_gym", "4", packed), "-4") == 0.0
+    assert verify(problem("reasoning_gym", "4", packed), " 4\n") == 1.0
+
+
+def test_an_answer_that_a_scorer_cannot_read_is_wrong() -> None:
+    # int("2 x two") is a ValueError inside the scorer.
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1)[0]
+    with pytest.raises(ValueError):
+        reasoning_gym.get_score_answer_fn("prime_factorization")("2 × two", entry)
+    packed = {"family": "prime_factorization", "entry": pack_entry(entry)}
+    assert verify(problem("reasoning_gym", entry["answer"], packed), "2 × two") == 0.0
+
+
+def test_a_scorer_that_cannot_read_the_gold_answer_either_is_at_fault() -> None:
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("sudoku", size=1, seed=1)[0]
+    gold = entry["answer"]
+    del entry["metadata"]
+    packed = {"family": "sudoku", "entry": pack_entry(entry)}
+    for answer in (gold, "1 2 3"):
+        with pytest.raises(KeyError, match="metadata"):
+            verify(problem("reasoning_gym", gold, packed), answer)
+
+
+def test_unknown_family_and_missing_metadata() -> None:
+    with pytest.raises(InputError, match="unknown reasoning-gym family 'chain_sums'; close: chain_sum"):
+        verify(problem("reasoning_gym", "1", {"family": "chain_sums", "entry": {}}), "1")
+    with pytest.raises(InputError, match="needs metadata\\['family'\\]"):
+        verify(problem("reasoning_gym", "1"), "1")
+
+
+def test_pack_entry_round_trip() -> None:
+    entry = {"grid": ((1, 2), (3,)), "edges": {1: [2, (3, 4)]}, "plain": {"a": [None, 1.5, True]}}
+    assert unpack_entry(json.loads(json.dumps(pack_entry(entry)))) == entry
+
+
+PAYLOADS = [
+    "__import__('pathlib').Path('PLANTED').touch()",
+    "[__import__('pathlib').Path('PLANTED').touch()]",
+    "open('PLANTED', 'w').close() or 24",
+    "exec(\"open('PLANTED', 'w')\")",
+    "().__class__.__base__.__subclasses__() and __import__('os').system('touch PLANTED')",
+    "x**2 + (lambda: open('PLANTED', 'w'))().fileno()",
+    "exec('import reasoning_gym; reasoning_gym.PLANTED = 1')",
+    "$(touch PLANTED)",
+    "\\boxed{$__import__('os').system('touch PLANTED')$}",
+]
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "PLANTED"
+
+
+def test_the_payloads_would_work(planted: Path) -> None:
+    eval(PAYLOADS[0])
+    assert planted.exists()
+
+
+def test_no_family_runs_a_payload_or_a_field_of_a_data_row(planted: Path) -> None:
+    """Gold answers keep full marks, as far as a family gives them; a payload scores nothing and does nothing."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    known = {name: set(vars(module)) for name, module in sys.modules.items() if name.startswith("reasoning_gym")}
+    failed = []
+    for family in DATASETS:
+        if family == "composite":  # only names others
+            continue
+        entry = reasoning_gym.create_dataset(family, size=1, seed=3)[0]
+        packed = {"family": family, "entry": pack_entry(entry)}
+        gold = entry["answer"] or ""
+        if gold and verify(problem("reasoning_gym", gold, packed), gold) < 1.0:
+            failed.append(family)
+        for payload in PAYLOADS:
+            try:
+                assert verify(problem("reasoning_gym", gold, packed), payload) == 0.0, (family, payload)
+            except (EvaluationRefused, *ORDINARY):
+                pass
+        # The same in every field of the row.
+        fields = {n: [PAYLOADS[0]] if isinstance(v, list) else PAYLOADS[0] for n, v in entry["metadata"].items()}
+        row = {"answer": PAYLOADS[0], "metadata": fields}
+        for answer in (gold or "1", PAYLOADS[0]):
+            try:
+                verify(problem("reasoning_gym", PAYLOADS[0], {"family": family, "entry": row}), answer)
+            except (EvaluationRefused, *ORDINARY):
+                pass
+        assert not planted.exists(), family
+    assert failed == []
+    assert not hasattr(reasoning_gym, "PLANTED")
+    assert all(not {n for n in vars(sys.modules[m]) if n == "PLANTED"} for m in known)
+
+
+ORDINARY = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    SyntaxError,
+    AssertionError,
+    StopIteration,
+)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_no_verifier_runs_a_payload(verifier: str, planted: Path) -> None:
+    metadata = {"tests": [{"stdin": "", "stdout": "1"}]} if verifier == "code" else {}
+    for payload in PAYLOADS:
+        for gold, answer in (("24", payload), (payload + "0", payload)):
+            try:
+                assert verify(problem(verifier, gold, metadata), answer) == 0.0
+            except (InputError, EvaluationRefused, *ORDINARY):
+                pass
+    assert not planted.exists()
+
+
+def test_the_guard_refuses_text_and_what_it_might_do(planted: Path) -> None:
+    with no_evaluation():
+        for attempt in (
+            lambda: eval("1 + 1"),
+            lambda: exec("x = 1"),
+            lambda: compile("1", "", "eval"),
+            lambda: planted.write_text("x"),
+            lambda: os.system("true"),
+            lambda: os.remove("anything"),
+        ):
+            with pytest.raises(EvaluationRefused):
+                attempt()
+        assert literal("[1, 2]") == [1, 2]
+        with no_evaluation():
+            pass
+        with pytest.raises(EvaluationRefused):
+            eval("1 + 1")
+    assert eval("1 + 1") == 2
+
+
+def test_the_guard_lets_sympys_own_programs_run() -> None:
+    # A polynomial's products and a root's formula are programs that sympy writes; unknown functions are named as given.
+    import sympy
+
+    x, f = sympy.symbols("x"), sympy.Function("open")
+    with no_evaluation() as refusals:
+        assert sympy.lambdify(x, x**2 + sympy.sin(x), "mpmath")(0) == 0
+        assert abs(float(sympy.CRootOf(x**5 - x - 1, 0)) - 1.1673) < 1e-4
+        assert not refusals
+        with pytest.raises(EvaluationRefused):
+            sympy.lambdify(x, f(x), "math")
+        with pytest.raises(EvaluationRefused):
+            sympy.Number("5")
+        assert len(refusals) == 2
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\frac{x^3-y^3}{x-y}", "x^2+xy+y^2"),
+        (r"\frac{\pi^2}{6}", r"\sum_{n=1}^{\infty} \frac{1}{n^2}"),
+        (r"\frac13", r"\int_0^1 x^2 dx"),
+        ("x>3", r"x\in(3,\infty)"),
+        ("f(x)=2x+1", "2x+1"),
+        ("007", "7"),
+    ],
+)
+def test_math_is_the_same_under_the_guard(gold: str, answer: str) -> None:
+    assert verify(problem("math", gold), answer) == 1.0
+    assert verify(problem("math", gold), answer + "+1") == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "0", "1.5", ".5", "5.", "1e3", "2E-5", "12345678901234567890123", "0.12345678901234567890"]
+)
+def test_a_numeral_is_sympys_number(text: str) -> None:
+    import sympy
+
+    assert numeral(text) == sympy.Number(text) and type(numeral(text)) is type(sympy.Number(text))
+    for wrong in ("", "x", "1_0", "0x1", "1.2.3", "5()", "nan", "٣"):
+        with pytest.raises(ValueError):
+            numeral(wrong)
+
+
+def test_expressions_are_read_without_being_evaluated() -> None:
+    assert arithmetic("(1 + 2) * 3 - 4 / 8") == 8.5
+    assert whole("(0x10 << 2) | ~0x3 & 0xff") == 252 | 64
+    assert exact_integer("6 * 8 / 2") == 24
+    assert str(symbolic("x**2*sin(x) - 2*C")) == "-2*C + x**2*sin(x)"
+    for read, text in (
+        (exact_integer, "49 / 2"),
+        (arithmetic, "9**9**9"),
+        (arithmetic, "1 / 0"),
+        (arithmetic, "2 ** 0.5"),
+        (arithmetic, "x + 1"),
+        (arithmetic, "(" * 5000 + "1"),
+        (whole, "1 << 100000"),
+        (symbolic, "x.__class__"),
+        (symbolic, "getattr(x, y)"),
+        (symbolic, "x[0]"),
+        (symbolic, "__import__"),
+        (symbolic, "'x'"),
+        (symbolic, "(lambda: 1)()"),
+        (symbolic, "x**10**9"),
+        (literal, "[].append(1)"),
+    ):
+        with pytest.raises(ValueError):
+            read(text)
