@@ -183,6 +183,11 @@ def test_the_command_does_not_load_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+def test_benchmarks_stay_small() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "benchmarks").glob("*.py")}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
 @pytest.mark.parametrize("room", LAYERS)
 def test_files_and_folders_stay_small(room: str) -> None:
     lengths = {dotted(path): len(path.read_text().splitlines()) for path in modules(room)}
