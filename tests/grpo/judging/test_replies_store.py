@@ -74,7 +74,8 @@ def test_an_endpoint_that_goes_away_costs_no_reply(endpoint: FaultyEndpoint, tmp
     before = len(endpoint.bodies)
     second = voter(endpoint, tmp_path)
     assert second.correct_all(CLAIMS) == EXPECTED
-    assert len(endpoint.bodies) == before + 2
+    # A retry of the first may still have been on its way: what counts is which questions are asked again.
+    assert len({json.dumps(body["messages"]) for body in endpoint.bodies[before:]}) == 2
     second.close()
 
 
