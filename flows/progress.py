@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
+from grpo.secret_values import masked
+
 LOG_EVERY_S = 10.0
 _SHOWN = ("reward", "loss", "accuracy")
 
@@ -64,12 +66,12 @@ class Progress:
 
     def failed(self, stage: str, reason: str) -> None:
         self._clear()
-        self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {reason}", markup=False)
+        self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {masked(reason)}", markup=False)
 
     def say(self, line: str) -> None:
-        """Prints a line that stays."""
+        """Prints a line that stays. It may name a server's address, so secrets are masked."""
         self._clear()
-        self.console.print(line, markup=False)
+        self.console.print(masked(line), markup=False)
 
     def _show(self, line: str) -> None:
         if self.console.is_terminal:

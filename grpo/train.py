@@ -27,6 +27,7 @@ from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.lifetime import write_whole_lines
 from grpo.processes.peak_memory import MemoryUsed
+from grpo.secret_values import secret_in
 
 RUNNERS = {
     "pretrain": "grpo.training.pretrain:pretrain",
@@ -60,6 +61,8 @@ def read_job(path: Path) -> JobBase:
     kind = raw.get("kind") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or kind not in JOBS:
         raise InputError(f"{path}: kind is {kind!r}; it must be one of {', '.join(JOBS)}")
+    if secret := secret_in(raw):
+        raise InputError(f"{path}: {secret}")
     try:
         return JOBS[kind].model_validate(raw)
     except ValidationError as error:

@@ -18,6 +18,7 @@ FORBIDDEN = {
 }
 LAYERS = {
     "grpo": [
+        {"secret_values"},
         {"errors", "settings"},
         {"processes", "http", "algorithms"},
         {"sandbox", "data"},
@@ -61,7 +62,7 @@ LAYERS = {
 }
 """Packages and modules of each room, lowest first. Each imports from itself and from lower layers."""
 NO_TORCH = ("rewards", "sandbox", "processes", "health", "http", "config", "judging")
-FLOWS_REACH = {"grpo.errors", "grpo.data", "grpo.config"}
+FLOWS_REACH = {"grpo.errors", "grpo.secret_values", "grpo.data", "grpo.config"}
 LONGEST_FILE, LARGEST_FOLDER = 300, 15
 
 
@@ -155,7 +156,7 @@ def test_the_reference_uses_algorithms_alone() -> None:
     assert all(name.startswith("grpo.algorithms") for name in ours), ours
 
 
-def test_flows_reach_into_grpo_for_errors_data_and_config_alone() -> None:
+def test_flows_reach_into_grpo_for_errors_secrets_data_and_config_alone() -> None:
     for path in modules("flows"):
         reached = {".".join(name.split(".")[:2]) for name in imported(path) if name.startswith("grpo.")}
         assert reached <= FLOWS_REACH, path

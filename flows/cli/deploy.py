@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.prefect_server import check_server
 from grpo.errors import InputError
+from grpo.secret_values import masked
 
 if TYPE_CHECKING:
     from flows.installation.register import ResourceDiff
@@ -85,7 +86,7 @@ async def _block(client: Any, name: str) -> str:
 
 
 def _show(url: str, diffs: Sequence[ResourceDiff]) -> None:
-    print(f"Prefect at {url}")
+    print(f"Prefect at {masked(url)}")
     for diff in diffs:
         if diff.status == "unchanged":
             continue

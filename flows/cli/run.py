@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.options import add_selection, selection_of
 from flows.home import home, tracking
 from grpo.errors import InputError
+from grpo.secret_values import masked
 
 if TYPE_CHECKING:
     from flows.recipe.schema import Recipe
@@ -109,7 +110,7 @@ def _stopped(gate: Any, arguments: Sequence[str]) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return masked(" ".join(str(error).split())) or type(error).__name__
 
 
 def _print_table(result: dict[str, Any]) -> None:

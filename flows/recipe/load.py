@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
+from grpo.secret_values import secret_in
 
 
 def shipped() -> list[str]:
@@ -33,6 +34,8 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
         _override(values, override)
     if seed is not None:
         values["seed"] = seed
+    if secret := secret_in(values):
+        raise InputError(f"{where}: {secret}")
     try:
         # Strict like JSON: lists and tables are converted, but true is not a number, nor is "3".
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)

@@ -17,6 +17,7 @@ from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage, fi
 from flows.stages.references import Input
 from flows.stages.run_page import RunPage
 from grpo.errors import InputError
+from grpo.secret_values import masked, secret_in
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import Manifest
 from tasks.store.stale import make_current, recipes_using
@@ -29,6 +30,8 @@ from tasks.trainer.launch import preload
 
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
     """Runs one stage. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
+    if secret := secret_in(config.model_dump(mode="json")):  # a form of Prefect's leads here without a recipe
+        raise InputError(f"stage {stage.name!r}: {secret}")
     resolved, key = find_key(stage, config, inputs, seed)
     if where.key not in (None, key):
         raise InputError(
@@ -119,7 +122,7 @@ def _build(
             seconds=time.monotonic() - began,
         )
     except BaseException as error:
-        record.set_tags(run_id, {STATUS_TAG: "failed", ERROR_TAG: str(error)[:500]})
+        record.set_tags(run_id, {STATUS_TAG: "failed", ERROR_TAG: masked(str(error))[:500]})
         record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     _record_output(record, run_id, manifest, outcome)

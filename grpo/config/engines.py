@@ -35,7 +35,7 @@ class VLLM(Settings):
     )
 
     url: str = Field(
-        "http://127.0.0.1:8000", pattern=r"^https?://[^/\s]+/?$", description="The server, without a path."
+        "http://127.0.0.1:8000", pattern=r"^https?://[^/\s@]+/?$", description="The server, without a path."
     )
     api_key_env: str | None = Field(None, description="Environment variable that holds the server's key. None: none.")
     timeout_s: float = Field(
@@ -91,7 +91,7 @@ class Endpoint(Settings):
 
     kind: Literal["endpoint"]
     base_url: str = Field(
-        pattern=r"^https?://", description="Endpoint up to and with /v1, for example http://node7:8000/v1."
+        pattern=r"^https?://[^/\s@]+(/|$)", description="Endpoint up to and with /v1, for example http://node7:8000/v1."
     )
     model: str = Field(description="Name of the model at the endpoint.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the key. None: none is sent.")

@@ -27,7 +27,7 @@ class JudgeSettings(BaseModel):
     batch_size: int = Field(default=8, ge=1, le=4096, description="local: prompts generated for together.")
     base_url: str | None = Field(
         default=None,
-        pattern=r"^https?://[^/\s]+",
+        pattern=r"^https?://[^/\s@]+(/|$)",
         description="openai: endpoint up to and with /v1, e.g. http://node7:8000/v1.",
     )
     model: str | None = Field(default=None, description="openai: name of the model at the endpoint.")

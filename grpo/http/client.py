@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from grpo.http.rate_limit import Pace
+from grpo.secret_values import MASK, masked
 
 _CONNECT_S, _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 0.5, 30.0
 _jitter = random.SystemRandom()
@@ -67,9 +68,10 @@ class Http:
         https goes through the proxy that the environment names (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which
         several clients may share; they then also rest together when the service asks one of them to."""
         parts = urlsplit(url)
-        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._where = parts.netloc.rpartition("@")[2]  # a user name and password would reach every message
+        self.url = f"{parts.scheme}://{self._where}"
         self.host = parts.hostname or ""
-        self._where = parts.netloc
+        self._key = key
         # One TLS context for all connections: reading the system's certificates takes longer than a request.
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         if self._tls is not None:
@@ -111,9 +113,10 @@ class Http:
             else:
                 if status < 300:
                     return self._json(text)
-                fault, kind = f"status {status}: {_message(text)}", str(status)
+                message = self._without_key(_message(text))
+                fault, kind = f"status {status}: {message}", str(status)
                 if status not in (408, 429) and status < 500:
-                    raise Refused(status, _message(text))
+                    raise Refused(status, message)
                 if (wait := _retry_after(headers)) is not None:
                     self._pace.hold(wait)
             if self._abandoned.is_set():
@@ -160,7 +163,11 @@ class Http:
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError):
-            raise Refused(200, f"not JSON but {text[:80]!r}") from None
+            raise Refused(200, self._without_key(f"not JSON but {text[:80]!r}")) from None
+
+    def _without_key(self, message: str) -> str:
+        """A service's own words, some of which repeat the key that they refuse."""
+        return masked(message.replace(self._key, MASK) if self._key else message)
 
 
 def _response(sock: socket.socket, *arguments: Any, deadline: float, **named: Any) -> http.client.HTTPResponse:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from grpo.secret_values import masked
 from tasks.sft_data.card import fenced, table
 from tasks.sft_data.statistics import KEPT, STATISTICS, by
 from tasks.sft_data.statistics import read as read_statistics
@@ -75,7 +76,8 @@ def card(about: About) -> str:
         *_section("How it was made", _made(about)),
         *_section("Licence", _licence(about)),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    # Settings are free of secrets today; the manifests of an older version may not be, and a card is published.
+    return masked("\n\n".join(part for part in parts if part)) + "\n"
 
 
 def _section(title: str, text: str) -> list[str]:

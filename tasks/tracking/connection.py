@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from grpo.errors import InputError
+from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
 from tasks.tracking.outbox import Outbox, is_refused
 
@@ -73,7 +74,7 @@ class Connection:
         if not self.uri.startswith(("http://", "https://")):
             return None
         run = self.or_stop(lambda: self.client.get_run(run_id))
-        server = re.sub("(?<=//)[^/@]*@", "", self.uri).rstrip("/")  # without a user name and password
+        server = without_user(self.uri).rstrip("/")
         address = f"{server}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
         return f"{address}/artifacts/{file}" if file else address
 

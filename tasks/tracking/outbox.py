@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo.errors import InputError
+from grpo.secret_values import masked
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Outbox:
     """
 
     def __init__(self, uri: str):
-        self.uri = uri
+        self.uri = masked(uri)
         self.pending: list[PendingCall] = []
         self._warned = False
 
@@ -58,7 +59,7 @@ class Outbox:
             call()
         except Exception as error:  # the boundary to MLflow: each library below it raises its own errors
             if is_refused(error):
-                logger.warning("MLflow refuses %s: %s", what, str(error)[:300])
+                logger.warning("MLflow refuses %s: %s", what, masked(str(error))[:300])
                 return True
             if isinstance(error, (FileNotFoundError, InputError)):
                 logger.warning("MLflow cannot log %s: %s", what, error)
@@ -73,7 +74,7 @@ class Outbox:
     def warn(self, what: str, error: Exception) -> None:
         """Log a failure, once until MLflow works again."""
         if not self._warned:
-            logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, str(error)[:300])
+            logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, masked(str(error))[:300])
             self._warned = True
 
 

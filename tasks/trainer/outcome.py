@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes
 
 
 class StageFailed(RuntimeError):
-    """A stage did not do its work. The message says how it ended and where its log is."""
+    """A stage did not do its work. The message says how it ended and where its log is; secrets in it are masked."""
+
+    def __init__(self, message: str):
+        super().__init__(masked(message))
 
 
 def read_result(code: int, processes: int, result_path: Path, log_path: Path, log_start: int) -> dict[str, Any]:

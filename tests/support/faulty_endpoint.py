@@ -129,6 +129,9 @@ def reset(handler: Handler) -> None:
 FAULTS: dict[str | None, Act] = {
     "400": status(400),
     "401": status(401),
+    "401 with the key": lambda handler: handler.send(
+        401, json.dumps({"error": {"message": f"no such key: {handler.headers['Authorization']}"}})
+    ),
     "404": status(404),
     "408": status(408),
     "429": status(429),
