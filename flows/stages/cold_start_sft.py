@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
+from flows.stages.checkpoint_outcome import checkpoint_outcome
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
@@ -16,9 +17,7 @@ def build(context: Context) -> Outcome:
     """Dev1: fine-tunes the base model on the cold-start demonstrations."""
     data = context.path("cold_start_data") / EXAMPLES
     result = context.run_job("sft", settings=context.config, model=str(context.path("base")), data=data)
-    return Outcome(
-        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model="dev1"
-    )
+    return checkpoint_outcome(result, "dev1")
 
 
 STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)

@@ -11,6 +11,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
+from flows.stages.checkpoint_outcome import checkpoint_outcome
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN, VALIDATION
@@ -51,14 +52,8 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
     for finding in result["findings"]:
         logger.warning("%s: %s", finding["name"], finding["message"])
-    kept = result.get("kept")  # where the job validates
-    return Outcome(
-        counts={"kept_step": kept["step"]} if kept else {},
-        metrics=result["metrics"] | ({f"kept/{kept['metric']}": kept["value"]} if kept else {}),
-        steps_completed=result["steps_completed"],
-        model=model,
-        tables={"samples": result["samples"]} | ({"health": result["findings"]} if result["findings"] else {}),
-    )
+    tables = {"samples": result["samples"]} | ({"health": result["findings"]} if result["findings"] else {})
+    return checkpoint_outcome(result, model, tables=tables)
 
 
 def _pairs(context: Context, files: Sequence[Path]) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
+from flows.stages.checkpoint_outcome import checkpoint_outcome
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
-from flows.stages.sft_data import EXAMPLES
+from flows.stages.sft_data import EXAMPLES, VALIDATION
 from grpo.config.supervised import SFT
 
 
@@ -19,11 +22,12 @@ def build(context: Context) -> Outcome:
 
 def train(context: Context, base: str, model: str) -> Outcome:
     """SFT of the input `base` on the SFT data; the checkpoint is called `model`."""
-    data = context.path("sft_data") / EXAMPLES
-    result = context.run_job("sft", settings=context.config, model=str(context.path(base)), data=data)
-    return Outcome(
-        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model=model
-    )
+    samples = context.path("sft_data")
+    job: dict[str, Any] = {"settings": context.config, "model": str(context.path(base)), "data": samples / EXAMPLES}
+    if context.config.validate_every and (held_out := samples / VALIDATION).is_dir():
+        job["validation_data"] = held_out
+    result = context.run_job("sft", **job)
+    return checkpoint_outcome(result, model)
 
 
 STAGE = Stage("sft", 2, ("base", "sft_data"), build)

@@ -37,7 +37,7 @@ from tasks.judges.verifying import judge_of_samples
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
-from tasks.sft_data.mix import counts_of, mix
+from tasks.sft_data.mix import VALIDATION, counts_of, mix
 from tasks.sft_data.plots import plot
 from tasks.sft_data.rejection import judge_of, select_shard
 from tasks.sft_data.shards import ProblemShard, cut
@@ -46,7 +46,7 @@ from tasks.trainer.outcome import StageFailed
 from tasks.trainer.processes import Failure, Pool
 from tasks.trainer.user_code import source_digest
 
-__all__ = ["EXAMPLES", "STAGE", "sft_data"]
+__all__ = ["EXAMPLES", "STAGE", "VALIDATION", "sft_data"]
 
 logger = logging.getLogger(__name__)
 

@@ -51,6 +51,9 @@ class SFTJob(JobBase):
     settings: SFT
     model: str
     data: Path = Field(description="Parquet shards with columns prompt and completion, both conversations.")
+    validation_data: Path | None = Field(
+        None, description="What validate_every measures, in the same columns. None: a share of `data`."
+    )
 
 
 class RewardModelJob(JobBase):

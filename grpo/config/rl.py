@@ -17,7 +17,7 @@ from grpo.config.engines import VLLM
 from grpo.config.judge import JudgeSettings
 from grpo.config.reward_terms import Rewards, RewardTerm
 from grpo.config.scoring import Scoring
-from grpo.config.validation import Validation
+from grpo.config.validation import Keep, ValidateEvery, Validation
 from grpo.health.checks import HealthSettings
 from grpo.rewards.registry import JUDGE_REWARDS
 from grpo.rewards.registry import check as check_reward
@@ -161,18 +161,9 @@ class RL(Settings):
     hardware: Hardware = Hardware()
     save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job continues from.")
     samples_every: int = Field(20, ge=1, description="Steps between the completions kept for reading.")
-    validate_every: int | None = Field(
-        None,
-        ge=1,
-        exclude_if=lambda value: value is None,
-        description="Steps between validations; the last step has one too. None: no validation.",
-    )
+    validate_every: ValidateEvery = None
     validation: Validation = Field(Validation(), exclude_if=lambda value: value == Validation())
-    keep: Literal["best", "last"] = Field(
-        "last",
-        exclude_if=lambda value: value == "last",
-        description="The checkpoint that the job gives: of the last step, or of the best validation.",
-    )
+    keep: Keep = "last"
 
     @model_validator(mode="after")
     def _general_fits(self) -> RL:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from grpo.config.common import Hardware, Lora, Optimizer
+from grpo.config.validation import HeldOutValidation, Keep, ValidateEvery
 from grpo.settings import Settings
 
 
@@ -52,8 +53,8 @@ class Pretrain(Supervised):
         return self
 
 
-class SFT(Supervised):
-    """Supervised fine-tuning."""
+class Tuning(Supervised):
+    """Common settings of SFT and reward models: training of a pretrained model."""
 
     epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
     max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; none: all epochs.")
@@ -61,7 +62,20 @@ class SFT(Supervised):
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
 
 
-class ProcessRewardModel(SFT):
+class SFT(Tuning):
+    """Supervised fine-tuning."""
+
+    validate_every: ValidateEvery = None
+    validation: HeldOutValidation = Field(HeldOutValidation(), exclude_if=lambda value: value == HeldOutValidation())
+    keep: Keep = "last"
+
+    @model_validator(mode="after")
+    def _validation_fits(self) -> SFT:
+        self.validation.check_chosen(self.validate_every, self.keep)
+        return self
+
+
+class ProcessRewardModel(Tuning):
     """Same loop as SFT with a scalar head at each step's end (Math-Shepherd, arXiv 2312.08935)."""
 
     label: Literal["hard", "soft"] = Field(
@@ -71,7 +85,7 @@ class ProcessRewardModel(SFT):
     )
 
 
-class RewardModel(SFT):
+class RewardModel(Tuning):
     """Same loop as SFT with a scalar head. R1 v2: batch 256, lr 6e-6, 1 epoch, 8,192 tokens."""
 
     batch_size: int = Field(

@@ -119,8 +119,8 @@ class Trainer:
             "findings": self.findings,
         }
         if self.validator is not None:
-            self.validator.load_kept(self.step)
-            result["kept"] = kept = self.validator.kept()
+            self.validator.selection.load(self.step)
+            result["kept"] = kept = self.validator.selection.kept(self.settings.validation.metric)
             result["metrics"] |= kept.pop("metrics")
         self.models.policy.save(self.job.out)
         if self.parallel.is_main:
@@ -132,7 +132,7 @@ class Trainer:
     @property
     def _stopped(self) -> bool:
         """Whether validation has ended training early."""
-        return self.validator is not None and self.validator.stops
+        return self.validator is not None and self.validator.selection.stops
 
     def _advance(self) -> None:
         """One optimizer step; collects a new rollout if the last is used up."""
@@ -240,11 +240,11 @@ class Trainer:
             "samples": self.samples,
             "findings": self.findings,
             "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
-            "validation": self.validator.state() if self.validator else None,
+            "validation": self.validator.selection.state() if self.validator else None,
         }
         checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
         if self.validator is not None:
-            self.validator.saved()
+            self.validator.selection.saved()
 
     def _restore(self, step: int, payload: dict[str, Any]) -> None:
         self.step, self.attempt = step, payload["attempt"]
@@ -254,7 +254,7 @@ class Trainer:
         self.health.restore(payload["health"])
         self.samples, self.findings = payload["samples"], payload["findings"]
         if self.validator is not None:
-            self.validator.restore(payload.get("validation"))
+            self.validator.selection.restore(payload.get("validation"))
         pending = payload["pending"]
         self.pending = Pending(**(pending | {"rollout": Rollout(**pending["rollout"])})) if pending else None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +22,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
 from grpo.model.logprobs import completion_logprobs
 from grpo.processes.metrics_log import write_result
+from grpo.training.held_out_loss import HeldOutLoss, hold_out
 from grpo.training.supervised import closing_loss, fit, planned_steps
 
 
@@ -28,42 +31,64 @@ def train_sft(job: SFTJob) -> None:
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     parallel = Parallel.start(settings.hardware)
-    examples = tokenized(tokenizer, job, parallel)
+    examples = tokenized(tokenizer, job.data, job.state / "tokens", settings.max_tokens, parallel)
     if not examples:
         dropped = f"{examples.left_out} dropped"
         raise InputError(f"{job.data}: no sequence fits in max_tokens={settings.max_tokens} ({dropped})")
-    steps = planned_steps(len(examples), settings, settings.epochs, settings.max_steps)
+    learnt, held_out = _validated(tokenizer, job, examples, parallel)
+    steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     policy = load_policy(job.model, settings.hardware.to_train(), settings.lora)
     model = shard(policy, parallel, dtype=compute_dtype(settings.hardware))
-    done = fit(job, model, examples, cross_entropy, settings, steps)
+    validate = HeldOutLoss(job, model, held_out, cross_entropy) if held_out else None
+    done = fit(job, model, learnt, cross_entropy, settings, steps, validate)
+    kept = validate.keep(done) if validate else {}
     model.save(job.out)
     if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)
-        counts = {"sequences": len(examples), "too_long": examples.left_out}
-        write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))
+        counts = {"sequences": len(learnt), "too_long": examples.left_out}
+        counts |= {"held_out": len(held_out)} if held_out else {}
+        metrics = closing_loss(job.metrics) | kept.pop("metrics", {})
+        planned = done if validate and validate.selection.stops else steps
+        write_result(job.result, done, planned, counts=counts, metrics=metrics, **kept)
     parallel.close()
 
 
-def tokenized(tokenizer: Any, job: SFTJob, parallel: Parallel) -> TokenShards:
-    """The data's sequences, in shards of token ids in `job.state`, which this makes where they are missing. Processes
+def tokenized(tokenizer: Any, data: Path, folder: Path, max_tokens: int, parallel: Parallel) -> TokenShards:
+    """The sequences of `data`, in shards of token ids in `folder`, which this makes where they are missing. Processes
     share the work, and the tokenizer uses all cores in each."""
-    folder, count, longest = job.state / "tokens", count_demonstrations(job.data), job.settings.max_tokens
+    count = count_demonstrations(data)
     if parallel.is_main:
         kind = json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True)
         digest = hashlib.sha256(kind.encode()).hexdigest()
-        source = {"files": files_of(job.data), "rows": count, "tokenizer": digest, "max_tokens": longest}
+        source = {"files": files_of(data), "rows": count, "tokenizer": digest, "max_tokens": max_tokens}
         token_shards.start(folder, source)
     parallel.barrier()
     token_shards.write(
         folder,
-        demonstrations(job.data),
+        demonstrations(data),
         count,
-        lambda rows: tokenize(tokenizer, rows, longest)[0],
+        lambda rows: tokenize(tokenizer, rows, max_tokens)[0],
         parallel.rank,
         parallel.world,
     )
     parallel.barrier()
     return TokenShards(folder, count)
+
+
+def _validated(
+    tokenizer: Any, job: SFTJob, examples: TokenShards, parallel: Parallel
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """(trained on, held out). Without validation nothing is held out."""
+    settings = job.settings
+    if settings.validate_every is None:
+        return examples, []
+    if job.validation_data is None:
+        return hold_out(examples, settings.validation.share)
+    folder = job.state / "validation-tokens"
+    held_out = tokenized(tokenizer, job.validation_data, folder, settings.max_tokens, parallel)
+    if not held_out:
+        raise InputError(f"{job.validation_data}: no sequence fits in max_tokens={settings.max_tokens}")
+    return examples, held_out
 
 
 def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tuple[list[Example], int]:

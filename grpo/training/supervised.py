@@ -19,6 +19,7 @@ from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
+from grpo.training.held_out_loss import HeldOutLoss
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 from grpo.training.totals import Totals
 
@@ -32,8 +33,16 @@ def planned_steps(examples: int, settings: Supervised, epochs: int, max_steps: i
     return min(steps, max_steps or steps)
 
 
-def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, settings: Supervised, steps: int) -> int:
-    """Trains `model` in place. Returns the number of optimizer steps."""
+def fit(
+    job: JobBase,
+    model: Sharded,
+    examples: Sequence[Example],
+    loss: Loss,
+    settings: Supervised,
+    steps: int,
+    validate: HeldOutLoss | None = None,
+) -> int:
+    """Trains `model` in place. Returns the number of optimizer steps, which `validate` may end early."""
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -41,9 +50,12 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
     parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
     latest = checkpoint.load_latest(parallel, job.state, *kept)
     step = latest[0] if latest else 0
+    selection = validate and validate.selection
+    if selection and latest:
+        selection.restore(latest[1].get("validation"))
     metrics = Metrics(job.metrics, step) if parallel.is_main else None
     model.train()
-    while step < steps:
+    while step < steps and not (selection and selection.stops):
         started = time.perf_counter()
         batch = _batch(examples, step, settings.batch_size, job.seed)
         rate = settings.optimizer.learning_rate * learning_rate_share(step, steps, settings.optimizer)
@@ -55,10 +67,13 @@ def fit(job: JobBase, model: Sharded, examples: Sequence[Example], loss: Loss, s
         optimizer.zero_grad(set_to_none=True)
         step += 1
         tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
+        measured = validate(step) if validate and validate.due(step, steps) else {}
         if metrics is not None:
-            metrics.log(step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens)
-        if step % settings.save_every == 0 and step < steps:
-            checkpoint.save(parallel, job.state, step, *kept, {})
+            metrics.log(step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens, **measured)
+        if step % settings.save_every == 0 and step < steps and not (selection and selection.stops):
+            checkpoint.save(parallel, job.state, step, *kept, {"validation": selection.state()} if selection else {})
+            if selection:
+                selection.saved()
     model.eval()
     return step
 

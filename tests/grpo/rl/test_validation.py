@@ -12,8 +12,9 @@ from grpo.config.rl import RL as Settings
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
 from grpo.rl.trainer import Trainer
-from grpo.rl.validation import Best, validation_problems
+from grpo.rl.validation import validation_problems
 from grpo.train import read_job
+from grpo.training.selection import Best
 from tests.support.job_runner import RL, kill_at, metrics, result, run, run_here, same, steps, user, weights, write_job
 
 TIMES = {"tokens_per_s", "sampling_s", "update_s", "validation_s"}

@@ -1,0 +1,100 @@
+"""Which checkpoint a validated job gives, and when it ends.
+
+The best weights are kept on disk alone. They outlive every checkpoint that refers to them, so that a killed or rolled
+back job finds those that it knew of.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.distributed import checkpoint
+from grpo.distributed.process_group import Parallel
+from grpo.distributed.tensor_io import Modules
+
+PREFIX = "validation/"
+"""Of the metrics' names."""
+_BEST = "best-"
+
+
+@dataclass
+class Best:
+    """The best validation so far; part of every checkpoint, field by field."""
+
+    step: int = 0  # 0: none yet
+    value: float = -math.inf
+    metrics: dict[str, float] = field(default_factory=dict)
+    since: int = 0  # validations after it
+
+    def observe(self, step: int, value: float, metrics: dict[str, float]) -> bool:
+        """Whether this one is better than all before. Equal is not, and nor is what is no number."""
+        if math.isfinite(value) and value > self.value:
+            self.step, self.value, self.metrics, self.since = step, value, metrics, 0
+            return True
+        self.since += 1
+        return False
+
+
+class Selection:
+    """The choice among the validated steps of a job. All processes make the same one, together."""
+
+    def __init__(self, parallel: Parallel, folder: Path, modules: Modules, keep: str, patience: int | None):
+        """`folder`: the job's state; `modules`: what is chosen; `keep`: "best" or "last"."""
+        self.parallel, self.folder, self.modules = parallel, folder, modules
+        self.keeps_best, self.patience = keep == "best", patience
+        self.best = Best()
+        self.latest: tuple[int, dict[str, float]] = 0, {}
+        self._in_checkpoint = 0  # step of the best weights that the last checkpoint knows
+
+    @property
+    def stops(self) -> bool:
+        """Whether patience has run out."""
+        return self.patience is not None and self.best.since >= self.patience
+
+    def observe(self, step: int, value: float, metrics: dict[str, float]) -> None:
+        """Takes the validation after `step`; more is better. Saves the weights if they are the best so far."""
+        self.latest = step, metrics
+        if self.best.observe(step, value, metrics) and self.keeps_best:
+            checkpoint.save_weights(self.parallel, self._weights(step), self.modules)
+            self._clean()
+
+    def kept(self, metric: str) -> dict[str, Any]:
+        """The checkpoint that the job gives: its step, the metric, its value there, and all metrics there."""
+        step, metrics = (self.best.step, self.best.metrics) if self.keeps_best else self.latest
+        return {"step": step, "metric": metric, "value": metrics.get(PREFIX + metric), "metrics": metrics}
+
+    def load(self, step: int) -> None:
+        """Puts the best weights in the place of those after `step`, if they are to be kept."""
+        if self.keeps_best and self.best.step not in (0, step):
+            checkpoint.load_weights(self._weights(self.best.step), self.modules)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {"best": asdict(self.best), "latest": list(self.latest)}
+
+    def saved(self) -> None:
+        """Says that a checkpoint has the present state: best weights that only older ones knew are deleted."""
+        self._in_checkpoint = self.best.step
+        self._clean()
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """The inverse of `state`; None, of a checkpoint without validations, begins anew."""
+        self.best, self.latest = Best(), (0, {})
+        if state is not None:
+            self.best, self.latest = Best(**state["best"]), tuple(state["latest"])
+        self._in_checkpoint = self.best.step
+
+    def _weights(self, step: int) -> Path:
+        return self.folder / f"{_BEST}{step:08d}"
+
+    def _clean(self) -> None:
+        kept = {self._weights(step) for step in (self.best.step, self._in_checkpoint)}
+        if self.parallel.is_main:
+            for folder in set(self.folder.glob(f"{_BEST}*")) - kept:
+                shutil.rmtree(folder)
+        self.parallel.barrier()
