@@ -30,7 +30,7 @@ from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
 from tasks.judges.calibration import judge_agreement, rubric_metrics
 from tasks.judges.create import make_judge
-from tasks.judges.prompt_digests import EVALUATION_DIGESTS
+from tasks.judges.prompt_digests import EVALUATION_DIGESTS, verifying_digests
 from tasks.judges.verifying import check_comparable, judge_of_samples
 from tasks.report.tables import markdown
 from tasks.store.manifest import Manifest
@@ -193,7 +193,7 @@ def closing_table(
 
 def code(config: Evaluate) -> dict[str, Any]:
     """Digests of the judge's prompts, which decide the result besides settings."""
-    return {"judge_prompts": EVALUATION_DIGESTS}
+    return {"judge_prompts": EVALUATION_DIGESTS | verifying_digests(config.judge)}
 
 
 def _reasoning(samples: Sequence[Sample]) -> list[Sample]:

@@ -32,7 +32,7 @@ from grpo.data.records import Problem, Sample, read_problems, read_rows, write_r
 from grpo.data.template import form_of
 from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
-from tasks.judges.prompt_digests import PROMPT_DIGESTS
+from tasks.judges.prompt_digests import PROMPT_DIGESTS, verifying_digests
 from tasks.judges.verifying import judge_of_samples
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
@@ -130,7 +130,7 @@ def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
 
 def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]:
     """The part of the configuration that the samples of a problem depend on, with the judge if it scores them."""
-    judged = {"judge": hashed_values(judge.model_dump(mode="json"))} if judge else {}
+    judged = {"judge": hashed_values(judge.model_dump(mode="json"))} | verifying_digests(judge) if judge else {}
     return hashed_values(config.model_dump(mode="json", include=_SAMPLED)) | {"dtype": config.hardware.dtype} | judged
 
 
@@ -267,7 +267,7 @@ def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts
         "seed": context.seed,
         "inputs": {name: item.ref.digest for name, item in context.inputs.items()},
         "judge": {"kind": config.judge.kind, **agreement, **judged.to_dict()},
-        "judge_prompts": PROMPT_DIGESTS,
+        "judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge),
     }
 
 
@@ -280,7 +280,8 @@ def code(config: SFTData) -> dict[str, Any]:
     names = [name for name in config.rewards if ":" in name]
     engines = [config.engine, config.teacher.engine if config.teacher else None]
     names += [engine.function for engine in engines if isinstance(engine, OwnEngine)]
-    return {"judge_prompts": PROMPT_DIGESTS} | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
+    judged = {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)}
+    return judged | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
 
 
 def files(config: SFTData) -> dict[str, str | Path]:
