@@ -1,41 +1,50 @@
 """Checkpoints from which a killed job continues: written to one side, then renamed, so that a partial one is never
 read.
 
-A checkpoint is a folder with tensors, of which each process writes its shards, and plain data of the first process. Any
-number of processes can read it.
+A checkpoint is a folder with tensors, of which each process writes its shards, plain data of the first process, and
+the hashes of both. Any number of processes can read it. The two newest are kept. Where the newer one does not match its
+hashes, the one before it is read.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from grpo.distributed import tensor_io
+from grpo.distributed import checksums, tensor_io
 from grpo.distributed.process_group import Parallel
 from grpo.distributed.tensor_io import Modules, Optimizers
 from grpo.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = "step-"
+_DAMAGED = "damaged-"
 _TENSORS, _PLAIN = "tensors", "plain.pt"
 
 
 def save(
     parallel: Parallel, state: Path, step: int, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]
 ) -> None:
-    """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`; deletes older
-    checkpoints once it is on disk. All processes call it, and see the checkpoint when it returns."""
+    """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`. The checkpoint
+    before it is kept, in case this one turns out to be damaged. All processes call it, and see the checkpoint when it
+    returns."""
     final = state / f"{_PREFIX}{step:08d}"
+    if parallel.is_main:  # first, so that the disk never holds more than two of them
+        for older in [path for path in _saved(state) if path != final][:-1]:
+            shutil.rmtree(older)
     _publish(parallel, final, modules, optimizers, plain)
     if parallel.is_main:
-        for older in _saved(state):
-            if older != final:
-                shutil.rmtree(older)
+        for damaged in state.glob(f"{_DAMAGED}{_PREFIX}*"):
+            shutil.rmtree(damaged)
     parallel.barrier()
 
 
@@ -45,21 +54,42 @@ def save_weights(parallel: Parallel, folder: Path, modules: Modules) -> None:
     parallel.barrier()
 
 
-def load_weights(folder: Path, modules: Modules) -> None:
-    """The inverse of `save_weights`, in place. All processes call it."""
+def load_weights(parallel: Parallel, folder: Path, modules: Modules) -> None:
+    """The inverse of `save_weights`, in place. All processes call it. Raises InputError where they are damaged."""
+    if problem := _problem(parallel, folder):
+        raise InputError(f"{folder}: {problem}; run the same command again: it goes on from before these weights")
     tensor_io.read(folder / _TENSORS, modules, {})
 
 
 def load_latest(
-    parallel: Parallel, state: Path, modules: Modules, optimizers: Optimizers
+    parallel: Parallel,
+    state: Path,
+    modules: Modules,
+    optimizers: Optimizers,
+    refers_to: Callable[[dict[str, Any]], Iterable[Path]] | None = None,
 ) -> tuple[int, dict[str, Any]] | None:
-    """Loads the newest checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or None."""
-    newest = parallel.broadcast(_saved(state)[-1:])
-    if not newest:
-        return None
-    tensor_io.read(newest[0] / _TENSORS, modules, optimizers)
-    plain = torch.load(newest[0] / _PLAIN, weights_only=True)
-    return int(newest[0].name.removeprefix(_PREFIX)), plain
+    """Loads the newest readable checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or
+    None. All processes call it.
+
+    A damaged checkpoint is set aside with a warning, and so is one whose plain data refer to damaged weights:
+    `refers_to` gives the folders of `save_weights` that they need.
+    """
+    for folder in parallel.broadcast(_saved(state)[::-1]):
+        plain: dict[str, Any] = {}
+        if not (problem := _problem(parallel, folder)):
+            plain = torch.load(folder / _PLAIN, weights_only=True)
+            for weights in refers_to(plain) if refers_to else ():
+                problem = problem or _problem(parallel, weights)
+        if not problem:
+            tensor_io.read(folder / _TENSORS, modules, optimizers)
+            return int(folder.name.removeprefix(_PREFIX)), plain
+        if parallel.is_main:
+            logger.warning("%s: unreadable (%s); going back to what was before it", folder, problem)
+            aside = folder.with_name(_DAMAGED + folder.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+        parallel.barrier()
+    return None
 
 
 def rng_state() -> dict[str, Any]:
@@ -98,6 +128,9 @@ def _publish(parallel: Parallel, final: Path, modules: Modules, optimizers: Opti
             torch.save(plain, file)
             file.flush()
             os.fsync(file.fileno())
+    parallel.barrier()
+    checksums.write(parallel, writing)
+    if parallel.is_main:
         _sync(writing / _TENSORS, writing)
         shutil.rmtree(final, ignore_errors=True)
         writing.rename(final)
@@ -105,7 +138,21 @@ def _publish(parallel: Parallel, final: Path, modules: Modules, optimizers: Opti
 
 
 def _saved(state: Path) -> list[Path]:
-    return sorted(state.glob(f"{_PREFIX}*"))
+    return sorted(path for path in state.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal())
+
+
+def _problem(parallel: Parallel, folder: Path) -> str | None:
+    """Why a checkpoint cannot be read, the same on all processes. Nothing is loaded before it is known to be whole: a
+    model that took half of one could not start anew."""
+    if checksums.is_written(folder):
+        return checksums.damage(parallel, folder)
+    problem = None
+    try:  # of a version that wrote no hashes
+        torch.load(folder / _PLAIN, weights_only=True)
+        tensor_io.check(folder / _TENSORS)
+    except Exception as error:  # torch raises many kinds for files that it cannot parse
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    return next(filter(None, parallel.all_gather(problem)), None)
 
 
 def _sync(*folders: Path) -> None:

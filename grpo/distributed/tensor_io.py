@@ -55,6 +55,15 @@ def read(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
         dcp.load(dict(tensors), storage_reader=_Reader(folder))
 
 
+def check(folder: Path) -> None:
+    """Raises where the list of tensors cannot be read or where a file of them is missing or too short."""
+    with _quiet():
+        metadata = _Reader(folder).read_metadata()
+    for part in (metadata.storage_data or {}).values():
+        if (folder / part.relative_path).stat().st_size < part.offset + part.length:
+            raise EOFError(f"{part.relative_path} is too short")
+
+
 def _weights(modules: Modules) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for prefix, module in modules.items():

@@ -79,7 +79,7 @@ class Trainer:
         self.pending: Pending | None = None
         self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
-        if latest := checkpoint.load_latest(self.parallel, job.state, *self._tensors()):
+        if latest := self._latest():
             self._restore(*latest)
         self.metrics = self._open_metrics()
 
@@ -104,6 +104,11 @@ class Trainer:
 
     def _tensors(self) -> tuple[dict[str, torch.nn.Module], dict[str, torch.optim.Optimizer]]:
         return self.models.modules(), {"adamw": self.update.optimizer}
+
+    def _latest(self) -> tuple[int, dict[str, Any]] | None:
+        """Loads the newest intact checkpoint."""
+        needed = self.validator.selection.needed if self.validator else None
+        return checkpoint.load_latest(self.parallel, self.job.state, *self._tensors(), needed)
 
     def run(self) -> None:
         try:
@@ -221,7 +226,7 @@ class Trainer:
     def _roll_back(self, finding: HealthEvent) -> None:
         """Rolls back to the last good checkpoint. From there other completions are drawn, at half the learning rate."""
         attempt, findings = self.attempt + 1, self.findings
-        latest = checkpoint.load_latest(self.parallel, self.job.state, *self._tensors())
+        latest = self._latest()
         if latest is None or attempt > self.settings.health.max_roll_backs:
             why = "no checkpoint to roll back to" if latest is None else f"rolled back {self.attempt} times already"
             raise TrainingStopped(f"{finding.name}: {finding.message} ({why})")

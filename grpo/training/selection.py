@@ -49,7 +49,7 @@ class Selection:
         self.keeps_best, self.patience = keep == "best", patience
         self.best = Best()
         self.latest: tuple[int, dict[str, float]] = 0, {}
-        self._in_checkpoint = 0  # step of the best weights that the last checkpoint knows
+        self._in_checkpoints = 0, 0  # steps of the best weights that the last two checkpoints know
 
     @property
     def stops(self) -> bool:
@@ -71,29 +71,36 @@ class Selection:
     def load(self, step: int) -> None:
         """Puts the best weights in the place of those after `step`, if they are to be kept."""
         if self.keeps_best and self.best.step not in (0, step):
-            checkpoint.load_weights(self._weights(self.best.step), self.modules)
+            checkpoint.load_weights(self.parallel, self._weights(self.best.step), self.modules)
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        return {"best": asdict(self.best), "latest": list(self.latest)}
+        return {"best": asdict(self.best), "latest": list(self.latest), "best_before": self._in_checkpoints[1]}
+
+    def needed(self, plain: Mapping[str, Any]) -> list[Path]:
+        """Folders of the best weights that a checkpoint with these plain data refers to."""
+        state = plain.get("validation")
+        step = Best(**state["best"]).step if state is not None and self.keeps_best else 0
+        return [self._weights(step)] if step else []
 
     def saved(self) -> None:
-        """Says that a checkpoint has the present state: best weights that only older ones knew are deleted."""
-        self._in_checkpoint = self.best.step
+        """Says that a checkpoint has the present state: best weights that only deleted ones knew are deleted."""
+        self._in_checkpoints = self._in_checkpoints[1], self.best.step
         self._clean()
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """The inverse of `state`; None, of a checkpoint without validations, begins anew."""
-        self.best, self.latest = Best(), (0, {})
+        self.best, self.latest, before = Best(), (0, {}), 0
         if state is not None:
             self.best, self.latest = Best(**state["best"]), tuple(state["latest"])
-        self._in_checkpoint = self.best.step
+            before = state.get("best_before", 0)
+        self._in_checkpoints = before, self.best.step
 
     def _weights(self, step: int) -> Path:
         return self.folder / f"{_BEST}{step:08d}"
 
     def _clean(self) -> None:
-        kept = {self._weights(step) for step in (self.best.step, self._in_checkpoint)}
+        kept = {self._weights(step) for step in (self.best.step, *self._in_checkpoints)}
         if self.parallel.is_main:
             for folder in set(self.folder.glob(f"{_BEST}*")) - kept:
                 shutil.rmtree(folder)

@@ -48,9 +48,9 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(parameters, settings.optimizer)
     parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
-    latest = checkpoint.load_latest(parallel, job.state, *kept)
-    step = latest[0] if latest else 0
     selection = validate and validate.selection
+    latest = checkpoint.load_latest(parallel, job.state, *kept, selection.needed if selection else None)
+    step = latest[0] if latest else 0
     if selection and latest:
         selection.restore(latest[1].get("validation"))
     metrics = Metrics(job.metrics, step) if parallel.is_main else None

@@ -232,7 +232,7 @@ class Estimator:
         return self.a.weights() * _BYTES[hardware.to_train().dtype]
 
     def _state(self, hardware: Hardware, optimizer: str) -> float:
-        """Bytes of the weights and moments of a checkpoint, twice while a new one is written."""
+        """Bytes of the weights and moments of the two checkpoints that a job keeps."""
         weight = _BYTES[hardware.to_train().dtype]
         moment = weight if optimizer == "adamw" else 1
         return 2 * self.a.weights() * (weight + 2 * moment)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from grpo.distributed import checkpoint, tensor_io
-from tests.support.parallel_jobs import ALONE
+from grpo.errors import InputError
+from tests.support.parallel_jobs import ALONE, Team
 
 
 def model(value: float) -> torch.nn.Module:
@@ -56,11 +59,110 @@ def test_the_optimizer_goes_on_where_it_was(tmp_path):
     assert torch.equal(layer.weight, other.weight)
 
 
-def test_only_the_newest_is_kept(tmp_path):
+def names(folder) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_the_two_newest_are_kept(tmp_path):
     for step in (9, 10, 100):
         save(tmp_path, step)
         assert load(tmp_path) == (step, step, {})
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000100"]
+    assert names(tmp_path) == ["step-00000010", "step-00000100"]
+
+
+def empty(path) -> None:
+    path.write_bytes(b"")
+
+
+def truncate(path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+FILES = ["tensors/.metadata", "tensors/__0_0.distcp", "plain.pt", "sha256.json"]
+
+
+@pytest.mark.parametrize("harm", [empty, truncate, flip, Path.unlink])
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, caplog, harm, file):
+    save(tmp_path, 1, text="a")
+    save(tmp_path, 2, text="b")
+    if file == "sha256.json" and harm is Path.unlink:  # of a version without hashes
+        harm(tmp_path / "step-00000002" / file)
+        assert load(tmp_path) == (2, 2, {"text": "b"})
+        return
+    harm(tmp_path / "step-00000002" / file)
+    assert load(tmp_path) == (1, 1, {"text": "a"})
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith(f"{tmp_path / 'step-00000002'}: unreadable (")
+    assert names(tmp_path) == ["damaged-step-00000002", "step-00000001"]
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert load(tmp_path) == (2, 2, {})
+
+
+def test_without_a_checkpoint_before_it_the_job_starts_anew_with_its_own_weights(tmp_path):
+    save(tmp_path, 1)
+    flip(tmp_path / "step-00000001" / "tensors" / "__0_0.distcp")
+    layer = model(-1.0)
+    assert checkpoint.load_latest(ALONE, tmp_path, {"policy": layer}, {}) is None
+    assert layer.weight.tolist() == [[-1.0, -1.0]]
+    assert load(tmp_path) is None
+
+
+@pytest.mark.parametrize("harm", [empty, truncate, Path.unlink])
+@pytest.mark.parametrize("file", FILES[:3])
+def test_a_checkpoint_of_a_version_without_hashes_must_be_readable(tmp_path, harm, file):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "step-00000002" / "sha256.json").unlink()
+    harm(tmp_path / "step-00000002" / file)
+    assert load(tmp_path) == (1, 1, {})
+
+
+def test_a_checkpoint_that_refers_to_damaged_weights_is_damaged_too(tmp_path):
+    def refers_to(plain):
+        return [tmp_path / plain["best"]]
+
+    for step, best in ((1, "best-1"), (2, "best-2")):
+        checkpoint.save_weights(ALONE, tmp_path / best, {"policy": model(step)})
+        save(tmp_path, step, best=best)
+    flip(tmp_path / "best-2" / "tensors" / "__0_0.distcp")
+    layer = model(-1.0)
+    with pytest.raises(InputError, match="has changed since it was written; run the same command again"):
+        checkpoint.load_weights(ALONE, tmp_path / "best-2", {"policy": layer})
+    assert layer.weight.tolist() == [[-1.0, -1.0]]
+    found = checkpoint.load_latest(ALONE, tmp_path, {"policy": layer}, {}, refers_to)
+    assert found == (1, {"best": "best-1"})
+
+
+def test_every_process_goes_back_when_one_of_them_finds_damage(tmp_path):
+    team = Team(2)
+    try:
+        team(save_in_a_team, tmp_path, 1)
+        team(save_in_a_team, tmp_path, 2)
+        assert names(tmp_path / "step-00000002" / "tensors") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        for file in FILES[:3]:
+            flip(tmp_path / "step-00000002" / file)
+            assert team(load_in_a_team, tmp_path) == [1, 1]
+            team(save_in_a_team, tmp_path, 2)
+            assert team(load_in_a_team, tmp_path) == [2, 2]
+    finally:
+        team.dismiss()
+
+
+def save_in_a_team(parallel, state, step: int) -> None:
+    checkpoint.save(parallel, state, step, {"policy": model(step)}, {}, {})
+
+
+def load_in_a_team(parallel, state) -> int:
+    found = checkpoint.load_latest(parallel, state, {"policy": model(-1.0)}, {})
+    return found[0] if found else 0
 
 
 @pytest.mark.parametrize(("where", "name"), [(tensor_io, "write"), (checkpoint, "_sync")])
@@ -77,8 +179,8 @@ def test_a_kill_while_writing_leaves_the_older_one(tmp_path, monkeypatch, where,
             save(tmp_path, 2)
     assert load(tmp_path) == (1, 1, {})
     save(tmp_path, 2)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
-    assert sorted(p.name for p in (tmp_path / "step-00000002").iterdir()) == ["plain.pt", "tensors"]
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert names(tmp_path / "step-00000002") == ["plain.pt", "sha256.json", "tensors"]
 
 
 def test_a_kill_before_the_older_one_is_removed(tmp_path):
@@ -86,4 +188,4 @@ def test_a_kill_before_the_older_one_is_removed(tmp_path):
     (tmp_path / "step-00000001" / "tensors").mkdir(parents=True)
     assert load(tmp_path) == (2, 2, {})
     save(tmp_path, 3)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]

@@ -202,9 +202,17 @@ def test_a_job_killed_after_a_validation_ends_as_if_undisturbed(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("step", [4, 8, 11])
+@pytest.mark.parametrize(
+    ("step", "damaged"),
+    [(4, None), (8, None), (11, None), (11, "step-00000010/plain.pt"), (11, "best-*/tensors/__0_0.distcp")],
+)
 def test_wherever_it_is_interrupted_the_same_checkpoint_is_kept(
-    step: int, validated: Path, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int,
+    damaged: str | None,
+    validated: Path,
+    fields: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = write_job(tmp_path, "rl", **{**fields, "settings": SETTINGS})
     log = Trainer._log
@@ -217,6 +225,10 @@ def test_wherever_it_is_interrupted_the_same_checkpoint_is_kept(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "_log", interrupted)
         run_here(job)
+    harmed = sorted((tmp_path / "state").glob(damaged)) if damaged else []
+    assert harmed or not damaged
+    for file in harmed:
+        file.write_bytes(file.read_bytes().replace(b"\0", b"\1", 1))
     run_here(job)
     assert untimed(tmp_path) == untimed(validated) and result(tmp_path) == result(validated)
     assert same(weights(tmp_path), weights(validated))
