@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
+from tasks.tracking.database import close_file
 
 STATE = "up.json"
 """The state of a running installation: its supervisor and the addresses of its servers."""
+POSTGRES = "postgres"
+"""The folder of this home's PostgreSQL cluster."""
 PREFECT_PASSWORD = "credentials/prefect"
 """File with the password of this home's Prefect server, in the form that PREFECT_API_AUTH_STRING takes."""
 
@@ -36,7 +42,7 @@ def prepare_environment() -> None:
     """Keeps Prefect's data in the home folder unless the user has configured otherwise. Call before importing
     Prefect."""
     try:
-        (home() / "prefect").mkdir(parents=True, exist_ok=True)
+        _open_to_us_alone(home())
     except OSError as error:
         raise InputError(f"{home()}: {error.strerror}; set R1FLOW_HOME to a folder that can be written") from None
     defaults = {
@@ -54,6 +60,29 @@ def prepare_environment() -> None:
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     _use_servers()
+
+
+def _open_to_us_alone(place: Path) -> None:
+    """Makes the home folder, or closes it to other users, and its databases too.
+
+    A group keeps its rights in a folder that gives its files to the group (setgid). What is not ours, is everybody's
+    (sticky, as /tmp) or is more than a home of r1flow stays as it is.
+    """
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = place.stat()
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OSError(errno.EROFS, "this folder cannot be written")
+    (place / "prefect").mkdir(exist_ok=True)
+    if state.st_uid != os.geteuid() or state.st_mode & stat.S_ISVTX or place in (Path.home(), Path(place.anchor)):
+        return
+    closed = 0o007 if state.st_mode & stat.S_ISGID else 0o077
+    if os.geteuid() == 0 and (place / POSTGRES).exists():
+        closed &= ~0o001  # the cluster is another user's, who has to pass
+    if state.st_mode & closed:
+        place.chmod(stat.S_IMODE(state.st_mode) & ~closed)
+    for database in [*place.glob("*.db*"), *place.glob("prefect/*.db*")]:
+        with contextlib.suppress(OSError):  # it is another's of the group, or was temporary
+            close_file(database)
 
 
 def read_state(home: Path) -> dict[str, object]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from tasks.tracking.database import make_private
 
 HOST = "127.0.0.1"
 START_S = 120.0
@@ -87,6 +88,7 @@ class _OwnServer:
             "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",
             "PREFECT_SERVER_API_AUTH_STRING": self.password,
         }
+        private_database()
         # If several servers create the tables of a new home together, all but one die. So they start one after the
         # other: each locks its log, and we unlock it once the server answers.
         self.output = self.log.open("ab")
@@ -116,6 +118,13 @@ class _OwnServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def private_database() -> None:
+    """Creates the empty file of a local server's SQLite database; the server would make it by the umask."""
+    if folder := os.environ.get("PREFECT_HOME"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_private(Path(folder) / "prefect.db")
 
 
 def check_server(url: str | None) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from flows.cli import artifacts, chat, compare, data, deploy, eval, export, plan, promote, report, run, ui, up, why
-from flows.home import prepare_environment
+from flows.home import home, prepare_environment
 from grpo.errors import InputError
 
 MODULES = [run, plan, artifacts, why, data, compare, report, eval, chat]
@@ -33,6 +34,9 @@ COMMANDS = {
     "up": up.run,
     "down": up.down,
 }
+
+_OF_THE_DISK = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""No fault of ours: what cannot be written or read, and a disk that is full."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[args.command](args)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        print(f"error: {error.filename or home()}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)

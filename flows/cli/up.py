@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flows.home import STATE, home, read_state
+from flows.home import POSTGRES, STATE, home, read_state
 from flows.installation import services
 from flows.installation.credentials import prefect_password
 from flows.installation.services import Databases
@@ -247,7 +247,7 @@ def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Datab
         return services.sqlite(place)
     from flows.installation.postgres import Cluster
 
-    cluster = Cluster(place / "postgres", postgres_port)
+    cluster = Cluster(place / POSTGRES, postgres_port)
     cluster.make()
     service = cluster.service()
     supervisor.start(service)

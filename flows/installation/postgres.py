@@ -11,6 +11,7 @@ import os
 import pwd
 import secrets
 import shutil
+import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ class Cluster:
         self.folder.chmod(0o700)
         if os.geteuid() == 0:
             shutil.chown(self.folder, SYSTEM_USER)
+            home = self.folder.parent  # which is open to us alone; the other user has to pass
+            home.chmod(stat.S_IMODE(home.stat().st_mode) | 0o001)
         password = self.folder / "password.partial"  # the other user must read it, too
         password.touch(0o600)
         password.write_text(f"{secrets.token_hex(16)}\n")

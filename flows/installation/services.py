@@ -15,7 +15,7 @@ from flows.home import STATE
 from flows.installation.credentials import prefect_password
 from flows.installation.prefect_app import SIGN_IN
 from flows.installation.supervisor import PYTHON, Service, tail
-from flows.prefect_server import HOST, is_open
+from flows.prefect_server import HOST, is_open, private_database
 from grpo.errors import InputError
 from tasks.tracking.connection import default_uri
 
@@ -74,7 +74,9 @@ def prefect_server(home: Path, port: int, databases: Databases) -> Service:
         "PREFECT_SERVER_API_AUTH_STRING": prefect_password(home),
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
     }
-    if databases.prefect:
+    if not databases.prefect:
+        private_database()
+    else:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
         # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.
         settings |= {"PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_TIMEOUT": "60"}

@@ -6,9 +6,11 @@ MLflow creates its tables one by one and cannot continue with a database that a 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -32,12 +34,27 @@ def make_database(path: Path) -> None:
         os.close(folder)
 
 
+def make_private(path: Path) -> None:
+    """Creates an empty file, unless there is one, that its owner alone can read; beside a group's folder (setgid) the
+    group too. What SQLite adds beside a database has the database's rights."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        close_file(path)
+
+
+def close_file(path: Path) -> None:
+    """Takes a file's rights from other users; those of the group, too, unless the folder is a group's (setgid)."""
+    of_group = path.parent.stat().st_mode & stat.S_ISGID
+    path.chmod(0o660 if of_group else 0o600)
+
+
 def _make(path: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     # Both log every step.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    make_private(path)
     store = SqlAlchemyStore(f"sqlite:///{path}", (path.parent / "mlartifacts").as_uri())
     store.engine.dispose()
 
