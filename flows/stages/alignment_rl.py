@@ -36,7 +36,7 @@ def align(context: Context, policy: str, reward_models: str, model: str, **job: 
     )
 
 
-STAGE = Stage("alignment_rl", 4, ("problems", "sft_data", "sft", "reward_models"), build, files=files, extra=user_code)
+STAGE = Stage("alignment_rl", 5, ("problems", "sft_data", "sft", "reward_models"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -117,7 +117,7 @@ def code(config: ColdStartData) -> dict[str, Any]:
     return {"user_code": {engine.function: source_digest(engine.function)}} if isinstance(engine, OwnEngine) else {}
 
 
-STAGE = Stage("cold_start_data", 7, ("problems", "base"), build, files=files, extra=code)
+STAGE = Stage("cold_start_data", 8, ("problems", "base"), build, files=files, extra=code)
 
 
 def stage_of(config: ColdStartData) -> Stage:

@@ -93,7 +93,7 @@ def read_by(stage: Stage, config: object) -> Stage:
     return stage
 
 
-STAGE = Stage(STEP_MODEL, 1, ("problems", "cold_start_sft"), build)
+STAGE = Stage(STEP_MODEL, 2, ("problems", "cold_start_sft"), build)
 
 
 @flow(name=STAGE.name)

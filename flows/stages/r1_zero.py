@@ -19,7 +19,7 @@ def build(context: Context) -> Outcome:
     return train(context, policy="base", model="zero", template="r1_zero", zero_template=template)
 
 
-STAGE = Stage("r1_zero", 4, ("problems", "base"), build, files=files, extra=user_code)
+STAGE = Stage("r1_zero", 5, ("problems", "base"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -89,7 +89,7 @@ def user_code(config: RL) -> dict[str, Any]:
     return judged | ({"user_code": {name: source_digest(name) for name in names}} if names else {})
 
 
-STAGE = Stage("reasoning_rl", 4, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)
+STAGE = Stage("reasoning_rl", 5, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -196,7 +196,7 @@ def files(config: RewardModels) -> dict[str, str | Path]:
 
 STAGE = Stage(
     "reward_models",
-    6,
+    7,
     ("problems", "sft"),
     build,
     files=files,

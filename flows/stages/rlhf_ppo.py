@@ -29,7 +29,7 @@ def build(context: Context) -> Outcome:
     )
 
 
-STAGE = Stage("rlhf_ppo", 1, ("problems", "cold_start_sft", "reward_models"), build, files=files, extra=user_code)
+STAGE = Stage("rlhf_ppo", 2, ("problems", "cold_start_sft", "reward_models"), build, files=files, extra=user_code)
 
 
 @flow(name=STAGE.name)

@@ -291,7 +291,7 @@ def files(config: SFTData) -> dict[str, str | Path]:
     return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
 
 
-STAGE = Stage("sft_data", 5, ("problems", POLICY), build, files=files, extra=code)
+STAGE = Stage("sft_data", 6, ("problems", POLICY), build, files=files, extra=code)
 
 
 @flow(name=STAGE.name)

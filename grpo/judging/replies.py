@@ -15,6 +15,8 @@ from grpo.data.records import Message
 from grpo.judging.questions import harmless
 
 T = TypeVar("T")
+MAX_OBJECTS = 20
+"""Objects in one reply. More leave no verdict: whether one is quoted takes the length of the reply to tell."""
 
 
 class Reply(NamedTuple):
@@ -75,11 +77,12 @@ def _unquoted(text: str) -> list[Any]:
 
 def _objects(text: str) -> Iterator[tuple[Any, str, str]]:
     """Each object with the text before it, without earlier objects, and the text after it. Ends with None at a brace
-    that opens no object."""
-    before, end = "", 0
+    that opens no object, and at one too many."""
+    before, end, count = "", 0, 0
     while (start := text.find("{", end)) >= 0:
         before += text[end:start]
-        if (found := _object(text, start)) is None:
+        count += 1
+        if count > MAX_OBJECTS or (found := _object(text, start)) is None:
             yield None, before, ""
             return
         value, end = found

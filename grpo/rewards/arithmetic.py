@@ -29,6 +29,7 @@ _SPELLING = re.compile("|".join(re.escape(s) + (r"(?![a-zA-Z])" if s[-1].isalpha
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 _POWER = re.compile(r"\^\{([^{}]*)\}")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+_UNKNOWN = re.compile(r"\w| ?[\\{\[_]")
 _LIST_MARK = re.compile(r"^(?:[-*•]|\d{1,3}[.)]) ")
 
 
@@ -79,7 +80,7 @@ def _sides(text: str, start: int, end: int) -> list[Side]:
     if text[start - 1 : start].isalnum() or (run[0] in "+-" and not signed and start > 0):
         sides[0] = Side(None)
     # "2x", "7kg", "2 \\pi", "3 (" end with something unknown.
-    if re.match(r"\w| ?[\\{\[_]", text[end:]):
+    if _UNKNOWN.match(text, end):
         sides[-1] = Side(None)
     return sides
 

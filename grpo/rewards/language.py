@@ -47,18 +47,18 @@ MARGIN = 1.0
 
 _NOT_LANGUAGE = regex.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`"  # code
-    r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"  # formulas
+    r"|\$\$.*?\$\$|\$[^$\n]*+\$|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"  # formulas
     r"|\\(?:begin|end)\{\w+\*?\}|\\[a-zA-Z]+|</?\w+>",
     regex.DOTALL,
 )
 # Names and numbers joined by operators, such as "eggs = hens - 20". With a space on both sides of the operator or on
-# none: "then -4" joins nothing.
+# none: "then -4" joins nothing. A name or number alone is a chain of one: the next search goes on behind it, so that a
+# long list of numbers is read once.
 _NAME = r"[\p{Latin}\p{Greek}\d_]"
-_CHAIN = regex.compile(
-    rf"(?<!{_NAME}){_NAME}++(?:[.,]\d+)*(?:(?: [-+*/×÷=<>≤≥≈] |[-+*/×÷=<>≤≥≈]){_NAME}++(?:[.,]\d+)*)+"
-)
+_OPERAND = rf"{_NAME}++(?:[.,]\d++(?!{_NAME}))*+"
+_CHAIN = regex.compile(rf"(?<!{_NAME}){_OPERAND}(?:(?: [-+*/×÷=<>≤≥≈] |[-+*/×÷=<>≤≥≈]){_OPERAND})*+")
 _RELATION = regex.compile(r"[=<>≤≥≈]")
-_IDENTIFIER = regex.compile(r"\b[a-zA-Z]+_\w+")
+_IDENTIFIER = regex.compile(r"\b[a-zA-Z]++_\w++")
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _WORD = regex.compile(
     rf"\p{{Han}}+|[{_UNSPACED}--\p{{Han}}]+"
@@ -67,6 +67,8 @@ _WORD = regex.compile(
 )
 _SENTENCE_END = regex.compile(r"[.!?。！？\n]+")
 _WITHOUT_ALPHABET = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
+_JUDGED_CHARACTERS = 60
+"""Of a longer word only the beginning counts: no list of frequencies has it, and a cache would keep it."""
 
 
 def language_consistency(text: str, target: str) -> float:
@@ -81,8 +83,9 @@ def language_consistency(text: str, target: str) -> float:
     verdicts: list[bool] = []
     for sentence in _sentences(text):
         # Kana tell Japanese from Chinese, which share the other characters.
-        japanese = any(_script(word) in ("HIRAGANA", "KATAKANA") for word in sentence)
-        in_language = [_in_language(word, language, japanese) for word in sentence]
+        beginnings = [word[:_JUDGED_CHARACTERS] for word in sentence]
+        japanese = any(_script(word) in ("HIRAGANA", "KATAKANA") for word in beginnings)
+        in_language = [_in_language(word, language, japanese) for word in beginnings]
         verdicts += [verdict for verdict in in_language if verdict is not None]
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
@@ -110,9 +113,10 @@ def _sentences(text: str) -> list[list[str]]:
 def _words(sentence: str) -> list[str]:
     words: list[str] = []
     for run in _WORD.findall(sentence.lower()):
-        if _script(run) == "CJK":
+        script = _script(run[:_JUDGED_CHARACTERS])
+        if script == "CJK":
             words += _segmenter()(run)
-        elif len(run) > 1 or _script(run) in _WITHOUT_ALPHABET:
+        elif len(run) > 1 or script in _WITHOUT_ALPHABET:
             words.append(run)
     return words
 

@@ -11,19 +11,15 @@ works in the main thread alone: the caller scores in a process that it can kill.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
-import re
-import unicodedata
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.rewards.expressions import numeral
+from grpo.rewards.answers.claim import compatible
+from grpo.rewards.answers.letters import letter
+from grpo.rewards.answers.mathematics import equal
+from grpo.rewards.answers.numbers import value
 from grpo.rewards.judged import JUDGED, by_judge
-from grpo.rewards.no_evaluation import no_evaluation
 from grpo.rewards.reasoning_gym import reasoning_gym
 
 
@@ -40,39 +36,33 @@ def verify(problem: Problem, answer: str | None) -> float:
 
 
 def exact(problem: Problem, answer: str) -> float:
-    """Equal text, after Unicode compatibility forms, case, runs of white space and full stops at the end."""
+    """Equal text, after Unicode compatibility forms, case, runs of white space and full stops at the end. A superscript
+    is no digit: 4² is not 42."""
     return float(_plain(answer) != "" and _plain(answer) == _plain(problem.answer))
 
 
 def number(problem: Problem, answer: str) -> float:
-    """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5."""
-    value = _value(answer)
-    return float(value is not None and value == _value(problem.answer))
+    """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5. Words may announce
+    it, as in "the result is 42"; see `grpo.rewards.answers.claim`."""
+    given = value(answer)
+    return float(given is not None and given == value(problem.answer))
 
 
 def mathematical(problem: Problem, answer: str) -> float:
-    """Equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses neither.
+    """One expression, equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses
+    neither.
 
-    math-verify says ValueError of what is no expression, or has no value, such as 1/0: wrong. Other errors are raised.
-    Its own time limits are off: they need SIGALRM, hence the main thread. The caller limits time.
+    Errors of math-verify that say nothing of the answer are raised. Its own time limits are off: they need SIGALRM,
+    hence the main thread. The caller limits time.
     """
-    if exact(problem, answer):
-        return 1.0
-    parse, equal = _math_verify()
-    with no_evaluation() as refusals:
-        gold = parse(problem.answer)
-        if refusals:
-            raise refusals[0]  # math-verify would go on without what it could not read
-        try:
-            return float(equal(gold, parse(answer)))
-        except ValueError:
-            return 0.0
+    return float(exact(problem, answer) or equal(problem.answer, answer))
 
 
 def choice(problem: Problem, answer: str) -> float:
-    """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B"; two letters are none."""
-    letter = _letter(answer)
-    return float(letter is not None and letter == _letter(problem.answer))
+    """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B"; two letters are none, nor is one
+    that is rejected, as in "not option B"."""
+    given = letter(answer)
+    return float(given is not None and given == letter(problem.answer))
 
 
 def code(problem: Problem, answer: str) -> float:
@@ -136,82 +126,4 @@ COMPARING: dict[str, Callable[[Problem, str], float]] = {
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(". ")
-
-
-_WRAPPER = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
-_FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9.]+)\}\{(-?[0-9.]+)\}")
-_DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
-# Three digits of exponent are enough for any answer; more would let a short answer fill the memory.
-_NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(e[+-]?[0-9]{{1,3}})?(?:/([+-]?)({_DECIMAL}))?(%?)", re.IGNORECASE)
-_NUMBER_MAX_CHARACTERS = 200
-
-
-def _unwrap(text: str) -> str:
-    text = text.strip().strip("*` \n")
-    while match := _WRAPPER.fullmatch(text.strip("$ ")):
-        text = match[1].strip()
-    return text
-
-
-def _value(text: str) -> Fraction | None:
-    text = _unwrap(text).replace("\u2212", "-")
-    text = _FRACTION.sub(r"\1/\2", text).replace("\\%", "%").replace("\\$", "$")
-    text = re.sub(r"[$€£¥\s]", "", text)
-    match = _NUMBER.fullmatch(text) if len(text) <= _NUMBER_MAX_CHARACTERS else None
-    if match is None:
-        return None
-    sign, digits, exponent, below_sign, below, percent = match.groups()
-    value = Fraction(sign + digits.replace(",", "").rstrip(".") + (exponent or ""))
-    if below:
-        divisor = Fraction(below_sign + below.replace(",", "").rstrip("."))
-        if divisor == 0:
-            return None
-        value /= divisor
-    return value / 100 if percent else value
-
-
-_BARE_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]*")
-_LETTER_AND_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+\S.*", re.DOTALL)
-_ANSWER_IS = re.compile(r"\b(?:answer|option|choice)(?:\s+is)?\s*:?\s*\(?([A-Z])\b(?!')", re.IGNORECASE)
-
-
-def _letter(text: str) -> str | None:
-    text = _unwrap(text).strip("$ ")
-    if match := _BARE_LETTER.fullmatch(text):
-        return match[1].upper()
-    named = {m.upper() for m in _ANSWER_IS.findall(text)}
-    if match := _LETTER_AND_TEXT.fullmatch(text):
-        named.add(match[1] or match[2])
-    return named.pop() if len(named) == 1 else None
-
-
-def _with_commas(digits: str) -> Any:
-    """1,000 is a thousand, and 0,5 a half, as math-verify has it."""
-    if digits.startswith("0"):
-        digits = digits.replace(",", ".")
-    return numeral(re.sub("[, ]", "", digits).lstrip("0") or "0")
-
-
-@functools.cache
-def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
-    import math_verify
-    from latex2sympy2_extended import latex2sympy2
-
-    # It gives the digits to sympy.Number, which evaluates text.
-    latex2sympy2._Latex2Sympy.parse_number = lambda _, digits: numeral(digits.replace(",", ""))
-    latex2sympy2.convert_number = _with_commas
-
-    # Its warning that time limits are off would appear once a process; the module docstring says who limits time.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-    latex = math_verify.LatexExtractionConfig()
-
-    def parse(text: str) -> Any:
-        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi. Its reader of
-        # plain expressions evaluates them as Python (sympy's parse_expr); its reader of LaTeX has a grammar.
-        marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
-        text = text if marked else f"${text}$"
-        return math_verify.parse(text, [latex], parsing_timeout=None, raise_on_error=True)
-
-    return parse, functools.partial(math_verify.verify, timeout_seconds=None, raise_on_error=True)
+    return compatible(text).casefold().rstrip(". ")

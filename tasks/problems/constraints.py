@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from grpo.errors import InputError
 from grpo.rewards.language import language_consistency
 
-_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
+_BULLET = re.compile(r"^[^\S\n]*+(?:[-*•]|\d++[.)])[^\S\n]++\S", re.MULTILINE)
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++(?:\s|\Z)")
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n")
 
 
 class _Constraint(BaseModel):
@@ -138,7 +140,7 @@ def share_satisfied(constraints: list[Constraint], response: str) -> float:
 
 
 def _sentences(text: str) -> int:
-    return len([part for part in re.split(r"[.!?]+(?:\s|$)", text) if part.strip()])
+    return len([part for part in _SENTENCE_END.split(text) if part.strip()])
 
 
 def _holds(word: str, text: str) -> bool:
@@ -146,9 +148,9 @@ def _holds(word: str, text: str) -> bool:
 
 
 def _is_json(constraint: Json, text: str) -> bool:
-    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text, re.DOTALL)
+    fence = _FENCE.match(text)
     try:
-        value = json.loads(fenced[1] if fenced else text)
+        value = json.loads(text[fence.end() :].removesuffix("```") if fence and text.endswith("```") else text)
     except (ValueError, RecursionError):
         return False
     return not constraint.keys or (isinstance(value, dict) and set(constraint.keys) <= value.keys())

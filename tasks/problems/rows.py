@@ -36,7 +36,7 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
     # Tests define what is correct; a reference solution is optional.
     optional = verifier in ("code", "rubric") and source.answer_column not in row
     unanswered = verifier == "none" or optional
-    answer, solution = ("", "") if unanswered else _answer(source, where, row)
+    answer, solution = ("", "") if unanswered else _answer(source, where, row, verifier)
     if solution:
         metadata.setdefault("solution", solution)
     problem = make_problem(
@@ -103,16 +103,23 @@ def read_messages(value: Any, name: str, where: str) -> list[Message]:
     return messages
 
 
+_NO_NUMBER = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _GSM8K = re.compile(r"(?:^|\n)#### *([^\n]+)\s*$")
 
 
-def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> tuple[str, str]:
+def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any], verifier: str) -> tuple[str, str]:
     """(reference answer, the worked solution before it or ""). GSM8K marks its calculations <<3+4=7>>: not text."""
     name = source.answer_column
     value = _column(row, name, "answer_column", where)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value), ""
-    text = read_text(value, name, where)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    text = str(value) if numeric else read_text(value, name, where)
+    if _NO_NUMBER.fullmatch(text.strip()) and (numeric or verifier in ("number", "math")):
+        raise InputError(
+            f"{where}: {name} is {text.strip()}, which is no number: mostly a cell that was empty; fill it or remove "
+            "the row (infinity as an answer is \\infty, with verifier 'math')"
+        )
+    if numeric:
+        return text, ""
     if match := _GSM8K.search(text):
         solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
         return read_text(match[1].replace(",", ""), name, where).strip(), solution

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from grpo.judging.questions import harmless
-from grpo.judging.replies import Reply, again, read
+from grpo.judging.replies import MAX_OBJECTS, Reply, again, read
 from tests.support.injections import INJECTIONS
 
 VERDICTS = {"correct": "correct", "incorrect": "incorrect"}
@@ -110,3 +110,9 @@ def test_no_quoted_verdict_is_taken_for_the_judges_own() -> None:
     assert len(verdicts) == 37 * len(INJECTIONS)
     assert verdicts.count("correct") == 0
     assert verdicts.count("incorrect") > len(verdicts) / 3
+
+
+def test_a_reply_with_very_many_objects_has_no_verdict():
+    same = says("correct")
+    assert read(Reply(f"so {same * MAX_OBJECTS}"), "correctness", VERDICTS).outcome == "in_text"
+    assert read(Reply(f"so {same * (MAX_OBJECTS + 1)}"), "correctness", VERDICTS).outcome == "no_json"

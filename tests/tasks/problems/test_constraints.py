@@ -30,6 +30,10 @@ def test_bullets_and_numbers_begin_a_line() -> None:
     assert not keeps(text, kind="bullets", min=4) and not keeps(text, kind="bullets", max=2)
 
 
+def test_a_bullet_has_its_text_on_its_own_line() -> None:
+    assert not keeps("x\n-\n\ntext", kind="bullets", min=1) and keeps("x\n\n \t- text", kind="bullets", min=1)
+
+
 def test_included_and_excluded_words_are_whole() -> None:
     assert keeps("The Cat sat", kind="includes", words=["cat", "sat"])
     assert not keeps("the cat sat", kind="includes", words=["cat", "dog"])

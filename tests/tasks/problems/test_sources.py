@@ -115,6 +115,19 @@ def test_jsonl(tmp_path: Path) -> None:
     assert from_file(path, metadata_columns=["level"], limit=1).problems[0].metadata == {"level": 3}
 
 
+@pytest.mark.parametrize("answer", ["NaN", "-Infinity", '"nan"', '"inf"'])
+def test_nan_and_infinity_are_no_gold_answers(tmp_path: Path, answer: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{{"prompt": "1+1?", "answer": {answer}}}')
+    with pytest.raises(
+        InputError, match=r"a\.jsonl, line 1: answer is .*, which is no number: mostly a cell"
+    ) as caught:
+        from_file(path, verifier="math")
+    assert "\n" not in str(caught.value)
+    if not answer.startswith('"'):  # as text it may be a word
+        with pytest.raises(InputError, match="which is no number"):
+            from_file(path, verifier="exact")
+
+
 def test_constraints_are_checked_when_they_are_read(tmp_path: Path) -> None:
     rows = [{"prompt": "name a cat", "constraints": c} for c in ([{"kind": "words", "max": 3}], [{"kind": "word"}])]
     path = write(tmp_path / "a.jsonl", *(json.dumps(row) for row in rows))

@@ -1,0 +1,1 @@
+"""What an answer says: one number, one letter of a choice or one expression. In time linear in its length."""

@@ -1,0 +1,155 @@
+r"""The one thing that an answer claims, without the markup and the words around it.
+
+"**The result is $x = 42$.**" claims ``x = 42``. An answer that marks several things as its result claims none. Every
+text is read in time linear in its length: a policy that repeats a character must not stop a group's scoring.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+_OTHER_MEANING = ("<super>", "<sub>", "<fraction>")
+"""Unicode's compatibility forms that are not the plain character: 4² is not 42."""
+_ROUNDS = 8
+"""Wrappers around each other that are taken off: **$\\boxed{\\text{(B)}}$** has four."""
+_WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|displaystyle) ?")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_CURRENCY = re.compile(r"\$ ?[0-9.]|[0-9] ?\$")
+_BOX = re.compile(r"\\(?:boxed|fbox) ?(?=\{)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_NOUN = (
+    r"(?:answer|result|solution|value|total|sum|antwort|ergebnis|lösung|réponse|résultat|respuesta|resultado"
+    r"|risposta|risultato|ответ|答案|结果|答え)"
+)
+_VERB = r"(?:is equal to|is given by|is|equals|ist|lautet|est|es|è|是|为|為|は)"
+# On text with single spaces. At most a few words, then what announces a result; "the answer is not 42" leaves "not 42".
+_LEAD = re.compile(
+    r"(?:(?:so|thus|therefore|hence|finally|also|daher|donc),? ?)?"
+    r"(?:"
+    rf"(?:(?:the|my|our|die|das|la|le|el|il) ?)?(?:(?:final|correct|right|exact|numerical) ?){{0,2}}{_NOUN} ?"
+    rf"(?:{_VERB} ?[:：]?|[:：=])"
+    r"|(?:it|this|that|which) (?:is|equals|makes)|(?:we|i) (?:get|have|find|obtain)|="
+    r")(?![a-z]) ?",
+    re.IGNORECASE,
+)
+
+
+def compatible(text: str) -> str:
+    """Full-width digits, ligatures and other forms of a character as the character, single spaces, nothing around."""
+    plain = "".join(map(_compatible, text)) if not text.isascii() else text
+    return " ".join(unicodedata.normalize("NFC", plain).split())
+
+
+def _compatible(character: str) -> str:
+    if unicodedata.decomposition(character).startswith(_OTHER_MEANING):
+        return character
+    return unicodedata.normalize("NFKC", character)
+
+
+def claim(text: str) -> str | None:
+    """What the answer says is the result, on one line; None if it marks several things."""
+    text = compatible(text)
+    for _ in range(_ROUNDS):
+        before = text
+        text = unwrapped(text)
+        if (lead := _LEAD.match(text)) and lead.end() < len(text):
+            text = text[lead.end() :]
+        if text == before:
+            break
+    for unmark in (_unboxed, _undelimited):
+        if (unmarked := unmark(text)) is None:
+            return None
+        text = unmarked
+    return unwrapped(text)
+
+
+def unwrapped(text: str) -> str:
+    """The text without Markdown's marks, mathematical delimiters, boxes and full stops around all of it."""
+    for _ in range(_ROUNDS):
+        before, text = text, text.strip("*`_ \n\t")
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : -len(closing)]
+            enclosed = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing)
+            if enclosed and opening not in inner and closing not in inner:
+                text = inner.strip()
+        if (wrapper := _WRAPPER.match(text)) and text[wrapper.end() : wrapper.end() + 1] == "{":
+            end = closing_brace(text, wrapper.end())
+            if end == len(text) - 1:
+                text = text[wrapper.end() + 1 : end].strip()
+        if text == before:
+            break
+    return text
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    """Where the brace that opens at `opening` is closed; escaped braces count for nothing."""
+    depth = 0
+    for brace in _BRACE.finditer(text, opening):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def _unboxed(text: str) -> str | None:
+    """The text with its only box opened; None if there are several, or one that is never closed."""
+    boxes = [*_at_most(2, _BOX.finditer(text))]
+    if not boxes:
+        return text
+    start, brace = boxes[0].span()
+    end = closing_brace(text, brace)
+    return text[:start] + text[brace + 1 : end] + text[end + 1 :] if len(boxes) == 1 and end is not None else None
+
+
+def _undelimited(text: str) -> str | None:
+    """The text with its only pair of delimiters of mathematics taken out; None if there are several."""
+    text = text.replace("\\$", "\0").replace("$$", "$")
+    if text.count("$") == 1 and _CURRENCY.search(text):
+        text = text.replace("$", "\0")
+    for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        marks = text.count(opening) + (text.count(closing) if closing != opening else 0)
+        if marks not in (0, 2):
+            return None
+        text = text.replace(opening, " ").replace(closing, " ") if marks else text
+    return text.replace("\0", "\\$").strip()
+
+
+def _at_most(count: int, matches: Iterator[re.Match[str]]) -> Iterator[re.Match[str]]:
+    for _, match in zip(range(count), matches, strict=False):
+        yield match
+
+
+_NAME = re.compile(
+    r"(?:[A-Za-z]|\\angle ?[A-Z]{1,3}"
+    r"|\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|Delta)"
+    r"|\\(?:text|mathrm|mathit|mathbf|operatorname) ?\{[^{}\\]*+\})'*+"
+    r"(?:_(?:\w|\{[^{}]{0,20}\}))?+ ?(?:\([\w, ]{1,20}\))?+|[A-Za-z_ ]{2,40}"
+)
+"""What may stand for the value on the left of an equals sign: x, x_1, f(x), \\alpha, \\text{area}, eggs."""
+
+
+_EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
+
+
+def sides(text: str) -> tuple[str, list[str]]:
+    """The name that a claim begins with, or "", and the sides of its equation that must all be right: ``x = 3 + 4 = 7``
+    has the name x and two sides, ``7`` has one."""
+    first, *others = [side.strip(" &") for side in _split(text)]
+    if others and (not first or _NAME.fullmatch(first)):
+        return first, others
+    return "", [first, *others]
+
+
+def _split(text: str) -> Iterator[str]:
+    r"""The text between equals signs that stand in no braces: those of ``\sum_{n=1}`` split nothing."""
+    start, depth = 0, 0
+    for mark in _EQUALS.finditer(text):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if mark[0] == "=" and depth == 0:
+            yield text[start : mark.start()]
+            start = mark.end()
+    yield text[start:]

@@ -1,0 +1,145 @@
+r"""Equality of mathematical expressions, by math-verify, of which an answer may give one.
+
+math-verify searches a text for expressions and compares each with each. A policy learns to list several, or to write
+an equation whose right side is a guess. So the one expression is found here first.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from grpo.rewards.answers.claim import claim, sides
+from grpo.rewards.expressions import numeral
+from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
+
+MAX_CHARACTERS = 1_000
+"""Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""
+MAX_DEPTH, MAX_SIDES = 50, 5
+_PERCENT = re.compile(r"((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\[,!;:]|~)[0-9]{3})++(?![0-9])")
+_DECIMAL_COMMA = re.compile(r"(?<![0-9.,])0(?:,|\{,\})(?=[0-9]++(?![0-9,]))")
+_SPACED_DIGITS = re.compile(r"[0-9](?: |~|\\[,;:! ]|\\q?quad)++[0-9.]")
+_SEVERAL = re.compile(
+    r"[,;\n]|\\\\|\\q?quad\b|\\(?:lor|vee|land|wedge|pm|mp|newline|cr)\b|\b(?:or|and|oder|und|ou|et)\b|[∨∧±…]"
+    r"|\.\.|\\[lcd]?dots\b"
+)
+_DENIED = re.compile(
+    r"\\n(?:eq?|ot|eg)\b|≠|¬|!=|<>|\b(?:not|no|none|nothing|never|neither|nor|wrong|incorrect|false|except|nicht|kein|falsch)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_RELATION = re.compile(
+    r"\\(?:l(?:t|eq?|eqslant)|g(?:t|eq?|eqslant)|approx|sim|simeq|equiv|cong|to|in|notin)\b|[<>≤≥≈∈→]"
+)
+_EQUALS = re.compile(r"=|\\(?:approx|eq)\b|≈")
+_MEMBER = re.compile(r"[A-Za-z] ?(?:\\in\b|∈) ?")
+_INTERVAL = re.compile(r"\\infty|\\cup|[\[(].*,.*[\])]|[<>≤≥∞]|\\[lg](?:t|e)", re.DOTALL)
+
+
+def equal(reference: str, answer: str) -> bool:
+    r"""Whether the answer is one expression of the reference's value.
+
+    An equation such as ``x = 3 + 4 = 7`` is right if each of its sides is, but for a name in front. ``\neq 42`` and
+    ``7 = 42`` are not 42; ``42\%`` is 0.42.
+
+    Raises:
+        EvaluationRefused: math-verify would evaluate a part of the reference.
+    """
+    if len(answer) > max(MAX_CHARACTERS, 2 * len(reference)) or _too_deep(answer):
+        return False
+    claimed = claim(answer)
+    if claimed is None:
+        return False
+    claimed, gold = _digits(claimed), claim(reference)
+    gold = None if gold is None else _digits(gold)
+    with no_evaluation() as refusals:
+        if gold is None:  # a reference that marks several things is math-verify's to read
+            return _same(_gold(reference, refusals), claimed)
+        if _claims_more(claimed, gold):
+            return False
+        name, expected = sides(gold)
+        given, parts = sides(_EQUALS.sub("=", claimed))
+        if len(expected) > 1 or _relates(gold):
+            return _same(_gold(f"${gold}$", refusals), claimed)
+        if (name and given and name != given) or len(parts) > MAX_SIDES or not all(parts):
+            return False
+        value = _gold(f"${expected[0]}$", refusals)
+        return all(_same(value, _MEMBER.sub("", part, count=1)) for part in parts)
+
+
+def _too_deep(text: str) -> bool:
+    return any(text.count(bracket) > MAX_DEPTH for bracket in "({[") or "\\left" * 2 in text
+
+
+def _digits(text: str) -> str:
+    """Digits without marks of thousands and currencies, and percent as hundredths."""
+    text = text.replace("\\$", "").replace("$", "")
+    text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
+    return _PERCENT.sub(r"\\frac{\1}{100}", _DECIMAL_COMMA.sub("0.", text))
+
+
+def _claims_more(claimed: str, gold: str) -> bool:
+    """Whether the answer denies, relates or lists where the reference does nothing of the kind."""
+    if _SPACED_DIGITS.search(claimed) or "%" in claimed.replace("\\%", "%").replace(gold, ""):
+        return True
+    related = _RELATION.search(_EQUALS.sub("=", _MEMBER.sub("", claimed, count=1)))
+    return any(
+        (
+            _DENIED.search(claimed) and not _DENIED.search(gold),
+            _SEVERAL.search(claimed) and not (_SEVERAL.search(gold) or _INTERVAL.search(gold)),
+            related and not (_relates(gold) or _INTERVAL.search(gold)),
+        )
+    )
+
+
+def _relates(gold: str) -> bool:
+    return bool(_RELATION.search(gold) or _DENIED.search(gold))
+
+
+def _gold(text: str, refusals: list[EvaluationRefused]) -> Any:
+    parsed = _math_verify()[0](text)
+    if refusals:
+        raise refusals[0]  # math-verify would go on without what it could not read
+    return parsed
+
+
+def _same(gold: Any, expression: str) -> bool:
+    """math-verify says ValueError of what is no expression, or has no value, such as 1/0. Other errors are raised."""
+    parse, same = _math_verify()
+    try:
+        return same(gold, parse(f"${expression}$"))
+    except ValueError:
+        return False
+
+
+def _with_commas(digits: str) -> Any:
+    """1,000 is a thousand, and 0,5 a half, as math-verify has it."""
+    if digits.startswith("0"):
+        digits = digits.replace(",", ".")
+    return numeral(re.sub("[, ]", "", digits).lstrip("0") or "0")
+
+
+@functools.cache
+def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
+    import math_verify
+    from latex2sympy2_extended import latex2sympy2
+
+    # It gives the digits to sympy.Number, which evaluates text.
+    latex2sympy2._Latex2Sympy.parse_number = lambda _, digits: numeral(digits.replace(",", ""))
+    latex2sympy2.convert_number = _with_commas
+
+    # Its warning that time limits are off would appear once a process; the caller limits time.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    latex = math_verify.LatexExtractionConfig()
+
+    def parse(text: str) -> Any:
+        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi. Its reader of
+        # plain expressions evaluates them as Python (sympy's parse_expr); its reader of LaTeX has a grammar.
+        marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
+        return math_verify.parse(text if marked else f"${text}$", [latex], parsing_timeout=None, raise_on_error=True)
+
+    return parse, functools.partial(math_verify.verify, timeout_seconds=None, raise_on_error=True)
