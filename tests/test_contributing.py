@@ -19,7 +19,7 @@ import yaml
 from prefect.server.schemas.actions import validate_base_job_template
 from transformers import SeedOssConfig, SeedOssForCausalLM
 
-from flows.installation import desired
+from flows.installation import resources
 from flows.recipe import sections
 from flows.stages import contract, problems
 from flows.stages.runner import run_stage
@@ -216,11 +216,10 @@ def test_the_new_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_new_work_pool_type(tmp_path: Path) -> None:
     folder = tmp_path / "deployments"
-    shutil.copytree(desired.FOLDER, folder)
+    shutil.copytree(resources.FOLDER, folder)
     (folder / "pools" / "ecs.yaml").write_text(example("A new work-pool type", "yaml"))
-    copy = edited(desired, ('"process", "docker", "kubernetes"]', '"process", "docker", "kubernetes", "ecs"]'))
-    pools = {r.name: r.fields for r in copy.desired("ecs", folder=folder) if r.kind == "pool"}
-    assert pools.keys() == {r.name for r in desired.desired("process") if r.kind == "pool"}
+    pools = {r.name: r.fields for r in resources.desired("ecs", folder=folder) if r.kind == "pool"}
+    assert pools.keys() == {r.name for r in resources.desired("process") if r.kind == "pool"}
     assert {fields["type"] for fields in pools.values()} == {"ecs"}
     templates = {name: fields["base_job_template"] for name, fields in pools.items()}
     gpus = {name: template["variables"]["properties"]["gpus"]["default"] for name, template in templates.items()}

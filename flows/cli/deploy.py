@@ -25,9 +25,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser("deploy", help="register pools, deployments, schedules, automations with Prefect")
     command.add_argument(
         "--pools",
-        choices=["process", "docker", "kubernetes"],
+        metavar="TYPE",
         default="process",
-        help="where runs run (default: process)",
+        help="where runs run: process (default), docker, kubernetes, or another file of deployments/pools",
     )
     command.add_argument(
         "--recipe", default="tiny", help="what the forms of single stages are filled with (default: tiny)"
@@ -52,8 +52,8 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.installation.desired import desired
     from flows.installation.register import apply, compare
+    from flows.installation.resources import desired
 
     async with get_client() as client:
         try:

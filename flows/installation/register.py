@@ -17,7 +17,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
-from flows.installation.desired import Resource, automation_fields
+from flows.installation.resources import Resource, automation_fields
 from grpo.errors import InputError
 from tasks.store.diff import Change, changed_fields
 

@@ -18,11 +18,10 @@ from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from flows.installation.desired import FOLDER, Kind, desired
+from flows.installation.resources import FOLDER, desired
 from tests.support.kubernetes_types import faults
 
-KINDS: tuple[Kind, ...] = ("process", "docker", "kubernetes")
-CONFIGURATIONS: dict[Kind, Any] = {
+CONFIGURATIONS: dict[str, Any] = {
     "process": ProcessJobConfiguration,
     "docker": DockerWorkerJobConfiguration,
     "kubernetes": KubernetesWorkerJobConfiguration,
@@ -31,14 +30,14 @@ ELSEWHERE = "http://prefect.example:4200/api"
 
 
 @cache
-def pools(kind: Kind) -> dict[str, Any]:
+def pools(kind: str) -> dict[str, Any]:
     """Pool -> its job template."""
     return {
         resource.name: resource.fields["base_job_template"] for resource in desired(kind) if resource.kind == "pool"
     }
 
 
-def render(kind: Kind, pool: str, **values: Any) -> Any:
+def render(kind: str, pool: str, **values: Any) -> Any:
     """The configuration of a job, as the pool's worker makes it for a flow run with these job variables."""
     values["env"] = {**values.get("env", {}), "PREFECT_API_URL": ELSEWHERE}
     made = asyncio.run(CONFIGURATIONS[kind].from_template_and_values(deepcopy(pools(kind)[pool]), values))
@@ -46,8 +45,8 @@ def render(kind: Kind, pool: str, **values: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_variable_is_used_and_explained(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_every_variable_is_used_and_explained(kind: str) -> None:
     """Prefect ignores silently what a template does not refer to; `env` it merges by itself."""
     read = yaml.safe_load((FOLDER / "pools" / f"{kind}.yaml").read_text())["template"]
     used = set(re.findall(r"{{ (\w+) }}", str(read["job_configuration"])))

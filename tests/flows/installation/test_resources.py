@@ -9,7 +9,7 @@ import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 
-from flows.installation.desired import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
+from flows.installation.resources import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
 from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import gate_evaluation
@@ -153,3 +153,8 @@ def test_notifications_need_a_block() -> None:
 def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
     with pytest.raises(InputError, match=r"flows.pipelines.train_r2: no such flow"):
         load("flows.pipelines.train_r2")
+
+
+def test_an_unknown_type_of_work_pool_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"^--pools ecs: no such type of work pool; there are docker, kubernetes, pro"):
+        desired("ecs")

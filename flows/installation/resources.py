@@ -28,8 +28,6 @@ from grpo.errors import InputError
 FOLDER = Path(__file__).parents[2] / "deployments"
 """Next to the package flows, both in a checkout and in an installation."""
 
-Kind = Literal["process", "docker", "kubernetes"]
-
 
 @dataclass(frozen=True)
 class Resource:
@@ -77,7 +75,7 @@ class _Pool(_File):
 
 
 class _Pools(_File):
-    type: Kind
+    type: str
     pools: dict[str, _Pool]
     template: dict[str, Any]
 
@@ -87,9 +85,15 @@ class _Queue(_File):
     description: str
 
 
-def desired(pools: Kind, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Resource]:
+def desired(pools: str, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Resource]:
     """All resources, in an order in which they can be created. Forms of stages are filled with values of `recipe`.
-    `notify` is the id of the block that sends notifications (None: no automation that notifies)."""
+
+    `pools` is a type of work pool that `folder`/pools has a file of. `notify` is the id of the block that sends
+    notifications (None: no automation that notifies). InputError: no such type, or a file that cannot be read.
+    """
+    types = sorted(path.stem for path in (folder / "pools").glob("*.yaml"))
+    if pools not in types:
+        raise InputError(f"--pools {pools}: no such type of work pool; there are {', '.join(types)}")
     file = _Pools.model_validate(_read(folder / "pools" / f"{pools}.yaml"))
     queues = {name: _Queue.model_validate(values) for name, values in _read(folder / "queues.yaml").items()}
     return [
