@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 VLLM := build/vllm
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo check test test-system test-all test-slow architectures lint ui vllm clean
+FUZZ_SECONDS ?= 600
+
+.PHONY: install demo check test test-system test-all test-slow fuzz architectures lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -38,6 +40,10 @@ test-all: test test-system
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# New inputs for every target of tests/fuzz, FUZZ_SECONDS each: hours in all. `make test` has a short form.
+fuzz: $(INSTALLED)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest tests/fuzz --numprocesses auto
 
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)
