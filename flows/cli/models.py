@@ -34,11 +34,13 @@ def find_model(name: str) -> tuple[str, Path | None]:
     elif name.isidentifier() and name != CHAMPION and not re.fullmatch("[0-9a-f]{6,}", name):
         known = ", ".join([*CHECKPOINTS.values(), "student_NAME"])
         raise InputError(f"{name}: no checkpoint has this name; these do: {known}")
-    manifest = artifact(name)
+    manifest = store().check(artifact(name))
     if not checkpoints([manifest.stage]):
         known = ", ".join([*CHECKPOINTS, "student_NAME"])
         raise InputError(f"{name}: stage {manifest.stage!r} makes no checkpoint; these do: {known}")
     if manifest.stage not in ("base", "r1_zero"):
         return str(manifest.path), None
-    base = manifest if manifest.stage == "base" else store().resolve(manifest.inputs["base"].key or "")
+    base = manifest if manifest.stage == "base" else store().find(manifest.inputs["base"].key or "")
+    if base is None:
+        raise InputError(f"{name}: the base model that it was made from, with its template, is no longer in the store")
     return str(manifest.path), base.path / ZERO_TEMPLATE_FILE

@@ -132,7 +132,7 @@ def _min_attempt(client: SyncPrefectClient, key: str, recipe_run_id: str) -> int
     for run in _runs(client, [f"{KEY}{key}", f"{RECIPE_RUN}{recipe_run_id}"]):
         if (above := tag_value(run.tags, ABOVE)) is not None:
             return int(above) + 1
-    newest = store().find(key)
+    newest = store().find(key, compare=False)
     return newest.attempt + 1 if newest else 1
 
 

@@ -47,7 +47,7 @@ class Job:
 
     def artifact(self) -> Manifest | None:
         """The artifact that completes the job; None before it is published."""
-        manifest = store().find(self.key)
+        manifest = store().find(self.key, compare=False)
         return manifest if manifest and manifest.attempt >= (self.min_attempt or 1) else None
 
 

@@ -131,12 +131,12 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
         references = resolve_inputs(step, graph, recipe, selection, reused)
         refs = {name: resolve(reference).ref for name, reference in references.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
-        manifest = store().find(key)
-        if manifest is not None and step.name not in selection.force:
+        forced = step.name in selection.force
+        manifest = None if forced else store().find(key)
+        if manifest is not None:
             reused[step.name] = key
             planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}", key, took))
         else:
-            forced = step.name in selection.force
             why = "forced" if forced else difference(newest, step, config, recipe.seed, refs)
             running.add(step.name)
             planned.append(Planned(step.name, "run", why, key, took))

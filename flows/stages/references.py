@@ -32,10 +32,11 @@ class Input:
 
 
 def resolve(reference: str, stage: str | None = None) -> Input:
-    """The input that a reference names; `latest` alone is the newest artifact of `stage`."""
+    """The input that a reference names, its contents as they were made; `latest` alone is the newest artifact of
+    `stage`."""
     if reference.startswith((".", "/", "~")):
         return external(reference)
-    manifest = artifact(reference, stage)
+    manifest = store().check(artifact(reference, stage))
     return Input(manifest.ref, manifest.path, manifest)
 
 

@@ -33,7 +33,7 @@ def export(about: About, folder: Path, store: Store) -> None:
     """
     check_folder(folder)
     checkpoint = about.checkpoint
-    store.verify(checkpoint)
+    store.check(checkpoint, every_byte=True)
     partial = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
     try:
         shutil.copytree(checkpoint.path, partial, ignore=shutil.ignore_patterns(MANIFEST))

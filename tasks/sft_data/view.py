@@ -31,7 +31,7 @@ _LINES = 12  # of a sample, unless one reason alone is looked at
 
 def find(store: Store, reference: str) -> Manifest:
     """The data set that a digest, a key, the beginning of either, `sft_data` or `latest:sft_data` stands for."""
-    manifest = store.resolve(f"latest:{STAGE}" if reference == STAGE else reference)
+    manifest = store.check(store.resolve(f"latest:{STAGE}" if reference == STAGE else reference))
     if manifest.stage != STAGE:
         raise InputError(f"{reference}: is an artifact of stage {manifest.stage!r}; this shows those of {STAGE!r}")
     return manifest

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from tasks.store.checks import remember
 from tasks.store.manifest import (
     MANIFEST,
     Files,
@@ -113,7 +114,7 @@ class Attempt:
                 steps_completed=steps_completed,
                 tokenizer_sha256=tokenizer_digest(files),
                 mlflow_run_id=mlflow_run_id,
-            )
+            ).sealed()
             _write_json(manifest_path, manifest.to_dict())
             for folder, _, _ in os.walk(self.out):
                 _fsync(Path(folder))
@@ -123,7 +124,9 @@ class Attempt:
             for folder_path in (target.parent, target.parent.parent, target.parent.parent.parent):
                 _fsync(folder_path)
         shutil.rmtree(self.work, ignore_errors=True)
-        return dataclasses.replace(manifest, path=target)
+        published = dataclasses.replace(manifest, path=target)
+        remember(self._root, published)
+        return published
 
     def _next_number(self) -> int:
         attempts = self._root.glob(f"artifacts/{self.stage}/{self.key}/*")

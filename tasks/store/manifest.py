@@ -6,15 +6,29 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-Files = dict[str, dict[str, Any]]
+
+
+class FileEntry(TypedDict):
+    """Size in bytes and SHA-256 (hex) of a file."""
+
+    size: int
+    sha256: str
+
+
+Files = dict[str, FileEntry]
 """Relative path -> {"size": bytes, "sha256": hex}."""
 _TOKENIZER_FILES = {
     "tokenizer.json",
@@ -42,13 +56,13 @@ def artifact_key(stage: str, version: int, config: Mapping[str, Any], inputs: Ma
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
-def artifact_digest(key: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+def artifact_digest(key: str, files: Mapping[str, FileEntry]) -> str:
     """sha256 over a key and the names and hashes of the files."""
     hashes = sorted((name, entry["sha256"]) for name, entry in files.items())
     return hashlib.sha256(canonical_json([key, hashes]).encode()).hexdigest()
 
 
-def tokenizer_digest(files: Mapping[str, Mapping[str, Any]]) -> str | None:
+def tokenizer_digest(files: Mapping[str, FileEntry]) -> str | None:
     """sha256 over the tokenizer files and the chat template; None if there are none."""
     # By base name: the same tokenizer in two folders, or in two artifacts with different layouts, is one tokenizer.
     hashes = {
@@ -80,7 +94,8 @@ class Manifest:
     `digest` covers the key and the contents, so equal contents under two keys never share a digest. `files` maps
     a relative path to ``{"size": bytes, "sha256": hex}``. A metric that is not finite is stored as None.
     `tokenizer_sha256` covers the tokenizer files and the chat template, whichever folder of the artifact they are in.
-    `seconds` is the time that the work took; `created` is UTC in ISO format.
+    `seconds` is the time that the work took; `created` is UTC in ISO format. `checksum` is the sha256 of everything
+    else here; None in manifests of earlier versions.
     """
 
     stage: str
@@ -98,18 +113,23 @@ class Manifest:
     steps_completed: int | None = None
     tokenizer_sha256: str | None = None
     mlflow_run_id: str | None = None
+    checksum: str | None = None
     path: Path = field(default=Path(), compare=False)
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values without `path`, which is valid only on this machine."""
         values = dataclasses.asdict(self)
         del values["path"]
+        if self.checksum is None:
+            del values["checksum"]
         return values
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], path: Path = Path()) -> Manifest:
-        inputs = {name: InputRef(**ref) for name, ref in values["inputs"].items()}
-        return cls(**{**values, "inputs": inputs, "path": path})
+    def sealed(self) -> Manifest:
+        """The same with its checksum."""
+        values = dataclasses.replace(self, checksum=None).to_dict()
+        return dataclasses.replace(self, checksum=hashlib.sha256(canonical_json(values).encode()).hexdigest())
 
     @property
     def ref(self) -> InputRef:
@@ -118,15 +138,56 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest in an artifact's folder, None (with a warning) if names or sizes of its files do not agree."""
-    try:
-        manifest = Manifest.from_dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")), folder)
-        if folder.parts[-3:] != (manifest.stage, manifest.key, str(manifest.attempt)):
-            raise ValueError("the manifest belongs to another artifact")
-        for name, entry in manifest.files.items():
-            if (size := (folder / name).stat().st_size) != entry["size"]:
-                raise ValueError(f"{name} has {size} bytes instead of {entry['size']}")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        logger.warning("ignoring the damaged artifact %s: %s", folder, error)
+    """The manifest in an artifact's folder, None (with a warning) if it or its files are damaged."""
+    manifest, problem = examine(folder)
+    if problem:
+        logger.warning("ignoring the damaged artifact %s: %s", folder / MANIFEST, problem)
         return None
     return manifest
+
+
+def examine(folder: Path) -> tuple[Manifest | None, str | None]:
+    """The manifest in an artifact's folder, None if it cannot be read, and what is wrong with the artifact.
+
+    Compares the manifest with itself and with the names and sizes of its files. `tasks.store.checks` compares their
+    contents.
+    """
+    try:
+        with open(folder / MANIFEST, "rb") as file:
+            manifest = dataclasses.replace(_JSON.validate_json(file.read(), strict=True), path=folder)
+    except OSError as error:
+        return None, error.strerror
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    try:
+        _check(manifest)
+    except (OSError, ValueError) as error:
+        return manifest, str(error)
+    return manifest, None
+
+
+def _check(manifest: Manifest) -> None:
+    """Raises ValueError, or OSError, with what is wrong."""
+    if manifest.path.parts[-3:] != (manifest.stage, manifest.key, str(manifest.attempt)):
+        raise ValueError("it belongs to another artifact")
+    if datetime.fromisoformat(manifest.created).tzinfo is None:
+        raise ValueError("created has no time zone")
+    inputs = {name: ref.digest for name, ref in manifest.inputs.items()}
+    if manifest.key != artifact_key(manifest.stage, manifest.stage_version, manifest.config, inputs):
+        raise ValueError("it was edited: the key is not that of its configuration and inputs")
+    if manifest.digest != artifact_digest(manifest.key, manifest.files):
+        raise ValueError("it was edited: the digest is not that of its files")
+    if manifest.checksum not in (None, manifest.sealed().checksum):
+        raise ValueError("it was edited: its checksum is another")
+    folder = os.fspath(manifest.path)
+    for name, entry in manifest.files.items():
+        try:
+            size = os.stat(f"{folder}/{name}").st_size
+        except FileNotFoundError:
+            raise ValueError(f"{name} is missing") from None
+        if size != entry["size"]:
+            raise ValueError(f"{name} has {size} bytes instead of {entry['size']}")
+
+
+_JSON = TypeAdapter(Manifest)

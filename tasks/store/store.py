@@ -5,7 +5,7 @@
     <root>/locks/<key>.lock                     held by the process that works on the key
 
 An artifact appears by one rename, so a reader sees all of it or nothing. The store is the source of truth about what
-exists: every look-up checks the files themselves.
+exists: every look-up checks the files themselves, their contents as `tasks.store.checks` says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt, explain_full_disk, utc_now
-from tasks.store.manifest import MANIFEST, Manifest, artifact_digest, file_sha256, read_manifest
+from tasks.store.checks import changed_file
+from tasks.store.manifest import MANIFEST, Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +37,19 @@ class Store:
     def __init__(self, root: Path):
         self.root = root
 
-    def find(self, key: str) -> Manifest | None:
-        """The newest complete attempt at `key`. Attempts with missing or damaged files are skipped with a warning."""
+    def find(self, key: str, *, compare: bool = True) -> Manifest | None:
+        """The newest complete attempt at `key`. Attempts with missing files, other sizes or edited manifests are
+        skipped with a warning. Raises InputError where the contents of a file changed, unless `compare` is off; see
+        `check`."""
         folders = [path for path in self.root.glob(f"artifacts/*/{key}/*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             if manifest := read_manifest(folder):
-                return manifest
+                return self.check(manifest) if compare else manifest
         return None
 
     def resolve(self, ref: str) -> Manifest:
-        """The artifact named by a key or digest (6 or more of its first characters) or by `latest:<stage>`.
+        """The artifact named by a key or digest (6 or more of its first characters) or by `latest:<stage>`. The
+        contents of its files are not compared with their hashes; see `check`.
 
         Raises:
             InputError: for a reference that is malformed, unknown or ambiguous.
@@ -72,16 +76,19 @@ class Store:
             raise InputError(f"{ref}: stands for {len(matches)} artifacts ({names}); give more characters")
         return next(iter(matches.values()))
 
-    def verify(self, manifest: Manifest) -> None:
-        """Compare every byte of the artifact with its hashes. Raises InputError at the first difference."""
-        for name, entry in manifest.files.items():
-            path = manifest.path / name
-            if not path.is_file():
-                raise InputError(f"{path}: file is missing; run stage {manifest.stage!r} again with force")
-            if file_sha256(path) != entry["sha256"]:
-                raise InputError(f"{path}: contents changed; run stage {manifest.stage!r} again with force")
-        if artifact_digest(manifest.key, manifest.files) != manifest.digest:
-            raise InputError(f"{manifest.path / MANIFEST}: was edited; run stage {manifest.stage!r} again with force")
+    def check(self, manifest: Manifest, *, every_byte: bool = False) -> Manifest:
+        """The artifact, if its files have the contents that the manifest says. Files that have not changed since they
+        were last compared are not read, unless `every_byte` asks for it.
+
+        Raises:
+            InputError: a file has other contents, or is missing.
+        """
+        if problem := changed_file(self.root, manifest, every_byte=every_byte):
+            raise InputError(
+                f"{manifest.path}: damaged: {problem}; `r1 verify --repair` sets it aside, and the next run makes it "
+                f"again, as does `--force {manifest.stage}`"
+            )
+        return manifest
 
     @contextlib.contextmanager
     def attempt(self, stage: str, key: str, *, force: bool = False) -> Iterator[Attempt]:

@@ -1,0 +1,84 @@
+"""Comparing artifacts with their hashes, each file once: again only after its size, time of change or inode changed.
+
+    <root>/checked/<key[:2]>/<key>-<attempt>.json    size, mtime and inode of the files when they had their hashes
+
+This is a cache, which may be deleted. What changes bytes but not the file's time, such as a failing disk, escapes it;
+`r1 verify` reads every byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tasks.store.manifest import Manifest, file_sha256
+
+_FOLDER = "checked"
+
+
+def changed_file(root: Path, manifest: Manifest, *, every_byte: bool = False) -> str | None:
+    """What is wrong with the first file of the artifact that has not the contents of its manifest; None if all have.
+
+    Files that have not changed since they were last compared are not read, unless `every_byte` asks for it.
+    """
+    states = _states(manifest)
+    known = {} if every_byte else _read(root, manifest)
+    for name, entry in manifest.files.items():
+        if (state := states.get(name)) is None:
+            return f"{name} is missing"
+        if known.get(name) == state:
+            continue
+        try:
+            if state[0] != entry["size"] or file_sha256(manifest.path / name) != entry["sha256"]:
+                return f"the contents of {name} changed after it was made"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    if states != known:
+        _write(root, manifest, states)
+    return None
+
+
+def remember(root: Path, manifest: Manifest) -> None:
+    """Records that the files of an artifact, as they are now, have their hashes."""
+    _write(root, manifest, _states(manifest))
+
+
+def forget(root: Path, manifests: Iterable[Manifest]) -> None:
+    """Removes what is recorded of these artifacts."""
+    for manifest in manifests:
+        _file(root, manifest).unlink(missing_ok=True)
+
+
+def _states(manifest: Manifest) -> dict[str, list[int]]:
+    """Size, time of the last change (ns) and inode of each file that exists."""
+    states = {}
+    for name in manifest.files:
+        with contextlib.suppress(OSError):
+            stat = (manifest.path / name).stat()
+            states[name] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return states
+
+
+def _file(root: Path, manifest: Manifest) -> Path:
+    return root / _FOLDER / manifest.key[:2] / f"{manifest.key}-{manifest.attempt}.json"
+
+
+def _read(root: Path, manifest: Manifest) -> dict[str, Any]:
+    try:
+        record = json.loads(_file(root, manifest).read_bytes())
+        return dict(record["files"]) if record["digest"] == manifest.digest else {}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+
+
+def _write(root: Path, manifest: Manifest, states: dict[str, list[int]]) -> None:
+    file = _file(root, manifest)
+    partial = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # full or read-only: the files are compared again the next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"digest": manifest.digest, "files": states}))
+        partial.replace(file)
