@@ -11,7 +11,7 @@ import signal
 from typing import Any, NoReturn
 
 from grpo.processes.lifetime import LINUX, Alarm, die_with_parent, prctl
-from grpo.sandbox import namespaces
+from grpo.sandbox import namespaces, system_calls
 
 TICK_S = 0.05
 """Seconds between two checks of limits that no rlimit covers."""
@@ -99,6 +99,8 @@ class Launch:
             os.dup2(self.ends[name], target)
         if LINUX:
             prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        if self.means["filtered"]:
+            system_calls.restrict()
         environment = {**self.order["environment"], "HOME": folder, "TMPDIR": folder}
         os.execve(self.order["python"], [self.order["python"], "-I", "-X", "utf8", "program.py"], environment)
 

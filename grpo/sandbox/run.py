@@ -24,7 +24,7 @@ from typing import Literal
 
 from grpo.errors import InputError
 from grpo.processes.lifetime import LINUX
-from grpo.sandbox import scratch_dir
+from grpo.sandbox import scratch_dir, system_calls
 
 Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk", "crash"]
 
@@ -82,6 +82,7 @@ class Means:
     own_user: bool
     own_files: bool
     python: str
+    filtered: bool = False
 
 
 def run(program: str, stdin: str, limits: Limits, means: Means | None = None) -> Result:
@@ -107,6 +108,7 @@ def protections(means: Means | None = None) -> dict[str, bool]:
         "cannot_signal_others": means.namespaces or os.geteuid() == 0,
         "sees_only_system_files": means.own_files,
         "writes_only_its_own_files": means.own_files or os.geteuid() == 0,
+        "gains_no_namespaces": means.filtered,
     }
 
 
@@ -131,7 +133,9 @@ def _candidates() -> list[Means]:
         walls = [(True, True, True), (True, True, False), *walls]
         if os.geteuid() == 0:  # needs no user namespace, and can bind files that only root reads
             walls = [(True, False, True), walls[0], (True, False, False), *walls[1:]]
-    return [Means(*wall, python) for wall in walls for python in _interpreters()]
+    # Where the kernel has filters but refuses ours, the walls without are better than none.
+    filters = [True, False] if system_calls.supported() else [False]
+    return [Means(*wall, python, filtered) for filtered in filters for wall in walls for python in _interpreters()]
 
 
 def _interpreters() -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -154,9 +153,7 @@ class _Run:
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 tasks += len(os.listdir(f"/proc/{pid}/task"))
-                with open(f"/proc/{pid}/statm") as file:
-                    resident, shared = map(int, file.read().split()[1:3])
-                memory += (resident - shared) * resource.getpagesize()
+                memory += _memory(pid)
         if tasks - 2 * self.namespaces > self.limits["processes"]:
             return "processes"
         if memory > self.limits["memory_bytes"]:
@@ -192,6 +189,18 @@ class _Run:
                 if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
                     count += len(os.listdir(f"/proc/{name}/task"))
         return ours + count
+
+
+def _memory(pid: int) -> int:
+    """Bytes that a process holds: its own pages and its part of those that it shares with others, without files'."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            fields = dict(line.split()[:2] for line in file.readlines()[1:])
+        return 1024 * sum(int(fields[name]) for name in ("Pss_Anon:", "Pss_Shmem:"))
+    except (PermissionError, FileNotFoundError, KeyError):  # it hides from its user, or the kernel is before 5.4
+        with open(f"/proc/{pid}/status") as file:
+            fields = dict(line.split()[:2] for line in file if line.startswith(("RssAnon:", "RssShmem:")))
+        return 1024 * sum(map(int, fields.values()))
 
 
 def _read(size: int) -> bytes:

@@ -49,6 +49,11 @@ PROGRAMS = {
         "import os, time\nfor _ in range(10):\n    if os.fork() == 0:\n        hoard = b'x' * 100_000_000\n"
         "        time.sleep(100)\ntime.sleep(100)",
     ),
+    "fills shared memory together": Hostile(
+        "memory",
+        "import mmap, os, time\nfor _ in range(10):\n    if os.fork() == 0:\n        m = mmap.mmap(-1, 100_000_000)\n"
+        "        for _ in range(100): m.write(b'x' * 1_000_000)\n        time.sleep(100)\ntime.sleep(100)",
+    ),
     "writes a large file": Hostile(
         "disk", "with open('large', 'wb') as file:\n    while True: file.write(bytes(1_000_000))"
     ),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,7 @@ import pytest
 from grpo.errors import InputError
 from grpo.processes.pool import Pool
 from grpo.sandbox import run as sandbox
+from grpo.sandbox import system_calls
 from grpo.sandbox.run import Limits, Means, protections, run, scratch_dir
 from tests.support.hostile import PROGRAMS, SMALL, means_of_kind
 
@@ -176,6 +180,62 @@ def test_the_program_has_no_rights_and_gains_none(means: Means) -> None:
     if "FileNotFoundError" in result.stderr:
         pytest.skip("this container lets nobody mount /proc")
     assert result.stdout == "0000000000000000 1 True\n"
+
+
+ESCAPE = """
+import ctypes, os
+library = ctypes.CDLL(None, use_errno=True)
+os.makedirs("own", exist_ok=True)
+if library.unshare(0x10000000 | 0x00020000) == 0:  # a user namespace, and mounts in it
+    print("has a namespace", library.mount(b"none", b"own", b"tmpfs", 0, b"size=100m"))
+    with open("own/hoard", "wb") as file:
+        for _ in range(60): file.write(bytes(1_000_000))
+    print("kept", os.stat("own/hoard").st_size)
+"""
+
+
+def test_a_program_mounts_no_file_system_of_its_own(means: Means) -> None:
+    """60 MB where 8 MiB are allowed: the kernel gives all rights inside a new user namespace."""
+    if not protections(means)["gains_no_namespaces"]:
+        pytest.skip("this kernel filters no system calls")
+    result = run(ESCAPE, "", SMALL, means)
+    assert (result.kind, result.stdout) == ("ok", ""), result.stderr
+
+
+CALLS = {
+    "memfd": "os.memfd_create('hoard')",
+    "unshare": "call(unshare, 0x10000000)",
+    "clone": "call(clone, 0x10000000 | 17, 0, 0, 0, 0)",
+    "clone3": "call(435, 0, 0)",
+    "shmget": "call(shmget, 0, 1 << 20, 0o1600)",
+    "msgget": "call(msgget, 0, 0o1600)",
+    "io_uring": "call(425, 8, ctypes.create_string_buffer(200))",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_of_no_process_and_namespaces_are_refused(name: str, means: Means) -> None:
+    if not protections(means)["gains_no_namespaces"]:
+        pytest.skip("this kernel filters no system calls")
+    numbers = system_calls._ARCHITECTURES[platform.machine()][1]
+    program = (
+        "import ctypes, os\nlibrary = ctypes.CDLL(None, use_errno=True)\n"
+        f"globals().update({numbers})\n"
+        "def call(*arguments):\n    if library.syscall(*arguments) < 0: raise OSError(ctypes.get_errno(), 'refused')\n"
+        f"try: {CALLS[name]}\nexcept OSError as error: print(error.errno)\nelse: print('allowed')"
+    )
+    result = run(program, "", SMALL, means)
+    assert result.stdout == f"{errno.ENOSYS if name == 'clone3' else errno.EPERM}\n", result.stderr
+
+
+def test_a_filter_has_jumps_that_end_inside_it() -> None:
+    """8 bytes an instruction; the last one allows, and every path ends in a return."""
+    for machine in ("x86_64", "aarch64"):
+        program = system_calls._program(machine)
+        lines = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+        for place, (_, true, false, _) in enumerate(lines):
+            assert place + 1 + max(true, false) < len(lines) or lines[place][0] == 0x06
+        assert lines[-1] == (0x06, 0, 0, 0x7FFF0000)
 
 
 def test_a_connection_does_not_arrive(means: Means) -> None:

@@ -1,0 +1,89 @@
+"""System calls that an untrusted program may not make: a filter of the kernel's (seccomp(2)) that no exec removes.
+
+Refused is what would let a program leave its limits: a user namespace of its own, in which it may mount file systems in
+memory, and memory that belongs to no process (memfd, System V). So are interfaces that such programs do not need and
+that often had holes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+
+from grpo.processes.lifetime import LINUX
+
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_CLONE_NEWUSER = 0x10000000
+
+# Numbers of linux/audit.h and of each architecture's table.
+_ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
+    "x86_64": (
+        0xC000003E,
+        {
+            **{"clone": 56, "unshare": 272, "setns": 308, "memfd_create": 319, "shmget": 29, "msgget": 68},
+            **{"bpf": 321, "userfaultfd": 323, "perf_event_open": 298, "add_key": 248, "request_key": 249},
+            **{"keyctl": 250},
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            **{"clone": 220, "unshare": 97, "setns": 268, "memfd_create": 279, "shmget": 194, "msgget": 186},
+            **{"bpf": 280, "userfaultfd": 282, "perf_event_open": 241, "add_key": 217, "request_key": 218},
+            **{"keyctl": 219},
+        },
+    ),
+}
+_EVERYWHERE = {"io_uring_setup": 425, "memfd_secret": 447}
+_CLONE3 = 435
+_X32 = 0x40000000
+"""From here on x86-64 counts its calls a second time, for programs with short pointers."""
+
+# Instructions of the kernel's classic BPF, and offsets into its struct seccomp_data.
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+
+
+def supported() -> bool:
+    """Whether this kernel filters system calls, and we know their numbers."""
+    if not LINUX or platform.machine() not in _ARCHITECTURES:
+        return False
+    library = ctypes.CDLL(None, use_errno=True)
+    # Without a program it fails in any case; where there are no filters, with EINVAL.
+    library.prctl(_PR_SET_SECCOMP, _MODE_FILTER, None, 0, 0)
+    return ctypes.get_errno() == errno.EFAULT
+
+
+def restrict() -> None:
+    """Filters this process's calls from now on, and those of its children. It must have no_new_privs."""
+    program = _program(platform.machine())
+    memory = ctypes.create_string_buffer(program, len(program))
+
+    class Filter(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+    given = Filter(len(program) // 8, ctypes.addressof(memory))
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(given), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "seccomp: the filter was refused")
+
+
+def _program(machine: str) -> bytes:
+    """The filter as instructions of 8 bytes: code, jumps if true and if false, operand."""
+    architecture, numbers = _ARCHITECTURES[machine]
+    refused = [number for name, number in (numbers | _EVERYWHERE).items() if name != "clone"]
+    no_such_call, not_permitted = _ERROR | errno.ENOSYS, _ERROR | errno.EPERM
+    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, no_such_call)]
+    lines += [(_LOAD, 0, 0, _NUMBER)]
+    if machine == "x86_64":
+        lines += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, no_such_call)]
+    # Its flags are in memory, where no filter can look. A C library that finds no clone3 takes clone.
+    lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, no_such_call)]
+    for number in refused:
+        lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, not_permitted)]
+    lines += [(_EQUAL, 1, 0, numbers["clone"]), (_RETURN, 0, 0, _ALLOW)]
+    lines += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _CLONE_NEWUSER), (_RETURN, 0, 0, not_permitted)]
+    lines += [(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
