@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from flows.progress import duration
     from flows.recipe.load import load_recipe
     from flows.run.plan import plan
+    from tasks.evaluation.programs import unwalled_programs
 
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
     graph = PIPELINES[args.flow].graph(recipe)
@@ -36,14 +37,18 @@ def run(args: argparse.Namespace) -> int:
         from flows.cli import plan_estimate
 
         estimated = plan_estimate.make(args, graph, recipe)
+    unwalled = unwalled_programs(recipe.problems.sources, recipe.evaluate.sets)
     if args.json:
         result = {"recipe": recipe.name, "stages": [vars(p) for p in planned]}
+        result |= {"sandbox": unwalled} if unwalled else {}
         print(json.dumps(result | ({"model": model} if model else {}) | ({"estimate": estimated} if estimated else {})))
         return 0
     print(f"{recipe.name}: {recipe.description}")
     for p in planned:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
         print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+    if unwalled:
+        print(unwalled)
     if model:
         print(plan_model.describe(model))
     if estimated:

@@ -59,8 +59,11 @@ def _check(args: argparse.Namespace, recipe: Recipe) -> None:
     from flows.pipelines import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan
+    from tasks.evaluation.programs import unwalled_programs
 
     make_plan(PIPELINES[args.flow].graph(recipe), recipe, selection_of(args))
+    if not args.dispatch and (unwalled := unwalled_programs(recipe.problems.sources, recipe.evaluate.sets)):
+        print(f"warning: {unwalled}; see docs/sandbox.md", file=sys.stderr)
     if args.dispatch and not keeps_runs():
         raise InputError(
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"

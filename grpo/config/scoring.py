@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from grpo.settings import Settings
@@ -22,6 +24,12 @@ class Scoring(Settings):
         exclude_if=lambda names: not names,
         description="Environment variables that the processes keep, by name, for rewards of your own that call a "
         "service. All others but PATH, HOME and their like are left out, keys among them.",
+    )
+    sandbox: Literal["any", "walls"] = Field(
+        "any",
+        exclude_if=lambda choice: choice == "any",
+        description="Whether programs that a model wrote may run on a machine where a wall of the sandbox does not "
+        "stand (docs/sandbox.md). any: yes, with a warning. walls: no.",
     )
     max_failure_share: float = Field(
         0.5,

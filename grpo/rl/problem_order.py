@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.curriculum import Curriculum
+from grpo.config.jobs import RLJob
 from grpo.data.permutation import permutation
-from grpo.data.records import Problem
+from grpo.data.records import Problem, read_problems
+from grpo.data.template import prompted_by
 from grpo.errors import InputError
+from grpo.scoring.walls import check_walls
 
 ALL = ""
 
@@ -72,3 +75,28 @@ class ProblemOrder:
             if self.resting.get(problem.id, 0) <= epoch:
                 return problem
         return problem  # all problems are skipped: take an easy one rather than none
+
+
+def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
+    """The order of each domain's problems. Raises InputError where a domain that the job trains on has none.
+    Says it where programs will run without the walls of the sandbox, or refuses to, as the job wants."""
+    settings = job.settings
+    problems = prompted_by(read_problems(job.problems), job.template, job.zero_template)
+    check_walls(problems, settings.scoring)
+    by_domain: dict[str, list[Problem]] = {"reasoning": [], "general": []}
+    for problem in problems:
+        by_domain[problem.domain].append(problem)
+    only_general = settings.general_share == 1 and settings.general_last_steps == settings.steps
+    needed = [*([] if only_general else ["reasoning"]), *(["general"] if settings.general_last_steps else [])]
+    for domain in needed:
+        if not by_domain[domain]:
+            raise InputError(f"{job.problems[0]}: no {domain} problems here, but this job trains on them")
+    return {
+        domain: ProblemOrder(
+            by_domain[domain],
+            job.seed,
+            settings.source_weights if domain == "reasoning" else None,
+            settings.curriculum if domain == "reasoning" else None,
+        )
+        for domain in needed
+    }

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from grpo.config.jobs import RLJob
-from grpo.data.records import Problem, read_problems
-from grpo.data.template import prompted_by
 from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
-from grpo.errors import InputError, TrainingStopped
+from grpo.errors import TrainingStopped
 from grpo.generation.sampler import generator_for
 from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
@@ -29,7 +27,7 @@ from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
 from grpo.rl.methods import method_of
 from grpo.rl.model_set import Models
-from grpo.rl.problem_order import ProblemOrder
+from grpo.rl.problem_order import make_orders
 from grpo.rl.update import Update
 from grpo.rl.validation import Validator
 from grpo.scoring.job_judge import judge_of
@@ -262,29 +260,6 @@ class Trainer:
             self.validator.selection.restore(payload.get("validation"))
         pending = payload["pending"]
         self.pending = Pending(**(pending | {"rollout": Rollout(**pending["rollout"])})) if pending else None
-
-
-def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
-    """The order of each domain's problems. Raises InputError where a domain that the job trains on has none."""
-    settings = job.settings
-    problems = prompted_by(read_problems(job.problems), job.template, job.zero_template)
-    by_domain: dict[str, list[Problem]] = {"reasoning": [], "general": []}
-    for problem in problems:
-        by_domain[problem.domain].append(problem)
-    only_general = settings.general_share == 1 and settings.general_last_steps == settings.steps
-    needed = [*([] if only_general else ["reasoning"]), *(["general"] if settings.general_last_steps else [])]
-    for domain in needed:
-        if not by_domain[domain]:
-            raise InputError(f"{job.problems[0]}: no {domain} problems here, but this job trains on them")
-    return {
-        domain: ProblemOrder(
-            by_domain[domain],
-            job.seed,
-            settings.source_weights if domain == "reasoning" else None,
-            settings.curriculum if domain == "reasoning" else None,
-        )
-        for domain in needed
-    }
 
 
 def _is_closing(name: str) -> bool:

@@ -25,6 +25,7 @@ from grpo.sampling.journal import Journal
 from grpo.sampling.ray import make_on_ray
 from grpo.sampling.shard import SampledProblem, Shard, writing_file
 from grpo.scoring.scorer import Scorer
+from grpo.scoring.walls import check_walls
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0
@@ -133,6 +134,7 @@ class Worker:
 
     def _problems_of(self, task: SampleTask) -> list[Problem]:
         if self._problems[0] != task.name:
+            check_walls(chosen_problems(task), self.job.scoring)
             self._problems = task.name, prompted_by(chosen_problems(task), task.template, task.zero_template)
         return self._problems[1]
 

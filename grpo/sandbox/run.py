@@ -112,6 +112,24 @@ def protections(means: Means | None = None) -> dict[str, bool]:
     }
 
 
+def missing_walls() -> str | None:
+    """What programs can do on this machine because a wall does not stand, on one line; None if all stand."""
+    standing = protections()
+    can = [text for wall, text in _WITHOUT.items() if not standing[wall]]
+    return f"programs that a model wrote run here without these walls of the sandbox: {', '.join(can)}" if can else None
+
+
+_WITHOUT = {
+    "no_network": "they reach the network",
+    "sees_only_system_files": "they read this user's files",
+    "writes_only_its_own_files": "they write this user's files",
+    "cannot_signal_others": "they can end this user's processes",
+    "sees_only_own_processes": "they see other processes",
+    "gains_no_namespaces": "they can make namespaces and hold memory beyond the limit",
+}
+"""What a program can do without each of the protections."""
+
+
 @functools.cache
 def _means() -> Means:
     """The first of the candidates, strongest first, that can run a program."""

@@ -1,0 +1,23 @@
+"""Programs that a model wrote run in a sandbox, whose walls depend on the machine: said before they run, or refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from grpo.config.scoring import Scoring
+from grpo.data.records import Problem
+from grpo.errors import InputError
+from grpo.sandbox.run import missing_walls
+
+logger = logging.getLogger(__name__)
+
+
+def check_walls(problems: Iterable[Problem], settings: Scoring) -> None:
+    """Warns if answers to these problems are programs, and a wall of the sandbox does not stand here. Raises
+    InputError instead where the settings require the walls."""
+    if not any(problem.verifier == "code" for problem in problems) or not (missing := missing_walls()):
+        return
+    if settings.sandbox == "walls":
+        raise InputError(f"scoring.sandbox is 'walls', but {missing}; see docs/sandbox.md")
+    logger.warning("%s; scoring.sandbox = 'walls' would refuse to run them; see docs/sandbox.md", missing)
