@@ -150,6 +150,18 @@ def _train_in_parallel(rows: list[Row]) -> None:
         print(f"{row.type:28} two processes {_figure(row.processes)} {row.note if isinstance(found, str) else ''}")
 
 
+def _found(file: Path | None) -> list[Row]:
+    """Rows of an earlier run that was cut off."""
+    if file is None or not file.exists():
+        return []
+    return [Row(**row) for row in json.loads(file.read_text())]
+
+
+def _keep(rows: list[Row], file: Path | None) -> None:
+    if file:
+        file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
 def _one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 140)
 
@@ -186,21 +198,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="write the rows here, and keep those it has")
     parser.add_argument("--write", type=Path, help="replace the table of this page")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    rows = []
+    rows: list[Row] = _found(args.json)
     variants = [name for name in OF_TYPE if ":" in name]
-    for kind in args.types or sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]):
+    missing = {*(args.types or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants])} - {row.type for row in rows}
+    for kind in sorted(missing):
         row = examine(kind, args.device)
         rows.append(row)
+        _keep(rows, args.json)
         print(f"{row.type:28} {row.way:8} {' '.join(_figure(v) or '-' for v in row.figures):40} {row.note}", flush=True)
-    _train_in_parallel([row for row in rows if row.checkpointing is not None])
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    rows.sort(key=lambda row: row.type)
+    _train_in_parallel([row for row in rows if row.checkpointing is not None and row.processes is None])
+    _keep(rows, args.json)
     if args.write:
         before = args.write.read_text().partition(MARK)[0]
         args.write.write_text(f"{before}{MARK}\n\n{_page(rows)}")

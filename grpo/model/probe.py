@@ -52,6 +52,25 @@ def own_scores(model: Any) -> list[Tensor]:
     return scores
 
 
+def check_gradients(model: Any) -> None:
+    """Raises what transformers' own forward and backward passes raise on a sequence that is trained: some models refuse
+    that, as Reformer's classes do outside training mode. No weight gets a gradient."""
+    prompt, completion = probe_sequences(model)[0]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.detach().requires_grad_() * 1)
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        ids = torch.tensor([[*prompt, *completion]], device=model.device)
+        states = backbone_of(model)(input_ids=ids, use_cache=False).last_hidden_state
+        if states.requires_grad:  # not where tokens are embedded by another module
+            states.sum().backward()
+    finally:
+        hook.remove()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 @torch.no_grad()
 def logprob_difference(model: Any, expected: list[Tensor]) -> str | None:
     """What differs from `own_logprobs` in the way that the model is set to run, in a few words; None: nothing that

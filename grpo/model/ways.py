@@ -19,6 +19,7 @@ from grpo.model.packed.attention import NAME, UNFUSED, is_unfused
 from grpo.model.packed.by_rows import run_by_rows, runs_by_rows
 from grpo.model.probe import (
     attention_as,
+    check_gradients,
     decoded_difference,
     generated_difference,
     logprob_difference,
@@ -54,6 +55,7 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
     try:
         set_attention(loaded, "eager")
         expected = own(loaded)
+        check_gradients(loaded)
     except Exception as error:  # any model may fail in any way
         raise InputError(f"{model}: transformers cannot run this model here: {_in_one_line(error)}") from error
     packed = NAME if hardware.fused else UNFUSED

@@ -58,3 +58,9 @@ def test_a_type_whose_generate_contradicts_its_forward_pass_is_refused() -> None
     row = examine("camembert")
     assert (row.way, row.logprobs) == ("refused", None)
     assert "its generate differs from its forward pass by" in row.note
+
+
+def test_a_type_that_only_trains_in_training_mode_is_refused() -> None:
+    row = examine("reformer")
+    assert row.way == "refused"
+    assert "AssertionError: If you want to train `ReformerModel`" in row.note
