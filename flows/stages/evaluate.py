@@ -31,7 +31,7 @@ from tasks.judges.base import Judge
 from tasks.judges.calibration import judge_agreement, rubric_metrics
 from tasks.judges.create import make_judge
 from tasks.judges.prompt_digests import EVALUATION_DIGESTS, verifying_digests
-from tasks.judges.verifying import check_comparable, judge_of_samples
+from tasks.judges.verifying import check_comparable, judge_of_samples, judged_answers
 from tasks.report.tables import markdown
 from tasks.store.manifest import Manifest
 
@@ -95,7 +95,7 @@ def build(context: Context) -> Outcome:
             }
             for of in config.sets
         ]
-    context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware, judge=sampling_judge)
+    result = context.run_job("sample", out=raw, tasks=tasks, hardware=config.hardware, judge=sampling_judge)
     samples = {name: read_samples(raw / name) for name in stages.values()}
     scores = {name: problem_scores(_reasoning(rows), problems, config.k) for name, rows in samples.items()}
     table = closing_table(samples, problems, scores, config, judge)
@@ -109,6 +109,7 @@ def build(context: Context) -> Outcome:
     write_scores(context.out, scores)
     (context.out / TABLE).write_text(json.dumps(table, indent=2))
     metrics = {f"{name}/{metric}": value for name, row in table.items() for metric, value in numbers(row).items()}
+    metrics |= judged_answers(result)
     shown = [_shown(name, s, problems[s.problem_id]) for name, rows in samples.items() for s in rows[:20]]
     return Outcome(
         counts={name: len(rows) for name, rows in samples.items()}, metrics=metrics, tables={"samples": shown}

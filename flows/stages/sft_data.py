@@ -33,7 +33,7 @@ from grpo.data.template import form_of
 from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.prompt_digests import PROMPT_DIGESTS, verifying_digests
-from tasks.judges.verifying import judge_of_samples
+from tasks.judges.verifying import judge_of_samples, judged_answers
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
@@ -137,7 +137,7 @@ def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]
 def _sample(
     context: Context, shards: Sequence[ProblemShard], folder: Path, judge: JudgeSettings | None
 ) -> dict[str, float]:
-    """Samples every shard that is missing. Returns the cost."""
+    """Samples every shard that is missing. Returns the cost, and what the judge did."""
     config: SFTData = context.config
     missing = [shard for shard in shards if not shard.samples(folder).exists()]
     logger.info("%d of %d shards are sampled already", len(shards) - len(missing), len(shards))
@@ -162,7 +162,7 @@ def _sample(
         hardware=config.hardware,
         ray=config.ray,
     )
-    return {"sampling_device_hours": result["engine_s"] / 3600}
+    return {"sampling_device_hours": result["engine_s"] / 3600} | judged_answers(result)
 
 
 def _calibrate(context: Context, shards: Sequence[ProblemShard], folder: Path) -> dict[str, float]:

@@ -62,13 +62,13 @@ def run_sampling(job: SampleJob) -> None:
         shift = parallel.rank * len(places) // parallel.world
         worker.make_all(places[shift:] + places[:shift])
         worker.close()
-    parallel.barrier()
+    judged = dict(sum(parallel.all_gather(progress.judge), Counter[str]()))
     if parallel.is_main:
         for place in places:
             writing_file(place.path).unlink(missing_ok=True)  # left by a killed worker
         progress.log()
         total = sum(place.problems for place in places)
-        write_result(job.result, total, total, engine_s=progress.engine_s)
+        write_result(job.result, total, total, engine_s=progress.engine_s, judge=judged)
     parallel.close()
 
 
@@ -102,6 +102,7 @@ class Worker:
         self._problems: tuple[str, list[Problem]] = ("", [])
         self._engine: tuple[object, TextEngine] | None = None
         self._scorer: tuple[object, Scorer] | None = None
+        self._told: Counter[str] = Counter()  # counts of the scorer's judge so far
 
     def make_all(self, places: Sequence[Place]) -> None:
         """Samples shards until all exist, made by this worker or another."""
@@ -131,6 +132,10 @@ class Worker:
         problems = self._problems_of(place.task)[place.start : place.stop]
         shard = Shard(place.task, problems, self.job.seed, self.progress.add)
         shard.make(path, journal, engine, scorer, self.job.scoring.max_failure_share)
+        if scorer.judge is not None:
+            counts = Counter(scorer.judge.voter.counts.to_dict())
+            self.progress.merge(Window(judge=counts - self._told))
+            self._told = counts
 
     def _problems_of(self, task: SampleTask) -> list[Problem]:
         if self._problems[0] != task.name:
@@ -167,7 +172,7 @@ class Worker:
     def _close_scorer(self) -> None:
         if self._scorer is not None:
             self._scorer[1].close()
-            self._scorer = None
+            self._scorer, self._told = None, Counter()
 
     def close(self) -> None:
         self._close_engine()
@@ -185,6 +190,7 @@ class Window:
     failures: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)  # number of scored completions by source
     right: Counter[str] = field(default_factory=Counter)
+    judge: Counter[str] = field(default_factory=Counter)  # see grpo/judging/counts.py
 
 
 class Progress:
@@ -197,7 +203,7 @@ class Progress:
         self.places, self.metrics = places, metrics
         self.of = sum(place.problems for place in places)
         self.devices = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
-        self.window = Window()
+        self.window, self.judge = Window(), Counter[str]()
         self.began = self.since = time.perf_counter()
         self.tokens = self.problems = self.logged = 0
 
@@ -220,6 +226,7 @@ class Progress:
             setattr(self.window, name, getattr(self.window, name) + value)
         self.tokens += more.tokens + more.prompt_tokens
         self.problems += more.problems
+        self.judge += more.judge
         if time.perf_counter() - self.since > _LOG_S:
             self.log()
 

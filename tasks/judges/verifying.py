@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -29,6 +30,14 @@ def judge_of_samples(settings: JudgeSettings, *files: Path) -> JudgeSettings | N
             )
         return None
     return settings if judged or settings.decides_unsure or settings.audit_share else None
+
+
+def judged_answers(result: Mapping[str, Any]) -> dict[str, float]:
+    """What the judge of a sampling job did, from the job's result, as metrics of a stage: verdicts that were asked for,
+    those that it did not reach, and replies that were known from before. Empty without a judge."""
+    counts = result.get("judge") or {}
+    names = {"items": "answers_judged", "items/undecided": "answers_undecided", "remembered": "judge_replies_known"}
+    return {shown: counts.get(name, 0) for name, shown in names.items()} if counts else {}
 
 
 def check_comparable(judge: Judge, problems: Sequence[Problem]) -> None:
