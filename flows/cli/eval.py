@@ -51,6 +51,12 @@ def add(commands: Any) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
     command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--export-lm-eval",
+        type=Path,
+        metavar="DIR",
+        help="write the sets as tasks of lm-evaluation-harness to a new folder, print its commands, and ask nothing",
+    )
     command.add_argument("--json", action="store_true", help="print the result as JSON, the last line of stdout")
 
 
@@ -61,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
     evaluation, sets = settings(args)
     problems = read_sets(sets, args.seed)
+    if args.export_lm_eval is not None:
+        return _export(evaluation, problems, args.export_lm_eval.expanduser())
     key = identity(evaluation, sets, problems)
     folder = home() / "evaluations" / key[:16]
     try:
@@ -71,6 +79,15 @@ def run(args: argparse.Namespace) -> int:
     _show(table, folder)
     if args.json:
         print(json.dumps({"model": args.model, "digest": evaluation.policy, "folder": str(folder), "sets": table}))
+    return 0
+
+
+def _export(evaluation: ModelEvaluation, problems: dict[str, Any], folder: Path) -> int:
+    from tasks.evaluation.sets.lm_eval import commands, export_tasks
+
+    tasks = export_tasks(problems, evaluation.sampling, evaluation.samples_per_problem, folder)
+    print(f"{len(tasks)} tasks are in {folder}; pip install 'lm-eval[hf]', then one of", file=sys.stderr)
+    print("\n".join(commands(evaluation.model, tasks, folder)))
     return 0
 
 

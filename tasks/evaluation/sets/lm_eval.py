@@ -1,0 +1,109 @@
+"""Test sets as tasks of EleutherAI's lm-evaluation-harness, for who wants the numbers that others report.
+
+A folder has, of each set, NAME.jsonl with columns question and answer, and r1_NAME.yaml, the task. The prompts are
+those that `r1 eval` asks. The harness compares texts: what it finds in the last box, or between answer tags, with the
+reference. Our verifiers know that 1/2 is 0.5, so their numbers tend to be higher.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo.config.common import Sampling
+from grpo.data.records import Problem
+from grpo.data.template import AnswerStyle, form_of
+from grpo.errors import InputError
+from tasks.evaluation.sets.metrics import UNVOTED
+
+PREFIX = "r1_"
+"""Of the tasks' names, which the harness must not know already."""
+_BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_TAGS = r"<answer>\s*(.*?)\s*</answer>"
+_ANSWER: dict[AnswerStyle, str] = {"boxed": _BOX, "tags": f"(?s){_TAGS}", "auto": f"(?s)(?:{_BOX}|{_TAGS})"}
+"""What stands where an answer is marked; the last is taken. Braces in a box may be two deep."""
+_IGNORED = [",", r"\$", r"\.$", r"\s", r"^\(|\)$"]
+"""In both texts before they are compared: separators of thousands, dollar signs, a closing full stop, spaces, and
+parentheses around."""
+
+
+def export_tasks(
+    problems: Mapping[str, Sequence[Problem]], sampling: Sampling, samples: int, folder: Path
+) -> list[str]:
+    """Writes a task of each set to `folder` and returns the tasks' names. `samples`: of each problem; above 1 there is
+    a majority vote beside the first one.
+
+    Raises:
+        InputError: the folder is not empty, or a set has answers that no comparison of texts can check.
+    """
+    tasks = {name: _task(name, of_set, sampling, samples, folder) for name, of_set in problems.items()}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: exists and is not an empty folder; name a new one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, task in tasks.items():
+        rows = [{"question": p.messages[0]["content"], "answer": p.answer} for p in problems[name]]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+        (folder / f"{PREFIX}{name}.yaml").write_text(yaml.safe_dump(task, sort_keys=False, width=10**6), "utf-8")
+    return [PREFIX + name for name in tasks]
+
+
+def commands(model: str, tasks: Sequence[str], folder: Path) -> list[str]:
+    """Commands that run the tasks: in the harness's own process, and at an endpoint, such as `vllm serve MODEL`."""
+    common = f"--tasks {','.join(tasks)} --include_path {shlex.quote(str(folder))} --apply_chat_template"
+    endpoint = f"model={model},base_url=http://localhost:8000/v1/chat/completions,num_concurrent=64"
+    return [
+        f"lm_eval --model hf --model_args {shlex.quote(f'pretrained={model}')} {common}",
+        f"lm_eval --model local-chat-completions --model_args {shlex.quote(endpoint)} {common}",
+    ]
+
+
+def _task(name: str, problems: Sequence[Problem], sampling: Sampling, samples: int, folder: Path) -> dict[str, Any]:
+    for problem in problems:
+        if problem.verifier in UNVOTED:
+            raise InputError(
+                f"--export-lm-eval: answers of {name!r} have verifier {problem.verifier!r}, which is no comparison of "
+                "texts; lm-eval has tasks of its own for programs and instructions"
+            )
+        if len(problem.messages) != 1:
+            raise InputError(f"--export-lm-eval: problem {problem.id} of {name!r} has several messages, a task has one")
+    styles = {form_of(problem).style for problem in problems}
+    if len(styles) != 1:
+        raise InputError(f"--export-lm-eval: {name!r} has answers in several styles; give --answer-style")
+    extract = {"function": "regex", "regex_pattern": _ANSWER[styles.pop()], "group_select": -1}
+    first = {"name": "first", "filter": [extract, {"function": "take_first"}]}
+    votes = [{**extract}, {"function": "majority_vote"}, {"function": "take_first"}]
+    return {
+        "task": PREFIX + name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder.resolve() / f"{name}.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "question",
+        "doc_to_target": "answer",
+        "num_fewshot": 0,
+        "repeats": samples,
+        "generation_kwargs": {
+            "until": [],
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_gen_toks": sampling.max_new_tokens,
+        },
+        "filter_list": [first, *([{"name": f"maj@{samples}", "filter": votes}] if samples > 1 else [])],
+        "metric_list": [
+            {
+                "metric": "exact_match",
+                "aggregation": "mean",
+                "higher_is_better": True,
+                "ignore_case": True,
+                "regexes_to_ignore": _IGNORED,
+            }
+        ],
+        "metadata": {"version": 1.0},
+    }
