@@ -27,12 +27,16 @@ def fuzz(check: Callable[..., Any], record: Callable[[str, object], None], **inp
         count += 1
         check(**values)
 
-    phases = (Phase.explicit, Phase.generate, Phase.shrink)
-    common = settings(deadline=None, database=None, phases=phases, suppress_health_check=[*HealthCheck])
-    target = given(**inputs)(counted)
+    def run(**options: Any) -> None:
+        phases = (Phase.explicit, Phase.generate, Phase.shrink)
+        common = settings(deadline=None, database=None, phases=phases, suppress_health_check=[*HealthCheck])
+        number = options.pop("number", None)
+        target = settings(common, **options)(given(**inputs)(counted))
+        (target if number is None else seed(number)(target))()
+
     if not budget:
-        settings(common, max_examples=SHORT, derandomize=True)(target)()
+        run(max_examples=SHORT, derandomize=True)
     began = time.monotonic()
     while time.monotonic() - began < budget:
-        seed(time.time_ns())(settings(common, max_examples=ROUND)(target))()
+        run(max_examples=ROUND, number=time.time_ns())
     record("inputs", count)

@@ -1,0 +1,104 @@
+"""How many answers that try to be accepted without being right are accepted, per verifier and per judge.
+
+python benchmarks/gaming.py [--judge FOLDER ...] [--output docs/measured/gaming.md]
+
+The cases are benchmarks/gaming.jsonl. `--judge`: folders of chat models, each asked as the local judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gaming_cases import Case, cases
+from machine import machine
+
+from grpo.config.judge import JudgeSettings
+from grpo.judging.voting import Claim
+from grpo.rewards.verifiers import verify
+from tasks.judges.create import make_judge
+
+RULES = ("exact", "number", "math", "choice")
+Verdicts = list[bool | None]
+"""Accepted or not, case by case; None: undecided."""
+
+
+def by_rule(asked: Sequence[Case]) -> Verdicts:
+    return [verify(case.problem, case.answer) == 1.0 for case in asked]
+
+
+def by_judge(folder: Path) -> Callable[[Sequence[Case]], Verdicts]:
+    def ask(asked: Sequence[Case]) -> Verdicts:
+        judge = make_judge(JudgeSettings(kind="local", path=folder, max_tokens=96, ask_again=False))
+        claims = [Claim(case.problem.text, case.problem.answer, case.answer or "(no answer)") for case in asked]
+        named = {"correct": True, "incorrect": False, "undecided": None}
+        return [named[verdict] for verdict in judge.correct_all(claims)]
+
+    return ask
+
+
+def table(asked: Sequence[Case], columns: dict[str, Verdicts]) -> list[str]:
+    """A row a kind; in the cells how many of how many are accepted, and how many are undecided."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for number, case in enumerate(asked):
+        kinds[case.kind].append(number)
+    order = sorted(kinds, key=lambda kind: (kind == "honest", kind))
+    attacks = [number for number, case in enumerate(asked) if not case.honest]
+    rows = [(kind, kinds[kind]) for kind in order if kind != "honest"]
+    rows += [("**all attacks**", attacks), ("**honest**", kinds["honest"])]
+    lines = [f"| kind | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    return lines + [
+        f"| {kind} | {' | '.join(_cell([verdicts[n] for n in numbers]) for verdicts in columns.values())} |"
+        for kind, numbers in rows
+    ]
+
+
+def _cell(verdicts: Verdicts) -> str:
+    undecided = verdicts.count(None)
+    return f"{verdicts.count(True)} of {len(verdicts)}" + (f", {undecided} undecided" if undecided else "")
+
+
+def rule_table(asked: Sequence[Case]) -> list[str]:
+    """Accepted of all, per verifier: a column a verifier, attacks and honest answers."""
+    lines = ["| verifier | attacks accepted | honest answers accepted |", "|---|---|---|"]
+    for rule in RULES:
+        of = [case for case in asked if case.problem.verifier == rule]
+        attacks, honest = ([case for case in of if case.honest is wanted] for wanted in (False, True))
+        lines.append(f"| `{rule}` | {_cell(by_rule(attacks))} | {_cell(by_rule(honest))} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--judge", type=Path, nargs="*", default=[])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    asked = cases()
+    columns = {"rules": by_rule(asked), **{f"judge {path.name}": by_judge(path)(asked) for path in options.judge}}
+    attacks = sum(not case.honest for case in asked)
+    text = "\n".join(
+        [
+            "# Answers that try to be accepted without being right",
+            "",
+            f"`python benchmarks/gaming.py` on {machine()}.",
+            f"{attacks} attacks and {len(asked) - attacks} honest answers of",
+            "[`benchmarks/gaming.jsonl`](../../benchmarks/gaming.jsonl): question, gold answer, verifier.",
+            "`tests/benchmarks/test_gaming.py` holds the rules to zero on both sides. An answer that wins reward",
+            "in a run of yours and should not: add it there.",
+            "",
+            *rule_table(asked),
+            "",
+            "By kind of attack, accepted of all:",
+            "",
+            *table(asked, columns),
+        ]
+    )
+    if options.output:
+        options.output.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
