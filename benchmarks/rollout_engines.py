@@ -59,7 +59,7 @@ def load_ours(case: Case) -> Engine:
             """A completion ends at its own length, and at no mark."""
 
             def ended(self, eos_id: int) -> list[int]:
-                ends = [limits[prompt][number] for prompt, number in self.whose]
+                ends = [limits[prompt][number] for prompt, number in self.owners]
                 return [row for row, count in enumerate(self.counts.flatten().tolist()) if count == ends[row]]
 
         sampler._Rows = Limited  # type: ignore[misc]

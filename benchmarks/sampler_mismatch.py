@@ -23,7 +23,8 @@ from torch.nn.functional import linear
 
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
-from grpo.model import decoder, head
+from grpo.model import head
+from grpo.model.decode import step_rows
 from grpo.model.decode.partial_attention import attention_in_float32
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.model.logprobs import completion_logprobs
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--head", choices=("float32", "narrow"), default="float32")
     args = parser.parse_args()
     if args.operations == "cuda":
-        decoder.partial_attention = attention_in_float32
+        step_rows.partial_attention = attention_in_float32
     if args.head == "narrow":
         head.float32_linear = token_logprobs.float32_linear = linear
     folder = str(smollm2(args.build))

@@ -12,13 +12,19 @@ from grpo.config.common import Sampling
 from grpo.model.decoding import sample_tokens, supports
 
 CANDIDATES = 1024
-"""Most probable tokens that top-p considers first; all are sorted only where their mass is too small."""
+"""Most probable tokens that top-p considers first on a CPU; all are sorted only where their mass is too small. A GPU
+sorts all of them: to look at their mass the host would have to wait."""
 
 
 def uniforms_of(seeds: Sequence[int], size: int, length: int) -> Tensor:
     """Random numbers in [0, 1) for `size` completions of each of P seeds, one a token: [P * size, length]."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     return torch.cat([torch.rand(size, length, dtype=torch.float64, generator=generator) for generator in generators])
+
+
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn from logits on `device`: there, but MPS has no float64 for the cumulative masses."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def draw_tokens(logits: Tensor, settings: Sampling, uniforms: Tensor, *, fused: bool = True) -> tuple[Tensor, Tensor]:
@@ -77,8 +83,9 @@ def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
 
 def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Masses of the most probable tokens that together hold `kept` [B, 1], descending, others 0; and their tokens."""
-    descending, order = masses.topk(min(CANDIDATES, masses.shape[1]))
-    if (descending.sum(1, keepdim=True) < kept).any():
+    candidates = min(CANDIDATES, masses.shape[1]) if masses.device.type == "cpu" else masses.shape[1]
+    descending, order = masses.topk(candidates)
+    if candidates < masses.shape[1] and (descending.sum(1, keepdim=True) < kept).any():
         descending, order = masses.sort(1, descending=True)
     # A token stays if the mass before it is below the share kept, so the most probable one always stays.
     outside = descending.cumsum(1) - descending >= kept

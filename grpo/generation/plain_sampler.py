@@ -14,7 +14,8 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
-from grpo.generation.draw import draw_tokens, uniforms_of
+from grpo.generation.draw import draw_tokens, drawing_device, uniforms_of
+from grpo.model.decoding import to_device
 from grpo.model.head import base_of
 from grpo.model.plain import generate
 
@@ -45,19 +46,21 @@ def sample_groups_plain(
 def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, uniforms: Tensor) -> list[Completion]:
     """A completion of each of B prompts [B, P]; `uniforms` [B, T]: random numbers of their tokens."""
     drawn_logprobs: list[Tensor] = []
+    uniforms = to_device(uniforms, drawing_device(prompts.device))
 
     def draw(logits: Tensor) -> Tensor:
         of_step = uniforms[:, len(drawn_logprobs)]
-        tokens, logprobs = draw_tokens(logits.cpu(), settings, of_step, fused=False)
+        tokens, logprobs = draw_tokens(logits.to(of_step.device), settings, of_step, fused=False)
         drawn_logprobs.append(logprobs)
         return tokens
 
     rows = generate(model, prompts, settings.max_new_tokens, eos_id, draw).tolist()
     logprobs = torch.stack(drawn_logprobs, 1).tolist()
-    return [_completion(*row, eos_id) for row in zip(rows, logprobs, strict=True)]
+    return [completion_of(*row, eos_id) for row in zip(rows, logprobs, strict=True)]
 
 
-def _completion(tokens: list[int], logprobs: list[float], eos_id: int) -> Completion:
+def completion_of(tokens: list[int], logprobs: list[float], eos_id: int) -> Completion:
+    """The completion that `tokens` begin with: up to their first end token."""
     finished = eos_id in tokens
     count = tokens.index(eos_id) + 1 if finished else len(tokens)
     return Completion(tokens[:count], logprobs[:count], finished)

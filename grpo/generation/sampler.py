@@ -15,22 +15,31 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
-from grpo.generation.draw import draw_tokens, uniforms_of
-from grpo.generation.plain_sampler import sample_groups_plain
+from grpo.generation.draw import draw_tokens, drawing_device, uniforms_of
+from grpo.generation.plain_sampler import completion_of, sample_groups_plain
 from grpo.model.decoder import Decoder
-from grpo.model.decoding import is_worth_prepacking
+from grpo.model.decoding import is_worth_prepacking, to_device
 from grpo.model.loading import decodes_packed, plain_attention
 from grpo.processes import malloc
+
+LOOKS = {"cpu": 1}
+"""Steps between two looks at which completions have ended, by type of device."""
+STEPS_BETWEEN_LOOKS = 8
+"""On all other devices, where the host has to wait for a look. Until then completions go on, and what they draw after
+their end is dropped."""
 
 
 class _Rows:
     """The unfinished completions, one a row of each table, and the random numbers of their tokens.
 
-    The tables lie where the logits are, so that a step copies no more than which rows have ended.
+    The tables lie where the logits are: a step copies nothing to the host but, every few steps, which rows have ended.
     """
 
     def __init__(self, length: int, device: torch.device):
         self.device = device
+        self.between_looks = LOOKS.get(device.type, STEPS_BETWEEN_LOOKS)
+        self.step, self.joined = 0, list[int]()  # steps so far, and of each row the step at which it came
+        self.with_end = torch.zeros(0, dtype=torch.bool, device=device)  # rows that have drawn the end token
         self.owners: list[tuple[int, int]] = []  # (prompt, number of its completion)
         self.counts = torch.zeros(0, 1, dtype=torch.long, device=device)  # tokens so far
         self.uniforms = torch.zeros(0, length, dtype=torch.float64, device=device)  # one a token, in [0, 1)
@@ -40,10 +49,11 @@ class _Rows:
     def join(self, prompts: Sequence[int], size: int, seeds: Sequence[int]) -> None:
         length = self.tokens.shape[1]
         self.owners += [(prompt, number) for prompt in prompts for number in range(size)]
-        self.uniforms = torch.cat([self.uniforms, uniforms_of(seeds, size, length).to(self.device)])
-        self.counts, self.tokens, self.logprobs = (
-            torch.cat([table, table.new_zeros(len(prompts) * size, table.shape[1])])
-            for table in (self.counts, self.tokens, self.logprobs)
+        self.joined += [self.step] * (len(prompts) * size)
+        self.uniforms = torch.cat([self.uniforms, to_device(uniforms_of(seeds, size, length), self.device)])
+        self.counts, self.tokens, self.logprobs, self.with_end = (
+            torch.cat([table, table.new_zeros(len(prompts) * size, *table.shape[1:])])
+            for table in (self.counts, self.tokens, self.logprobs, self.with_end)
         )
 
     def draw(self, logits: Tensor, settings: Sampling, fused: bool) -> Tensor:
@@ -53,27 +63,33 @@ class _Rows:
         self.tokens.scatter_(1, self.counts, tokens[:, None])
         self.logprobs.scatter_(1, self.counts, logprobs[:, None])
         self.counts += 1
+        self.step += 1
         return tokens
 
     def ended(self, eos_id: int) -> list[int]:
-        """Rows whose last token is the end token, or that have reached the maximum length."""
-        ended = (self.tokens.gather(1, self.counts - 1) == eos_id) | (self.counts == self.tokens.shape[1])
-        return ended.flatten().nonzero().flatten().tolist()
+        """Rows that have drawn the end token, or that have reached the maximum length; none between two looks."""
+        self.with_end |= (self.tokens.gather(1, self.counts - 1) == eos_id).squeeze(1)
+        length = self.tokens.shape[1]
+        if self.step % self.between_looks and self.step - min(self.joined) < length:
+            return []
+        ended = self.with_end.tolist()
+        return [row for row, joined in enumerate(self.joined) if ended[row] or self.step - joined == length]
 
     def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
-        index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        chosen = (table[index].tolist() for table in (self.counts.squeeze(1), self.tokens, self.logprobs))
+        chosen = (self._of(rows, table).tolist() for table in (self.counts.squeeze(1), self.tokens, self.logprobs))
         return [
-            Completion(tokens[:count], logprobs[:count], tokens[count - 1] == eos_id)
+            completion_of(tokens[:count], logprobs[:count], eos_id)
             for count, tokens, logprobs in zip(*chosen, strict=True)
         ]
 
     def keep(self, rows: list[int]) -> None:
-        self.owners = [self.owners[row] for row in rows]
-        index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self.counts, self.uniforms, self.tokens, self.logprobs = (
-            table.index_select(0, index) for table in (self.counts, self.uniforms, self.tokens, self.logprobs)
+        self.owners, self.joined = [self.owners[row] for row in rows], [self.joined[row] for row in rows]
+        self.counts, self.uniforms, self.tokens, self.logprobs, self.with_end = (
+            self._of(rows, table) for table in (self.counts, self.uniforms, self.tokens, self.logprobs, self.with_end)
         )
+
+    def _of(self, rows: list[int], table: Tensor) -> Tensor:
+        return table.index_select(0, to_device(torch.tensor(rows, dtype=torch.long), self.device))
 
 
 def seed_of(seed: int, *parts: int) -> int:
@@ -139,8 +155,7 @@ def _sample(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    # MPS has no float64, which the cumulative probabilities need.
-    draws_on = torch.device("cpu") if decoder.device.type == "mps" else decoder.device
+    draws_on = drawing_device(decoder.device)
     rows, logits = _Rows(settings.max_new_tokens, draws_on), None
     ended: dict[int, dict[int, Completion]] = {i: {} for i in waiting}
     while waiting or rows.owners:
@@ -164,5 +179,5 @@ def _sample(
                 if len(ended[prompt]) == per_prompt:
                     yield prompt, [ended[prompt][i] for i in range(per_prompt)]
             rows.keep(remaining)
-            tokens = tokens[remaining]
+            tokens = tokens.index_select(0, to_device(torch.tensor(remaining, dtype=torch.long), draws_on))
         logits = decoder.step(tokens) if rows.owners else None

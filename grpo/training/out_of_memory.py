@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from grpo.model.decoder import KeyValues
+from grpo.model.decode.cache import KeyValues
 
 REMEDIES = {
     "weights": "set hardware.dtype = 'bfloat16' or raise hardware.processes, which divide them",

@@ -20,6 +20,7 @@ from grpo.rl.methods import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.update import Update
 from grpo.training.totals import Totals
+from tests.support.device_waits import CAUSAL_BIAS, DeviceWaits, causal_mask
 
 STAND_IN = Parallel(0, 1, 0, torch.device("meta"))
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
@@ -75,3 +76,18 @@ def test_a_micro_batch(model_folder: str, method: str, hardware: dict[str, Any])
     assert gradients and all(gradient is not None and gradient.is_meta for gradient in gradients)
     with pytest.raises((NotImplementedError, RuntimeError)):  # what a wait would look like
         totals.read()
+
+
+@pytest.mark.parametrize(("method", "waits"), [("grpo", 2), ("dpo", 2), ("ppo", 3)])
+def test_an_update_waits_for_its_metrics_and_for_each_gradient_norm(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch, method: str, waits: int
+) -> None:
+    """However many micro-batches it has. What is read decides whether the optimizer steps. PPO clips two models."""
+    update = update_of(model_folder, method)
+    monkeypatch.setattr(CAUSAL_BIAS, causal_mask)
+    update.settings = update.settings.model_copy(update={"micro_batch_tokens": 8})  # two micro-batches
+    monkeypatch.setattr(update.optimizer, "step", lambda: None)  # fused AdamW has no kernel for the meta device
+    with DeviceWaits() as found:
+        update(rollout(), [0, 1], 0)
+    assert len(found.found) == waits, found.found
+    assert [shape for _, shape in found.found[1:]] == [()] * (waits - 1)

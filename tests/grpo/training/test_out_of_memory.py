@@ -10,7 +10,7 @@ from torch import nn
 
 from grpo import train
 from grpo.config.jobs import JobBase
-from grpo.model.decoder import KeyValues
+from grpo.model.decode.cache import KeyValues
 from grpo.training.out_of_memory import explain, held_bytes
 
 CPU = torch.device("cpu")
