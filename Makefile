@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check test test-system test-all test-slow fuzz architectures lint ui vllm clean
+.PHONY: install demo check test test-system test-all test-slow fuzz chaos architectures lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -44,6 +44,11 @@ test-slow: $(INSTALLED)
 # New inputs for every target of tests/fuzz, FUZZ_SECONDS each: hours in all. `make test` has a short form.
 fuzz: $(INSTALLED)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest tests/fuzz --numprocesses auto
+
+# Stages of a small recipe under every kind of fault, five tries each, against undisturbed runs; writes docs/reliability.md.
+# Hours; the same command goes on where it was stopped.
+chaos: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --write docs/reliability.md
 
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)

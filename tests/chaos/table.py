@@ -1,0 +1,58 @@
+"""The journal of tries and the page that is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.trial import BY_RERUN, CLEAR, HEALED, WRONG
+
+OUTCOMES = (HEALED, BY_RERUN, CLEAR, WRONG)
+
+
+def read(journal: Path) -> list[dict[str, Any]]:
+    """The tries of a journal: the newest record of each. A line that a kill cut off is left out."""
+    newest: dict[tuple[str, int, int], dict[str, Any]] = {}
+    if journal.exists():
+        for line in journal.read_text().splitlines():
+            try:
+                record = json.loads(line)
+                newest[record["kind"], record["number"], record["seed"]] = record
+            except (ValueError, KeyError, TypeError):
+                continue
+    return [*newest.values()]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: fault / tries / outcomes."""
+    counts: dict[str, Counter[str]] = {}
+    for record in records:
+        counts.setdefault(record["kind"], Counter())[record["outcome"]] += 1
+    lines = [f"| fault | tries | {' | '.join(OUTCOMES)} |", "|---|---:|---:|---:|---:|---:|"]
+    for kind in sorted(counts, key=str.lower):
+        numbers = [counts[kind].total(), *(counts[kind][outcome] for outcome in OUTCOMES)]
+        lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
+    every = sum(counts.values(), Counter())
+    totals = [every.total(), *(every[outcome] for outcome in OUTCOMES)]
+    lines.append(f"| **all {len(counts)} kinds** | {' | '.join(f'**{n}**' for n in totals)} |")
+    return "\n".join(lines)
+
+
+def wrong(records: list[dict[str, Any]]) -> str:
+    """One line for each try that went wrong."""
+    lines = [f"- {r['kind']} (try {r['number']}, {r['commit']}): {r['why']}" for r in records if r["outcome"] == WRONG]
+    return "\n".join(lines)
+
+
+def page(path: Path, records: list[dict[str, Any]], command: str, machine: str) -> None:
+    """Write the table into a page, between the marks <!-- table --> and <!-- end -->."""
+    before, _, rest = path.read_text().partition("<!-- table -->")
+    after = rest.partition("<!-- end -->")[2]
+    commits = ", ".join(f"{c} ({n})" for c, n in Counter(r["commit"] for r in records).most_common())
+    seeds = ", ".join(sorted({str(r["seed"]) for r in records}))
+    parts = [f"`{command}`, seed {seeds}; {machine}; tries by commit: {commits}.", table(records)]
+    if named := wrong(records):
+        parts.append(f"What went wrong:\n\n{named}")
+    path.write_text(f"{before}<!-- table -->\n" + "\n\n".join(parts) + f"\n<!-- end -->{after}")
