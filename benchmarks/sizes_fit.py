@@ -137,7 +137,7 @@ ALL = ("loading", "sampling", "measuring", "update")
 
 
 def too_large(a: Architecture, choice: str, gpu: str, phases: tuple[str, ...]) -> str:
-    """Which phases fit on no number of devices, and what they hold at least."""
+    """Phases that fit on no number of devices, each with the least memory that it needs, GB."""
     fits = [*tried(a, choice, gpu, phases)]
     if not fits:
         return "vLLM over 8"

@@ -40,7 +40,7 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """One line."""
+    """One line of `r1 plan`: the way the base model would run, and why it is not the packed one."""
     if found["attention"] is None:
         return f"base.model is not checked: {found['reason']}"
     why = f", not packed ({found['reason']}): slower, see docs/models.md" if found["reason"] else ""

@@ -14,10 +14,10 @@ class OnReply(Protocol):
     """Follows the requests of a batch. Called in any thread."""
 
     def begin(self, index: int) -> None:
-        """Before the dialogue of this index is asked. May raise, and then nothing more is asked."""
+        """Called before the dialogue at `index` is sent. If it raises, no further dialogue is sent."""
 
     def end(self, index: int, reply: Reply | None) -> None:
-        """After it; None where it raised."""
+        """Called with the reply, None where the request failed."""
 
 
 class ChatModel(Protocol):

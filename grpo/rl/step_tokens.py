@@ -41,11 +41,11 @@ class _Block:
         self._offset = before - len(self._text(start))
 
     def characters(self, until: int) -> int:
-        """Of all tokens before `until`."""
+        """Number of characters of all tokens before `until`."""
         return self._offset + len(self._text(until))
 
     def complete(self, last: int) -> int:
-        """Characters of all tokens up to `last`, without one that is cut off there."""
+        """Number of characters of all tokens up to `last`; a character that is cut off there does not count."""
         return self._offset + len(self._text(last + 1).rstrip(INCOMPLETE))
 
     def reaching(self, characters: int) -> int:

@@ -73,7 +73,7 @@ def run_sampling(job: SampleJob) -> None:
 
 
 def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
-    """The shards of a task, in order."""
+    """Problems and output file of each shard of a task, in order."""
     folder = job.out / task.name
     folder.mkdir(parents=True, exist_ok=True)
     count = len(chosen_problems(task)) if task.first is not None else _rows(task.problems)

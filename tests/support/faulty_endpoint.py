@@ -47,7 +47,7 @@ class FaultyEndpoint(ThreadingHTTPServer):
         self.thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that close a connection are part of the game."""
+        """Silent: tests close connections on purpose."""
 
 
 class Handler(BaseHTTPRequestHandler):

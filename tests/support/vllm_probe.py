@@ -29,7 +29,7 @@ from grpo.generation.vllm.local import LocalVLLM
 
 
 def forward_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> torch.Tensor:
-    """What transformers gives each token, one sequence at a time: no padding, no cache."""
+    """Log-probabilities of the completion's tokens by transformers, one sequence at a time: no padding, no cache."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
     chosen = torch.tensor(completion)[:, None]

@@ -120,7 +120,7 @@ class Rows:
 
     @property
     def seen(self) -> Tensor:
-        """Index of each key, [R, P + L]."""
+        """Index of each key, [R, P + L]: the shared prompt first, then the row's own tokens."""
         return torch.cat([self.before, self.places], 1)
 
     @property

@@ -52,7 +52,7 @@ def test_what_was_answered_is_not_asked_again(endpoint: FaultyEndpoint, tmp_path
     assert second.correct_all(CLAIMS) == EXPECTED and len(endpoint.bodies) == 6
     assert second.counts["remembered"] == second.counts["asked"] == 6 and second.counts["requests"] == 0
     second.close()
-    other = voter(endpoint, tmp_path, max_tokens=99)  # asked otherwise, it may reply otherwise
+    other = voter(endpoint, tmp_path, max_tokens=99)  # other settings are not remembered
     assert other.correct_all(CLAIMS[:1]) == [False] and len(endpoint.bodies) == 7
     other.close()
 

@@ -51,7 +51,7 @@ def test_a_type_that_runs_plain(kind: str) -> None:
     row = examine(kind)
     assert row.way == "plain", row
     assert max(figures(row)) <= WRONG
-    assert row.note  # what differs
+    assert row.note  # names the module that differs
 
 
 def test_a_type_whose_generate_contradicts_its_forward_pass_is_refused() -> None:

@@ -36,7 +36,7 @@ def test_a_completion_that_fails_twice_is_one_broken_completion():
 
 
 def test_general_prompts_have_no_steps():
-    scorer = Scorer({"format": {}}, Scoring(workers=1), step_reward="reduction")  # which needs a number to compare with
+    scorer = Scorer({"format": {}}, Scoring(workers=1), step_reward="reduction")  # "reduction" needs a numeric answer
     try:
         general = dataclasses.replace(PROBLEM, domain="general", answer="", verifier="none")
         scored = scorer.start(general, responses("<think>2 + 2</think><answer>hello</answer>")).finish()

@@ -41,7 +41,7 @@ def right(_: int, body: dict[str, Any]) -> str:
 
 
 def in_turn(*acts: str | None) -> Callable[[int, dict[str, Any]], str | None]:
-    """What each request gets; the last, from then on."""
+    """Replies with one act per request, in this order; the last one repeats."""
     return lambda number, _: acts[min(number, len(acts) - 1)]
 
 

@@ -21,7 +21,7 @@ EXACT = 2e-4
 
 
 def probe(out: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[dict]:
-    """What tests/support/vllm_probe.py saw, for each rank."""
+    """Results of tests/support/vllm_probe.py, one per rank."""
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     command = [PYTHON, *launcher, ROOT / "tests/support/vllm_probe.py", *arguments]
     done = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True)
