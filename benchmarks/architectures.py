@@ -44,7 +44,7 @@ MARK = "<!-- the rest is written by `make architectures` -->"
 
 @dataclass
 class Row:
-    """What was found for one model type."""
+    """Results for one model type."""
 
     type: str
     way: str  # one of WAYS

@@ -1,4 +1,4 @@
-"""What benchmarks/growth.py measures: points of its axes, each a job for one process or several."""
+"""The measurements of benchmarks/growth.py: points of its axes, each a job for one process or several."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass
 class Rollouts:
-    """What both losses read, row by row: token ids, and a number a completion (advantages) or a token (the others)."""
+    """The inputs of both losses, by row: token ids, and a number per completion (advantages) or token (the others)."""
 
     prompts: list[list[int]]
     completions: list[list[int]]

@@ -1,4 +1,4 @@
-"""What both sides of benchmarks/grpo_vs_trl.py do: the case, its reward and what they report."""
+"""The work of both sides of benchmarks/grpo_vs_trl.py: the case, its reward and the figures that they report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLIP = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """What both sides do: every step asks the same prompts."""
+    """The work of both sides: every step asks the same prompts."""
 
     folder: str
     model: str

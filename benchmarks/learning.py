@@ -31,7 +31,7 @@ def run(seed: int, recipe: str) -> dict[str, Any]:
 
 
 def claims(result: dict[str, Any]) -> dict[str, tuple[float, bool]]:
-    """What must hold: claim -> (the number, whether it holds). Points are percentage points of pass@1, shares are in
+    """The claims: claim -> (the number, whether it holds). Points are percentage points of pass@1, shares are in
     percent."""
     table = result["checkpoints"]
     rewards = next(stage["metrics"] for stage in result["stages"] if stage["name"] == "reward_models")
@@ -97,7 +97,7 @@ def markdown(runs: list[dict[str, Any]], recipe: str) -> str:
 
 
 def behaviour(runs: list[dict[str, Any]]) -> list[str]:
-    """What the checkpoints before and after alignment do with general prompts."""
+    """Responses of the checkpoints before and after alignment to general prompts."""
     shown = {
         "refusal": "refuses harmful",
         "over_refusal": "refuses look-alikes",

@@ -1,4 +1,4 @@
-"""What the recipe is measured against: each method from the same Dev1, on the same problems, for several seeds.
+"""Methods that the recipe is measured against: each from the same Dev1, on the same problems, for several seeds.
 
 python benchmarks/methods.py [--seeds 0 1 2] [--folder build/methods] [--output docs/measured/methods.md]
     [--plot docs/measured/images/methods.png]

@@ -1,4 +1,4 @@
-"""What orchestration costs: a recipe's wall time beside its trainers run by themselves, and a run that reuses all.
+"""The cost of orchestration: a recipe's wall time beside its trainers run by themselves, and a run that reuses all.
 
 python benchmarks/overhead.py [--recipe tiny] [--set SECTION.FIELD=VALUE ...] [--json]
 

@@ -1,4 +1,4 @@
-"""What `r1 plan` says of a base model in a local folder: whether it runs packed, plain or not at all."""
+"""How a base model in a local folder would run, for `r1 plan`: packed, plain or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARE_OF_MEMORY = 0.5
 
 
 def check(recipe: Recipe) -> dict[str, Any] | None:
-    """What `grpo.check_model` found, in a process of its own: a model's files are untrusted, and its memory is given
+    """The result of `grpo.check_model`, in a process of its own: a model's files are untrusted, and its memory is given
     back. None without a local folder.
 
     Raises:

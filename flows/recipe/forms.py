@@ -68,7 +68,7 @@ EvaluatedStages = Annotated[
 
 
 def schema(flow: Any) -> dict[str, Any]:
-    """What the form of a flow's deployment is drawn from.
+    """The JSON schema that the form of a flow's deployment is drawn from.
 
     A field that may be left out is drawn as what it is, without a switch between its type and "None": in the values of
     a run Prefect takes null for a field that is not required and has no default, unless it is a model or a choice. In

@@ -33,7 +33,7 @@ ZeroTemplate = Annotated[str, BeforeValidator(lambda text: BOXED_ZERO_TEMPLATE i
 
 
 class Problems(Section):
-    """What is asked, and what is held out."""
+    """The problems that are asked, and those that are held out."""
 
     sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems/sources.py.")
     answer_style: AnswerStyle = Field(

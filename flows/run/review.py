@@ -1,4 +1,4 @@
-"""What a person sees of a data set at a gate with a review: examples, each as Markdown."""
+"""Examples of a data set, as Markdown, that a person sees at a gate with a review."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages report that end in a checkpoint of one trainer."""
+"""The outcome of stages that end in a checkpoint of one trainer."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RunContext(BaseModel):
 
 @dataclass
 class Outcome:
-    """What a stage reports about the output in its `out` folder."""
+    """A stage's report on the output in its `out` folder."""
 
     counts: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

@@ -190,7 +190,7 @@ def reasoning_span(completion: str) -> tuple[int, int]:
 
 
 def after_reasoning(completion: str) -> str:
-    """What follows the last reasoning block; nothing if it is never closed, all of it if there is none."""
+    """The text after the last reasoning block; nothing if it is never closed, all of it if there is none."""
     end = max((tag.end() for tag in _CLOSING.finditer(completion)), default=0)
     return _OPENING.split(completion[end:], maxsplit=1)[0]
 

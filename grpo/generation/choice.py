@@ -25,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of its sampler."""
+    """Requirements of a job on its sampler."""
 
     sampling: Sampling | None = None  # None: not known yet, and log-probabilities are not needed
     packed: bool = True  # whether the model consists of attention layers that were found right

@@ -1,4 +1,4 @@
-"""What every health check has: its settings, its state and its result."""
+"""The base of all health checks: its settings, its state and its result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HealthEvent:
 
 @dataclass
 class CheckState:
-    """What one check remembers of earlier steps; part of every checkpoint, field by field."""
+    """One check's memory of earlier steps; part of every checkpoint, field by field."""
 
     bad: int = 0  # consecutive bad values
     good: int = 0  # consecutive good values

@@ -1,4 +1,4 @@
-"""What happened while a judge judged, in numbers that add up and that can be added up over shards.
+"""Counts of a judge's requests and verdicts: numbers that add up and that can be added up over shards.
 
 Names, all of them sums:
 
@@ -73,7 +73,7 @@ class JudgeCounts:
             self.add("seconds", time.monotonic() - began)
 
     def shares(self) -> dict[str, float]:
-        """What a reader asks first; a share of nothing is left out.
+        """The shares that a reader looks at first; a share of nothing is left out.
 
         undecided_share of items; repaired_share of questions; position_bias: share of pairs asked in both orders whose
         winner changed with the order; first_share: how often the first won where one won, 0.5 if order means nothing.

@@ -1,4 +1,4 @@
-"""What a judge needs of a language model: replies to dialogues."""
+"""Language models as a judge uses them: dialogues in, replies out."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ ASK_AGAIN = {
     "contradictory": "it holds several verdicts that differ",
     "too_long": "it was cut off because it became too long; keep the analysis to a sentence or two",
 }
-"""What the model is told about an unreadable reply, by the reply's outcome."""
+"""The message that asks again after an unreadable reply, by the reply's outcome."""
 
 
 def again(dialogue: list[Message], reply: Reply, outcome: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What training asks a model for: hidden states and log-probabilities of given sequences, with gradients.
+"""A model as training uses it: hidden states and log-probabilities of given sequences, with gradients.
 
 Packed (`grpo.model.packed`) where the model was found to compute the same that way, else by transformers' own forward
 pass on rows of one length. `grpo.model.probe` decides, once, when the model is loaded.

@@ -15,7 +15,7 @@ from grpo.errors import InputError
 
 
 class Criterion(NamedTuple):
-    """What a response should do, or, with a negative weight, should not."""
+    """Something that a response should do or, with a negative weight, should not do."""
 
     text: str
     weight: float

@@ -1,4 +1,4 @@
-"""What rewards measure on the text of a completion alone: tags, repetition, and what the reasoning concludes."""
+"""Measures of a completion's text alone: tags, repetition, and what the reasoning concludes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class CreditInputs:
 
 @dataclass
 class Credit:
-    """What the update learns from each completion; lists run over completions."""
+    """Learning signals of a group for the update; lists run over completions."""
 
     advantages: list[Tensor]  # one a token
     returns: list[Tensor] | None = None

@@ -12,7 +12,7 @@ CONTEXT = 8
 """Tokens that are decoded before them: a token's text depends on its neighbours. One character may take four tokens,
 and some tokenizers drop a space at the beginning."""
 INCOMPLETE = "\ufffd"
-"""What a character is decoded as whose last bytes are missing."""
+"""The replacement character: decoded where a character's last bytes are missing."""
 
 
 def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> list[int]:

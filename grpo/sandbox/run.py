@@ -43,7 +43,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use. CPU time is each process's own, in whole seconds.
+    """Resources that one run may use. CPU time is each process's own, in whole seconds.
 
     A thread counts as a process; a file counts for at least 4 KiB of the disk.
     """

@@ -1,4 +1,4 @@
-"""What a judge is asked about a group of responses, and what its verdicts are worth as rewards."""
+"""Questions to a judge about a group of responses, and the rewards that its verdicts become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device held when its memory ran out, and which setting gives some back."""
+"""The message when a device runs out of memory: what it held, and which setting frees some."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMEDIES = {
     "activations and logits": "lower micro_batch_tokens or set hardware.gradient_checkpointing = true",
     "unused by fragments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 }
-"""What lessens each part, by its name."""
+"""Settings that reduce each part, by its name."""
 GB = 1e9
 
 

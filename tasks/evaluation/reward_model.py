@@ -75,7 +75,7 @@ def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, f
 
 
 def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: float) -> list[dict[str, float]]:
-    """What was predicted and what came true, in ten bins of equal width from `lowest` to 1.
+    """Predicted and observed shares, in ten bins of equal width from `lowest` to 1.
 
     Of a label the prediction is that it is "safe". Of a pair it is that the response of the higher score is the chosen
     one: sigma(|r_w - r_l|), from 0.5. In bins of sigma(r_w - r_l) itself the share right would be 0 below a half and 1

@@ -40,7 +40,7 @@ class Collision:
 
 @dataclass(frozen=True)
 class Match:
-    """What a text shares with a held-out prompt: all its tokens ("equal") or n in a row ("overlapping")."""
+    """The overlap of a text with a held-out prompt: all its tokens ("equal") or n in a row ("overlapping")."""
 
     kind: Literal["equal", "overlapping"]
     held_out_id: str

@@ -140,7 +140,7 @@ def split(
 
 
 def normalise(text: str) -> str:
-    """What makes two prompts the same: composed Unicode (x² stays unlike x2), no case, single spaces."""
+    """The text by which prompts are compared: composed Unicode (x² stays unlike x2), no case, single spaces."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 

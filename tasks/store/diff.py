@@ -1,4 +1,4 @@
-"""What differs between two configurations, and why two artifacts of a stage have different keys."""
+"""Differences between two configurations, and the reasons why two artifacts of a stage have different keys."""
 
 from __future__ import annotations
 

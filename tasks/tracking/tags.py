@@ -27,14 +27,14 @@ STALE_TAG = "r1flow.stale"
 BEFORE_TAG = "r1flow.before"
 """The run that a run is compared with in its name."""
 DIFFERS_TAG = "r1flow.differs"
-"""What differs from that run, separated by "; "."""
+"""Differences from that run, separated by "; "."""
 
 HOST_TAG, PROCESS_TAG = "r1flow.host", "r1flow.process"
 """The process that records a run."""
 
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
-"""What MLflow shows as a run's description."""
+"""The run's description in MLflow."""
 
 SHA256_TAG, URI_TAG, MODEL_STAGE_TAG = "sha256", "uri", "stage"
 """Of logged models, model versions and data sets: the artifact's digest, its folder and its stage."""

@@ -1,4 +1,4 @@
-"""What the workers themselves make of the pools' templates, held against the types of Docker's and Kubernetes' APIs."""
+"""The pools' templates as the workers render them, held against the types of Docker's and Kubernetes' APIs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_process_has_else_the_gpus_of_its_worker(monkeypatch: pytest.MonkeyPat
 
 
 def container(pool: str, **values: Any) -> dict[str, Any]:
-    """What the worker would hand to Docker's API, in its types; names that docker does not know raise."""
+    """The worker's arguments to Docker's API, in its types; names that docker does not know raise."""
     configuration = render("docker", pool, **values)
     unconnected = docker.DockerClient(base_url="tcp://127.0.0.1:1", version="1.47")
     settings = DockerWorker._build_container_settings(None, unconnected, configuration)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[R1]:
 
 @pytest.fixture(scope="session")
 def first_run(r1: R1) -> dict[str, Any]:
-    """What `r1 run --json` printed for the first run in the session's home."""
+    """The output of `r1 run --json` for the first run in the session's home."""
     return {**r1.tiny("run"), "sets": SMALLER}
 
 

@@ -108,7 +108,7 @@ class Installation(R1):
         return sorted(found, key=lambda run: run["created"])
 
     def tracked_runs(self, tag: str, value: str, experiment: str = "tiny") -> list[dict[str, Any]]:
-        """What MLflow's server knows of the runs of an experiment that have this tag."""
+        """The runs of an experiment with this tag, from MLflow's server."""
         url = f"http://127.0.0.1:{self.mlflow_port}/api/2.0/mlflow"
         found = httpx.get(f"{url}/experiments/get-by-name", params={"experiment_name": experiment}, timeout=120)
         asked = {"experiment_ids": [found.json()["experiment"]["experiment_id"]], "filter": f"tags.`{tag}` = '{value}'"}

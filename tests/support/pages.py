@@ -25,7 +25,7 @@ SEND_S = 300
 SMALL_R1 = [
     value for value in SMALLER if not value.startswith(("r1_zero", "distill", "rlhf_ppo", "process_reward_model"))
 ]
-"""What the full recipe needs to be small."""
+"""Overrides that make the full recipe small."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the processes of test_parallel.py do: functions that every process of a team calls, and the team itself."""
+"""The work of the processes of test_parallel.py: functions that every process of a team calls, and the team itself."""
 
 from __future__ import annotations
 

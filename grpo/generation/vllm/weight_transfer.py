@@ -74,7 +74,7 @@ class Sender:
         self._device = _device(backend)
 
     def rendezvous(self) -> dict[str, Any]:
-        """What a receiver needs to know. `connect` waits for all receivers."""
+        """The rendezvous as receivers get it. `connect` waits for all receivers."""
         return {
             "address": self.address,
             "port": self._store.port,

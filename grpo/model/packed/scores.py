@@ -1,4 +1,4 @@
-"""What a layer does to its attention scores: scale, window, softcap and sinks, and attention by its definition."""
+"""A layer's treatment of its attention scores: scale, window, softcap and sinks, and attention by its definition."""
 
 from __future__ import annotations
 

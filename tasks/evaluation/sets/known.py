@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["answer", "choices", "tests", "constraints"]
-"""What a row has beside its question: a reference answer; a right and some wrong choices; tests of a program in
+"""Content of a row beside its question: a reference answer; a right and some wrong choices; tests of a program in
 LiveCodeBench's columns; instructions in IFEval's columns."""
 
 

@@ -106,7 +106,7 @@ class EvaluationSet(SetData):
 
     @property
     def data(self) -> SetData:
-        """What the set is, without how it is asked."""
+        """The set's data, without the settings of sampling."""
         return SetData(**{name: getattr(self, name) for name in SetData.model_fields})
 
     @property

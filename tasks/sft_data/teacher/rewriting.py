@@ -39,7 +39,7 @@ FORMS = {
     "solution to the reader and ends with the result in \\boxed{}.",
     "summary": "Write the thought between <think> and </think>, then the answer for the reader.",
 }
-"""What a teacher is told about the form, by answer style (`auto` takes boxed); summary: where nothing is boxed."""
+"""The form in words for a teacher, by answer style (`auto` takes boxed); summary: where nothing is boxed."""
 _LONGEST = 200_000  # characters of a trajectory
 
 
@@ -72,7 +72,7 @@ def requests(
 
 
 def form_told(problem: Problem) -> str:
-    """What a teacher is told about the form of a completion to the problem."""
+    """The form of a completion to the problem, in words for a teacher."""
     form = form_of(problem)
     return FORMS["tags" if form.style == "tags" else "summary" if form.whole else "boxed"]
 

@@ -39,7 +39,7 @@ class Teacher(BaseModel):
 
     @property
     def identity(self) -> str:
-        """What its samples name as their policy."""
+        """The name of the teacher in its samples' field `policy`."""
         if isinstance(self.engine, Endpoint):
             return self.engine.model
         return self.engine.function if isinstance(self.engine, OwnEngine) else str(self.model)

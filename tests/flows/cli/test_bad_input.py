@@ -1,4 +1,4 @@
-"""What a person gets wrong: one clear line, exit code 2, no traceback, nothing half-published."""
+"""Wrong input: one clear line, exit code 2, no traceback, nothing half-published."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Running:
             )
 
     def post_run(self, **options: object) -> httpx.Response:
-        """What a stranger would do first: create a flow."""
+        """An attacker's first request: create a flow."""
         return httpx.post(f"{self.url}/api/flows/", json={"name": "shell"}, timeout=60, **options)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What the files in deployments/ ask for: a deployment for every flow, forms, pools that cannot wait for each other."""
+"""The resources in deployments/: a deployment for every flow, forms, pools that cannot wait for each other."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(resour
 
 
 def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
-    """What a form sends: its values, and defaults of fields that they leave out, all the way down."""
+    """The parameters that a form sends: its values, and defaults of fields that they leave out, all the way down."""
     sent = {name: field["default"] for name, field in model["properties"].items() if "default" in field} | values
     for name, field in model["properties"].items():
         if name in sent and isinstance(sent[name], dict) and "$ref" in field:

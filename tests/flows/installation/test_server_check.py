@@ -1,4 +1,4 @@
-"""What is said where no Prefect server is."""
+"""The message where no Prefect server answers."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_lock_is_abandoned_when_its_holder_was_killed_not_when_it_was_given_ba
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_configuration_means_the_same_after_its_journey(name: str) -> None:
-    """What a flow run gets as JSON makes the same key."""
+    """The JSON parameters of a flow run make the same key."""
     recipe = load_recipe(name)
     steps = [step for pipeline in PIPELINES.values() for step in _steps(pipeline.graph, recipe)]
     assert len(steps) >= 11  # of the graph r1 alone

@@ -31,7 +31,7 @@ def start(home: Path) -> subprocess.Popen[str]:
 
 
 def made(process: subprocess.Popen[str]) -> dict:
-    """What a run that comes to its end prints."""
+    """The JSON that a finished run prints."""
     output, _ = process.communicate(timeout=1200)
     assert process.returncode == 0
     found = json.loads(output.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What a prompt keeps a judged text from doing."""
+"""A judged text cannot break out of its prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a judge's words."""
+"""Verdicts as read from a judge's replies."""
 
 from __future__ import annotations
 

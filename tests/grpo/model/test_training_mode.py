@@ -1,4 +1,4 @@
-"""What a model computes does not change when it is trained."""
+"""A model computes the same in training mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool of killable processes owes: an item that misbehaves costs itself, and nobody is left behind."""
+"""A pool of killable processes: an item that misbehaves costs itself, and nobody is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the text of a completion."""
+"""Measures of a completion's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each token earned, by the credit of each method."""
+"""Each token's credit, by method."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_more_problems_change_no_sample_of_those_before(once, tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_random_moments_the_shards_are_the_same_to_the_byte(once, tmp_path):
-    """What a killed worker had finished is not asked again, and two workers share the shards."""
+    """Requests that a killed worker had finished are not sent again, and two workers share the shards."""
     path, asked = job(tmp_path), tmp_path / "asked"
     environment = {**ENVIRONMENT, "R1FLOW_TEST_ASKED": str(asked), "R1FLOW_TEST_PAUSE_S": "0.02"}
     lines = lambda: asked.read_text().splitlines() if asked.exists() else []  # noqa: E731

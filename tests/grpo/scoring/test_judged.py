@@ -1,4 +1,4 @@
-"""What a judge's verdicts are worth: a real endpoint on a socket that knows the answer or fails."""
+"""Rewards from a judge's verdicts: a real endpoint on a socket that knows the answer or fails."""
 
 from __future__ import annotations
 

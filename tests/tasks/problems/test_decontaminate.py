@@ -1,4 +1,4 @@
-"""What collides and what does not, on prompts whose tokens can be counted by hand."""
+"""Collisions, on prompts whose tokens can be counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a whole problem, on both sides of each boundary."""
+"""Filters of whole problems, on both sides of each boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between configurations."""
+"""Differences between configurations."""
 
 from __future__ import annotations
 

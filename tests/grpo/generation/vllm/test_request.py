@@ -1,4 +1,4 @@
-"""What is asked of vLLM, and what is refused before it is asked."""
+"""Requests to vLLM, and those that are refused before they are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a teacher is asked for a general prompt."""
+"""The request to a teacher for a general prompt."""
 
 from __future__ import annotations
 
