@@ -8,12 +8,28 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from flows.cli import artifacts, chat, compare, data, deploy, eval, export, plan, promote, report, run, ui, up, why
+from flows.cli import (
+    artifacts,
+    chat,
+    compare,
+    data,
+    deploy,
+    eval,
+    export,
+    plan,
+    promote,
+    report,
+    run,
+    ui,
+    up,
+    verify,
+    why,
+)
 from flows.home import home, prepare_environment
 from grpo.errors import InputError
 
 MODULES = [run, plan, artifacts, why, data, compare, report, eval, chat]
-MODULES += [promote, export, ui, deploy, up]
+MODULES += [promote, export, verify, ui, deploy, up]
 """In the order of `r1 --help`; each adds what it can do."""
 
 COMMANDS = {
@@ -29,6 +45,7 @@ COMMANDS = {
     "chat": chat.run,
     "promote": promote.run,
     "export": export.run,
+    "verify": verify.run,
     "ui": ui.run,
     "deploy": deploy.run,
     "up": up.run,

@@ -43,7 +43,7 @@ class OrphanSweeper:
     def sweep(self, last: bool = False) -> None:
         """Ends flow runs that have had no process for long (at once in the `last` sweep), and schedules crashed recipes
         again."""
-        live_runs = {run.id: (run, self._deployed(run)) for run in _runs(self.client, _LIVE)}
+        live_runs = {run.id: (run, self._deployed(run)) for run in runs_in(self.client, _LIVE)}
         runs = [run for run, deployed in live_runs.values() if deployed is not None]
         present = living()
         now = time.monotonic()
@@ -58,7 +58,7 @@ class OrphanSweeper:
             if run.id in self.missing and now - self.missing[run.id] >= patience_s:
                 self._end(run)
         if self.recipes:
-            for run in _runs(self.client, [StateType.CRASHED], sorted(self.recipes)):
+            for run in runs_in(self.client, [StateType.CRASHED], sorted(self.recipes)):
                 if str(run.id) in present:  # it is alive, but was too busy to send its heartbeat
                     continue
                 self.recipes.discard(run.id)
@@ -89,7 +89,8 @@ class OrphanSweeper:
         self.client.set_flow_run_state(run.id, state, force=True)
 
 
-def _runs(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | None = None) -> list[FlowRun]:
+def runs_in(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | None = None) -> list[FlowRun]:
+    """Flow runs in states of these types, of all or of those with these ids."""
     filters: dict[str, Any] = {"state": {"type": {"any_": types}}}
     if ids is not None:
         filters["id"] = {"any_": ids}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -60,6 +60,17 @@ def stale_reasons(store: Store) -> dict[str, str]:
     return reasons
 
 
+def current_digests(store: Store) -> set[str]:
+    """Digests of the current artifacts of all recipes and seeds."""
+    return {digest for slots in _pointers(store).values() for digest in slots.values()}
+
+
+def dangling_pointers(store: Store, digests: Container[str]) -> list[tuple[Path, str]]:
+    """Files that point to a current artifact that is not among `digests`, with its digest."""
+    pointers = [(path, path.read_text().strip()) for path in _pointer_files(store)]
+    return [(path, digest) for path, digest in pointers if digest not in digests]
+
+
 def _reason(
     manifest: Manifest,
     current: Mapping[str, Manifest],
@@ -92,10 +103,14 @@ def _pointer_folder(store: Store, recipe: str, seed: int) -> Path:
 def _pointers(store: Store) -> dict[tuple[str, int], dict[str, str]]:
     """(recipe, seed) -> slot -> digest of the current artifact."""
     pointers: dict[tuple[str, int], dict[str, str]] = {}
-    for path in sorted(store.root.glob(f"{_FOLDER}/*-*/*.{_SUFFIX}")):
+    for path in _pointer_files(store):
         recipe, _, seed = path.parent.name.rpartition("-")
         pointers.setdefault((unquote(recipe), int(seed)), {})[path.stem] = path.read_text().strip()
     return pointers
+
+
+def _pointer_files(store: Store) -> list[Path]:
+    return sorted(store.root.glob(f"{_FOLDER}/*-*/*.{_SUFFIX}"))
 
 
 def _point(folder: Path, manifest: Manifest) -> bool:

@@ -137,6 +137,21 @@ class Store:
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def idle(self, *keys: str) -> Iterator[bool]:
+        """Holds the locks of `keys`, if no process does. Yields whether it could; does not wait."""
+        with contextlib.ExitStack() as stack:
+            for key in keys:
+                try:
+                    file = stack.enter_context((self.root / "locks" / f"{key}.lock").open("rb"))
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except FileNotFoundError:
+                    continue  # nobody ever worked on it here
+                except BlockingIOError:
+                    yield False
+                    return
+            yield True
+
     def is_abandoned(self, key: str, since: datetime) -> bool:
         """Whether a process of this host took the lock of `key` after `since` and died while holding it.
 

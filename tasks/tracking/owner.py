@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 from grpo.processes.lifetime import process_name
 from tasks.tracking.connection import Connection
@@ -16,14 +17,24 @@ def owner_tags() -> dict[str, str]:
     return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or ""}
 
 
+def runs_of_dead_processes(connection: Connection) -> list[str]:
+    """Ids of the runs that dead processes of this host left RUNNING."""
+    condition = " and ".join(["attributes.status = 'RUNNING'", *with_tags({HOST_TAG: socket.gethostname()})])
+    runs = connection.client.search_runs(connection.experiments(), condition, max_results=10_000)
+    return [run.info.run_id for run in runs if not is_alive(run.data.tags)]
+
+
+def is_alive(tags: Mapping[str, str]) -> bool:
+    """Whether the process that records a run, by its tags, is alive, or may be: on another host."""
+    pid, _, _ = tags.get(PROCESS_TAG, "").partition(" ")
+    # A process is named by its id and its start time, so a reused id does not count.
+    known = tags.get(HOST_TAG) == socket.gethostname() and pid.isdecimal()
+    return not known or tags[PROCESS_TAG] == process_name(int(pid))
+
+
 def end_runs_of_dead_processes(connection: Connection) -> list[str]:
     """Mark the runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
-    killed = []
-    condition = " and ".join(["attributes.status = 'RUNNING'", *with_tags({HOST_TAG: socket.gethostname()})])
-    for run in connection.client.search_runs(connection.experiments(), condition, max_results=10_000):
-        pid, _, _ = run.data.tags.get(PROCESS_TAG, "").partition(" ")
-        # A process is named by its id and its start time, so a reused id does not count.
-        if pid.isdecimal() and run.data.tags[PROCESS_TAG] != process_name(int(pid)):
-            connection.client.set_terminated(run.info.run_id, "KILLED")
-            killed.append(run.info.run_id)
+    killed = runs_of_dead_processes(connection)
+    for run_id in killed:
+        connection.client.set_terminated(run_id, "KILLED")
     return killed

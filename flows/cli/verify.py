@@ -1,0 +1,84 @@
+"""`r1 verify`: compares the store with itself, with MLflow and with Prefect, and mends what it can."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from flows.home import home, read_state, store, tracking
+
+if TYPE_CHECKING:
+    from tasks.store.audit import Flaw
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser("verify", help="what is damaged, missing, left over, or running without a process")
+    command.add_argument("--repair", action="store_true", help="set damaged artifacts aside, end dead runs, clean up")
+    command.add_argument(
+        "--quick", action="store_true", help="read only files that changed since they were compared with their hashes"
+    )
+    command.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what is wrong, and mends it with --repair. Returns 0 where nothing is left that is wrong, else 1."""
+    found: list[dict[str, Any]] = []
+    for finding in findings(quick=args.quick):
+        done = finding.repair() if args.repair and finding.repair else ""
+        entry = {"kind": finding.kind, "what": finding.what, "said": finding.said, "repaired": done}
+        found.append(entry)
+        end = f"; {done}" if done else f"; {finding.remedy}" if finding.remedy else ""
+        print(f"{finding.kind:<8}  {finding.what}: {finding.said}{end}", file=sys.stderr if args.json else sys.stdout)
+    left = [entry for entry in found if not entry["repaired"]]
+    if args.json:
+        print(json.dumps({"home": str(home()), "findings": found, "left": len(left)}))
+    if not found:
+        print(f"nothing is wrong in {home()}", file=sys.stderr)
+    elif left:
+        remedy = "" if args.repair else "; `r1 verify --repair` mends what can be mended"
+        print(f"{len(left)} wrong{remedy}", file=sys.stderr)
+    else:
+        print(f"{len(found)} mended; the next run makes again what was set aside", file=sys.stderr)
+    return 1 if left else 0
+
+
+def findings(*, quick: bool) -> Iterator[Flaw]:
+    """What is wrong in the store, in MLflow and in Prefect. MLflow and Prefect are left out where this home never used
+    them and no server is named.
+
+    Raises:
+        InputError: a server that is named does not answer.
+    """
+    from tasks.store.audit import audit
+    from tasks.tracking.audit import audit_tracking
+
+    digests = yield from audit(store(), every_byte=not quick)
+    record = tracking()
+    if record.sqlite and not record.sqlite.exists():
+        return
+    yield from audit_tracking(record, digests)
+    with _prefect() as local:
+        if local is not None:
+            from flows.installation.lost_runs import audit_prefect
+
+            yield from audit_prefect(record, local=local)
+
+
+@contextlib.contextmanager
+def _prefect() -> Iterator[bool | None]:
+    """A Prefect server to ask: the one in the settings, or else one for the home's database. Yields whether its workers
+    are all on this machine, None if there is nothing to ask."""
+    from flows.prefect_server import keeps_runs, prefect_server
+
+    if not keeps_runs() and not (home() / "prefect" / "prefect.db").exists():
+        yield None
+        return
+    with prefect_server(home() / "logs"):
+        from prefect.settings import PREFECT_API_URL
+
+        yield not keeps_runs() or read_state(home()).get("prefect") == PREFECT_API_URL.value()

@@ -1,0 +1,127 @@
+"""What is wrong in a store, and how it is mended: damaged artifacts, inputs that are gone, leftovers of attempts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.store.checks import changed_file
+from tasks.store.manifest import Manifest, examine
+from tasks.store.stale import dangling_pointers
+from tasks.store.store import Store
+
+QUARANTINE = "quarantine"
+"""Folder of the store with damaged artifacts that were set aside. `r1 prune` empties it."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """One thing that is wrong. `what` names it, `said` says what is wrong with it.
+
+    `repair` mends it and returns what it did, "" if it could not; None where only another run can, and then `remedy`
+    says which.
+    """
+
+    kind: Literal["corrupt", "missing", "orphaned", "running"]
+    what: str
+    said: str
+    repair: Callable[[], str] | None = None
+    remedy: str = ""
+
+
+def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set[str]]:
+    """Everything that is wrong in a store. Returns the digests of the artifacts that are whole.
+
+    Without `every_byte`, files that have not changed since they were last compared with their hashes are not read. What
+    a live process works on is left alone.
+    """
+    whole: list[Manifest] = []
+    for folder in sorted(store.root.glob("artifacts/*/*/*/")):
+        manifest, problem = examine(folder)
+        if manifest is not None and not problem:
+            problem = changed_file(store.root, manifest, every_byte=every_byte)
+        if not problem and manifest is not None:
+            whole.append(manifest)
+        elif folder.exists():  # not pruned meanwhile
+            yield Flaw("corrupt", _name(store, folder), problem or "", _setting_aside(store, folder))
+    digests = {manifest.digest for manifest in whole}
+    for manifest in whole:
+        yield from _missing_inputs(store, manifest, digests)
+    for pointer, digest in dangling_pointers(store, digests):
+        said = f"the current artifact {digest[:12]} is not in the store, or damaged"
+        yield Flaw("missing", _name(store, pointer), said, _removing(pointer))
+    yield from _leftovers(store, {manifest.key for manifest in whole})
+    return digests
+
+
+def _missing_inputs(store: Store, manifest: Manifest, digests: set[str]) -> Iterator[Flaw]:
+    for name, ref in manifest.inputs.items():
+        if ref.stage is not None and ref.digest not in digests:
+            said = f"its input {name}, {ref.stage} {(ref.key or ref.digest)[:12]}, is not in the store, or damaged"
+            remedy = "the recipe that made it makes it again; `r1 prune` removes this one if no run needs it"
+            yield Flaw("missing", _name(store, manifest.path), said, remedy=remedy)
+
+
+def _leftovers(store: Store, keys: Iterable[str]) -> Iterator[Flaw]:
+    """Work that no attempt can continue: its artifact was published, or its record is damaged."""
+    for work in sorted(store.root.glob("work/*/")):
+        key, forced = attempt_record(work)
+        if key is None:
+            said = "the record of the attempt is damaged"
+        elif not (work / "out").is_dir() or (key in keys and not forced):
+            said = "its artifact was published"
+        else:
+            continue
+        names = [key] if key else [path.stem for path in store.root.glob(f"locks/{work.name.rpartition('-')[2]}*.lock")]
+        with store.idle(*names) as idle:
+            pass
+        if idle:
+            yield Flaw("orphaned", _name(store, work), said, _removing_work(store, work, names))
+
+
+def attempt_record(work: Path) -> tuple[str | None, bool]:
+    """Key of the attempt that a work folder belongs to (None if its record is damaged), and whether it was forced."""
+    try:
+        record = json.loads((work / "attempt.json").read_bytes())
+        return str(record["key"]), bool(record["forced"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None, False
+
+
+def _setting_aside(store: Store, folder: Path) -> Callable[[], str]:
+    def set_aside() -> str:
+        target = store.root / QUARANTINE / folder.relative_to(store.root / "artifacts")
+        number = 0
+        while (new := target.with_name(f"{target.name}.{number}")).exists():
+            number += 1
+        new.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(new)
+        return f"set aside in {_name(store, new)}"
+
+    return set_aside
+
+
+def _removing(file: Path) -> Callable[[], str]:
+    def remove() -> str:
+        file.unlink(missing_ok=True)
+        return "removed"
+
+    return remove
+
+
+def _removing_work(store: Store, work: Path, keys: list[str]) -> Callable[[], str]:
+    def remove() -> str:
+        with store.idle(*keys) as idle:
+            if idle:
+                shutil.rmtree(work, ignore_errors=True)
+        return "removed" if idle else ""
+
+    return remove
+
+
+def _name(store: Store, path: Path) -> str:
+    return path.relative_to(store.root).as_posix()

@@ -1,0 +1,80 @@
+"""What is wrong in MLflow, seen from the store: runs without a process, aliases without an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from tasks.store.audit import Flaw
+from tasks.tracking.connection import Connection
+from tasks.tracking.owner import is_alive, runs_of_dead_processes
+from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG
+
+
+def audit_tracking(connection: Connection, digests: Collection[str]) -> Iterator[Flaw]:
+    """What is wrong in MLflow; `digests`: those of the artifacts in the store.
+
+    Raises:
+        InputError: MLflow cannot be reached.
+    """
+    for run_id in connection.or_stop(lambda: runs_of_dead_processes(connection)):
+        yield Flaw(
+            "running", f"MLflow run {run_id}", "is RUNNING, and its process is gone", _ending(connection, run_id)
+        )
+    for name, digest in sorted(promoted(connection).items()):
+        if digest not in digests:
+            said = f"leads to artifact {digest[:12]}, which is not in the store, or damaged"
+            remedy = "make it again, or `r1 promote` another"
+            yield Flaw("missing", f"alias {name}", said, remedy=remedy)
+
+
+def promoted(connection: Connection) -> dict[str, str]:
+    """ALIAS@MODEL -> digest of the artifact, for every alias in the model registry."""
+
+    def search(client: Any) -> dict[str, str]:
+        versions = {
+            f"{alias}@{model.name}": client.get_model_version(model.name, version)
+            for model in client.search_registered_models()
+            for alias, version in model.aliases.items()
+        }
+        return {name: version.tags[SHA256_TAG] for name, version in versions.items() if SHA256_TAG in version.tags}
+
+    return connection.ask(search)
+
+
+def digests_in_use(connection: Connection) -> set[str]:
+    """Digests of the artifacts that runs made, reused or read which are RUNNING and whose process may be alive."""
+
+    def search(client: Any) -> set[str]:
+        experiments = connection.experiments()
+        running = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=10_000)
+        digests: set[str] = set()
+        for run in running:
+            if is_alive(run.data.tags):
+                stages = client.search_runs(experiments, f"tags.`{PARENT_TAG}` = '{run.info.run_id}'")
+                for stage in [run, *stages]:
+                    digests |= {stage.data.tags[DIGEST_TAG]} if DIGEST_TAG in stage.data.tags else set()
+                    for entry in stage.inputs.dataset_inputs:
+                        digests |= {tag.value for tag in entry.tags if tag.key == SHA256_TAG}
+        return digests
+
+    return connection.ask(search)
+
+
+def recipe_is_alive(connection: Connection, flow_run: str) -> bool | None:
+    """Whether the process of the recipe run that records this flow run of Prefect may be alive. None if MLflow has no
+    such run."""
+
+    def search(client: Any) -> bool | None:
+        runs = client.search_runs(connection.experiments(), f"tags.`{FLOW_RUN_TAG}` = '{flow_run}'", max_results=1)
+        return is_alive(runs[0].data.tags) if runs else None
+
+    return connection.ask(search)
+
+
+def _ending(connection: Connection, run_id: str) -> Callable[[], str]:
+    def end() -> str:
+        connection.ask(lambda client: client.set_terminated(run_id, "KILLED"))
+        return "marked KILLED"
+
+    return end
