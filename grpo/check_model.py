@@ -1,4 +1,4 @@
-"""How a model would run here, before a stage loads it: ``python -m grpo.check_model MODEL``.
+"""How a model would run here, before a stage loads it: ``python -m grpo.check_model [--remote-code] MODEL``.
 
 Prints one JSON object: `attention`, "packed" or "plain" (grpo/model/probe.py), and `reason`, what packed gets wrong.
 Exit code 2 with one line where neither can run it.
@@ -20,10 +20,11 @@ def main(arguments: list[str]) -> int:
     from grpo.model.loading import attention_of
 
     logging.disable_progress_bar()
-    (model,) = arguments
+    *flags, model = arguments
     try:
         # The probe computes in float32 in any case; this only halves the memory.
-        attention, reason = attention_of(model, Hardware(device="cpu", dtype="bfloat16"))
+        hardware = Hardware(device="cpu", dtype="bfloat16", remote_code="--remote-code" in flags)
+        attention, reason = attention_of(model, hardware)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

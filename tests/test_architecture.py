@@ -21,7 +21,7 @@ LAYERS = {
         {"secret_values"},
         {"errors", "settings"},
         {"processes", "http", "algorithms"},
-        {"sandbox", "data"},
+        {"sandbox", "data", "model_folder"},
         {"rewards"},
         {"health"},
         {"config"},

@@ -12,7 +12,7 @@ from typing import Any
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = "*.safetensors"
 SHARE_OF_MEMORY = 0.5
 """Weights above this share of the machine's memory are not loaded to plan."""
 
@@ -27,11 +27,12 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
     folder = Path(recipe.base.model).expanduser() if recipe.base.model else None
     if folder is None or not folder.is_dir():
         return None
-    size = sum(path.stat().st_size for pattern in WEIGHTS for path in folder.glob(pattern))
+    size = sum(path.stat().st_size for path in folder.glob(WEIGHTS))
     if size > SHARE_OF_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         return {"attention": None, "reason": f"its {size / 1e9:.0f} GB are too large to load here; stages check it"}
-    command = [sys.executable, "-m", "grpo.check_model", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    flags = ["--remote-code"] if recipe.base.remote_code else []
+    command = [sys.executable, "-m", "grpo.check_model", *flags, str(folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or [f"the check ended with exit code {done.returncode}"]
     if done.returncode:
         raise InputError(f"base.model: {lines[-1].removeprefix('error: ')}")

@@ -80,6 +80,12 @@ class Base(Section):
     """The base model: a folder or hub name, or a small one made from nothing. Exactly one of the two."""
 
     model: str | None = Field(None, description="Hugging Face folder or hub name of a pretrained base model.")
+    remote_code: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="Whether `model` may bring modules of its own (auto_map in config.json), which run as you. Stages "
+        "that load what was made from it need the same in their hardware.",
+    )
     documents: int = Field(60_000, ge=100, description="Documents of the miniature corpus (only with `pretrain`).")
     tagged_share: float = Field(
         0.04, ge=0, le=1, description="Share of its conversations that happen to use think and answer tags."

@@ -30,7 +30,8 @@ def build(context: Context) -> Outcome:
     (context.out / ZERO_TEMPLATE_FILE).write_text(config.zero_template)
     if config.pretrain is None:
         # One copy in the store: later stages then depend on nothing outside it.
-        result = context.run_job("copy_model", model=str(context.path("model")), hardware=Hardware())
+        hardware = Hardware(remote_code=config.remote_code)
+        result = context.run_job("copy_model", model=str(context.path("model")), hardware=hardware)
         return Outcome(counts=result["counts"], model="base")
     text = context.attempt.work / "corpus.txt"
     text.write_text(corpus(config.documents, context.seed, config.tagged_share))

@@ -92,6 +92,12 @@ class Hardware(Settings):
         "Log-probabilities of another sampler are corrected by truncated importance sampling.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
+    remote_code: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="Whether the model folders that a job loads may bring modules of their own (auto_map in "
+        "config.json), which run as you. Tokenizers' own code is never run.",
+    )
     processes: int = Field(
         1,
         ge=1,

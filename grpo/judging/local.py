@@ -14,6 +14,7 @@ from grpo.judging.counts import JudgeCounts
 from grpo.judging.models import ChatModel, OnReply
 from grpo.judging.questions import without_markers
 from grpo.judging.replies import Reply
+from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options
 
 
 class LocalModel(ChatModel):
@@ -26,15 +27,19 @@ class LocalModel(ChatModel):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         assert settings.path is not None  # JudgeSettings checks
-        if not (settings.path / "config.json").is_file():
-            raise InputError(f"judge: {settings.path} is no model folder (no config.json in it)")
+        check_model_folder(settings.path.absolute())
+        check_tokenizer_files(settings.path)
         best = "cuda" if torch.cuda.is_available() else "cpu"
         device = best if settings.device == "auto" else settings.device
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(settings.path, local_files_only=True, padding_side="left")
-            model: Any = AutoModelForCausalLM.from_pretrained(settings.path, local_files_only=True, dtype="auto")
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                settings.path, local_files_only=True, padding_side="left", **TOKENIZER_OPTIONS
+            )
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                settings.path, local_files_only=True, dtype="auto", **loading_options()
+            )
             self.model = model.to(device).eval()
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # an untrusted folder: its loaders raise all kinds
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"judge: {settings.path} cannot be loaded on {device}: {first_line}") from None
         self._markers = markers_of(self.tokenizer)

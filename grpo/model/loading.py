@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
 from grpo.model.training_mode import without_noise
 from grpo.model.ways import Way, choose_way
+from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
 
     With `lora` only adapters are trained.
     """
-    policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
+    policy = _load_policy(model, hardware)
     _warn_if_slower(policy, model, choose_way(policy, model, hardware))
     if hardware.gradient_checkpointing:
         try:
@@ -83,6 +85,7 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         "reward model",
         new=("score.weight",),
         num_labels=1,
+        remote_code=hardware.remote_code,
         dtype=getattr(torch, hardware.dtype),
     )
     _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
@@ -90,9 +93,15 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
     return loaded.to(choose_device(hardware))
 
 
+def _load_policy(model: str, hardware: Hardware) -> Any:
+    dtype = getattr(torch, hardware.dtype)
+    return _load(AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype)
+
+
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
     """How a policy would run, 'packed' or 'plain', and what packed gets wrong. Raises InputError where it cannot."""
-    policy = _load(AutoModelForCausalLM, model, "language model", dtype=getattr(torch, hardware.dtype))
+    policy = _load_policy(model, hardware)
+    check_vocabulary(policy, load_tokenizer(model), model)
     way = choose_way(policy.to(choose_device(hardware)), model, hardware)
     return "packed" if way.packed else "plain", way.problem
 
@@ -141,27 +150,29 @@ def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
             shutil.copyfile(original, written)
 
 
-def check_model_folder(model: str) -> None:
-    """Raises InputError if a local path is not a model folder, before anything is loaded."""
-    path = Path(model).expanduser()
-    looks_local = model.startswith((".", "/", "~")) or path.exists()
-    if not looks_local:
-        return
-    if not path.is_dir():
-        raise InputError(f"{model}: no such model folder; give a Hugging Face folder or a hub name")
-    if not (path / "config.json").is_file():
-        raise InputError(f"{model}: not a model folder (config.json is missing)")
-    if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
-        raise InputError(f"{model}: not a model folder (no *.safetensors or pytorch_model*.bin weights)")
+def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises InputError if the tokenizer has a token for which the model has no embedding."""
+    rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise InputError(
+            f"{name}: the tokenizer is another model's: it has a token {largest}, the model's vocabulary ends at "
+            f"{rows - 1}"
+        )
 
 
-def _load(loader: Any, model: str, what: str, new: tuple[str, ...] = (), **options: Any) -> Any:
+def _load(
+    loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
+) -> Any:
     """`new`: weights that a folder may lack. transformers would silently initialize any other missing weight at
     random."""
-    check_model_folder(model)
+    # A tokenizer is found without the model's code.
+    check_model_folder(model, remote_code or loader is AutoTokenizer)
     path = Path(model).expanduser()
-    if loader is not AutoTokenizer:
-        options["output_loading_info"] = True
+    if loader is AutoTokenizer:
+        check_tokenizer_files(model)
+        options |= TOKENIZER_OPTIONS
+    else:
+        options |= {"output_loading_info": True, **loading_options(remote_code)}
     try:
         loaded = loader.from_pretrained(str(path) if path.exists() else model, **options)
     except Exception as error:  # a model's files are untrusted, and their loaders raise all kinds of exceptions
@@ -173,4 +184,28 @@ def _load(loader: Any, model: str, what: str, new: tuple[str, ...] = (), **optio
     if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
+    _check_layers(loaded, model, info["unexpected_keys"])
+    _check_finite(loaded, model)
     return loaded
+
+
+def _check_layers(loaded: Any, model: str, unused: Iterable[str]) -> None:
+    """Raises InputError if there are weights for more layers than config.json says; transformers leaves them out."""
+    lists = {name: module for name, module in loaded.named_modules() if isinstance(module, torch.nn.ModuleList)}
+    for name in sorted(unused):
+        for prefix, layers in lists.items():
+            number = name.removeprefix(f"{prefix}.").partition(".")[0]
+            if name.startswith(f"{prefix}.") and number.isdecimal() and int(number) >= len(layers):
+                raise InputError(
+                    f"{model}: config.json describes {len(layers)} of {prefix}, but there are weights of more "
+                    f"({name!r}); its config belongs to another model"
+                )
+
+
+def _check_finite(loaded: Any, model: str) -> None:
+    for name, weight in loaded.named_parameters():
+        # One pass without a copy: a sum is finite unless a term is not.
+        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+            raise InputError(
+                f"{model}: its weights are damaged: {name!r} has numbers in it that are not finite (NaN or infinity)"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.config.jobs import CopyModelJob
-from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.model.loading import check_vocabulary, load_policy, load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import write_result
 
 
@@ -11,6 +11,7 @@ def copy_model(job: CopyModelJob) -> None:
     """Writes a pretrained model and its tokenizer to `job.out`."""
     tokenizer = load_tokenizer(job.model)
     model = load_policy(job.model, job.hardware)
+    check_vocabulary(model, tokenizer, job.model)
     model.save_pretrained(job.out)
     save_tokenizer(tokenizer, job.model, job.out)
     write_result(job.result, 1, 1, counts={"parameters": sum(p.numel() for p in model.parameters())})

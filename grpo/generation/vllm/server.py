@@ -68,7 +68,7 @@ class ServerVLLM:
 
     def _check_model(self, model: str) -> None:
         state = self._workers[0]
-        own = AutoConfig.from_pretrained(model).get_text_config()
+        own = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         for name in SHAPE:
             if (theirs := state["model"][name]) != (ours := getattr(own, name, None)):
                 raise InputError(

@@ -25,6 +25,7 @@ from grpo.data.template import (
     with_style,
 )
 from grpo.errors import InputError
+from grpo.model_folder import TOKENIZER_OPTIONS
 from grpo.rewards.language import language_consistency
 from grpo.rewards.verifiers import verify
 from tasks.sft_data.given.rows import read_example, source_rows
@@ -153,7 +154,7 @@ def measured(samples: Sequence[Sample], problems: Mapping[str, Problem], tokeniz
     """The samples with the rewards that filters read, and their lengths by the policy's tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, **TOKENIZER_OPTIONS)
     return [
         dataclasses.replace(
             sample,

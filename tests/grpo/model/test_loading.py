@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from grpo.config.common import Hardware
+from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
-from grpo.model.loading import check_model_folder, load_policy, load_tokenizer
+from grpo.model.loading import attention_of, load_policy, load_tokenizer
+from grpo.model_folder import check_model_folder
+from grpo.training.copy_model import copy_model
 
 CPU = Hardware(device="cpu")
 
@@ -64,7 +71,7 @@ def test_a_missing_folder():
 def test_a_folder_without_tokenizer(model_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder, ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(InputError, match="cannot load a tokenizer") as caught:
+    with pytest.raises(InputError, match="there is no tokenizer in this folder") as caught:
         load_tokenizer(str(folder))
     assert "\n" not in str(caught.value)
 
@@ -76,3 +83,140 @@ def test_a_hub_name_is_not_a_folder():
 def test_the_home_folder_is_understood(model_folder, monkeypatch):
     monkeypatch.setenv("HOME", str(Path(model_folder).parent))
     assert load_tokenizer(f"~/{Path(model_folder).name}").eos_token == "<|end|>"
+
+
+@pytest.fixture
+def folder(model_folder, tmp_path):
+    """A copy to break."""
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def refused(folder) -> str:
+    with pytest.raises(InputError) as caught:
+        load_policy(str(folder), CPU)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite(folder, number):
+    def spoil(weights):
+        weights["model.layers.1.mlp.up_proj.weight"][3, 2] = number
+
+    change_weights(folder, spoil)
+    assert "'model.layers.1.mlp.up_proj.weight' has numbers in it that are not finite" in refused(folder)
+
+
+@pytest.mark.parametrize("layers", [1, 0, -1])
+def test_weights_of_more_layers_than_the_config_has(folder, layers):
+    """The folder has 2. transformers leaves the others out without a word."""
+    change_config(num_hidden_layers=layers)(folder)
+    said = refused(folder)
+    assert f"config.json describes {max(layers, 0)} of model.layers" in said or "cannot load a language model" in said
+
+
+def test_weights_in_pickles_are_not_read(folder, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Attack()}, folder / "pytorch_model.bin")
+    assert "not in safetensors but in pytorch_model.bin" in refused(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_beside_safetensors_are_not_read(folder, tmp_path):
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle")
+    assert load_policy(str(folder), CPU) is not None
+
+
+def test_a_tokenizer_of_another_model(folder, tmp_path):
+    def shorten(weights):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in weights:
+                weights[name] = weights[name][:20].clone()
+
+    change_weights(folder, shorten)
+    change_config(vocab_size=20)(folder)
+    job = CopyModelJob.model_validate({"kind": "copy_model", "model": str(folder), "hardware": CPU, **places(tmp_path)})
+    for reads in (lambda: copy_model(job), lambda: attention_of(str(folder), CPU)):
+        with pytest.raises(InputError, match="the tokenizer is another model's") as caught:
+            reads()
+        assert "the model's vocabulary ends at 19" in str(caught.value)
+
+
+def places(tmp_path) -> dict:
+    return {"seed": 0} | {name: str(tmp_path / name) for name in ("out", "state", "metrics", "result")}
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path({ran!r}).touch()
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_words"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def own_code(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "own.py").write_text(OWN_CODE.format(ran=str(tmp_path / "ran")))
+    auto = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    change_config(model_type="own_words", auto_map=auto, architectures=["OwnModel"])(folder)
+    return folder
+
+
+def test_code_of_a_model_folder_does_not_run(own_code, tmp_path):
+    said = refused(own_code)
+    assert "model_type 'own_words', is code of its own" in said and "remote_code = true" in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nobody_is_asked_on_the_terminal(own_code, tmp_path, monkeypatch):
+    """transformers would ask, and a "y" from a pipe would run the code. It knows llama, so ours is not refused."""
+    (own_code / "config.json").write_text((own_code / "config.json").read_text().replace("own_words", "llama"))
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    assert type(load_policy(str(own_code), CPU)).__name__ == "LlamaForCausalLM"
+    assert load_tokenizer(str(own_code)) is not None
+    assert asked == [] and not (tmp_path / "ran").exists()
+
+
+def test_code_of_a_model_folder_runs_where_a_field_says_so(own_code, tmp_path):
+    trusting = Hardware(device="cpu", remote_code=True)
+    job = {"kind": "copy_model", "model": str(own_code), "hardware": trusting, **places(tmp_path)}
+    copy_model(CopyModelJob.model_validate(job))
+    assert (tmp_path / "ran").exists()
+    copied = load_policy(str(tmp_path / "out"), trusting)  # the artifact is whole: it has the code, too
+    assert type(copied).__name__ == "OwnModel"
+    with pytest.raises(InputError, match="is code of its own"):
+        load_policy(str(tmp_path / "out"), CPU)
+
+
+def test_code_of_a_tokenizer_never_runs(folder, tmp_path):
+    (folder / "own.py").write_text(OWN_CODE.format(ran=str(tmp_path / "ran")))
+    path = folder / "tokenizer_config.json"
+    tokenizer = {**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": ["own.OwnConfig", None]}}
+    path.write_text(json.dumps({**tokenizer, "tokenizer_class": "OwnConfig"}))
+    try:
+        load_tokenizer(str(folder))
+    except InputError as error:
+        assert "\n" not in str(error)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_default_leaves_records_as_they_were():
+    assert "remote_code" not in Hardware().model_dump() and Hardware(remote_code=True).model_dump()["remote_code"]

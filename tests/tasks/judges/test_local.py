@@ -110,8 +110,12 @@ def test_no_marker_of_the_tokenizer_survives_in_a_judged_text(model_folder: Path
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no model folder"):
+    with pytest.raises(InputError, match="config.json is missing"):
         make_judge(JudgeSettings(kind="local", path=tmp_path))
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="no \\*.safetensors weights"):
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
     with pytest.raises(InputError, match="cannot be loaded"):
         make_judge(JudgeSettings(kind="local", path=tmp_path))

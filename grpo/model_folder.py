@@ -1,0 +1,78 @@
+"""Model folders are untrusted: what is checked before transformers reads one, and how it may read it.
+
+Weights in pickles (`pytorch_model.bin`) and modules that a folder brings along (`auto_map`) would run foreign code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import InputError
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.*", "spiece.model", "*.tiktoken")
+
+
+def loading_options(remote_code: bool = False) -> dict[str, Any]:
+    """Options of transformers' `from_pretrained` for a model. They are always given: it would ask on the terminal."""
+    return {"use_safetensors": True, "trust_remote_code": remote_code}
+
+
+TOKENIZER_OPTIONS: Mapping[str, Any] = {"trust_remote_code": False}
+"""The same for a tokenizer, whose own code never runs."""
+
+
+def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
+    """Raises InputError if a local path is not a model folder that may be loaded, before anything is read from it.
+
+    `remote_code`: whether the folder may bring code of its own.
+    """
+    path = Path(model).expanduser()
+    looks_local = str(model).startswith((".", "/", "~")) or path.exists()
+    if not looks_local:
+        return
+    if not path.is_dir():
+        raise InputError(f"{model}: no such model folder; give a Hugging Face folder or a hub name")
+    if not (path / "config.json").is_file():
+        raise InputError(f"{model}: not a model folder (config.json is missing)")
+    if not any(path.glob("*.safetensors")):
+        if pickles := sorted(file.name for pattern in _PICKLES for file in path.glob(pattern)):
+            raise InputError(
+                f"{model}: its weights are not in safetensors but in {pickles[0]}, and reading such files can run "
+                "code; save them again with transformers' save_pretrained where you trust them"
+            )
+        raise InputError(f"{model}: not a model folder (no *.safetensors weights)")
+    if not remote_code and (reason := _needs_own_code(path)):
+        raise InputError(
+            f"{model}: {reason}, and code from a model folder is not run; set remote_code = true (in base for the "
+            "recipe's model, in a section's hardware for what that loads) if you trust it"
+        )
+
+
+def check_tokenizer_files(model: str | Path) -> None:
+    """Raises InputError if a local model folder has no tokenizer in it."""
+    path = Path(model).expanduser()
+    if path.is_dir() and not any(file for pattern in _TOKENIZERS for file in path.glob(pattern)):
+        raise InputError(
+            f"{model}: there is no tokenizer in this folder (no tokenizer.json); copy the files of the one that the "
+            "model was trained with into it"
+        )
+
+
+def _needs_own_code(path: Path) -> str | None:
+    """Why transformers cannot build the model without the folder's own code; None if it can, or nobody could."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # transformers says what is wrong
+    if not isinstance(config, dict) or not isinstance(config.get("auto_map"), dict):
+        return None
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        return None
+    return f"its architecture, model_type {str(kind)[:60]!r}, is code of its own (auto_map in config.json)"
