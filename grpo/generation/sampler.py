@@ -76,10 +76,11 @@ class _Rows:
         return [row for row, joined in enumerate(self.joined) if ended[row] or self.step - joined == length]
 
     def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
-        chosen = (self._of(rows, table).tolist() for table in (self.counts.squeeze(1), self.tokens, self.logprobs))
+        tokens, logprobs = (self._of(rows, table).tolist() for table in (self.tokens, self.logprobs))
+        counts = [self.step - self.joined[row] for row in rows]
         return [
-            completion_of(tokens[:count], logprobs[:count], eos_id)
-            for count, tokens, logprobs in zip(*chosen, strict=True)
+            completion_of(of_row[:count], row_logprobs[:count], eos_id)
+            for count, of_row, row_logprobs in zip(counts, tokens, logprobs, strict=True)
         ]
 
     def keep(self, rows: list[int]) -> None:

@@ -29,24 +29,34 @@ class DeviceWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        ours = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.device.type == self.device]
-        if not ours:
-            return func(*args, **kwargs)
-        name = func.overloadpacket
-        if name in READS:
-            self._add(name, ours[0])
-            return 0 if name is aten._local_scalar_dense else func(*args, **kwargs)
-        if name is aten._to_copy and (kwargs.get("device") or ours[0].device).type == "cpu":
-            self._add(name, ours[0])
-            return torch.zeros(ours[0].shape, dtype=kwargs.get("dtype") or ours[0].dtype)
-        if name in (aten.index, aten.index_put, aten.index_put_):
-            for index in (x for x in args[1] if isinstance(x, Tensor)):
-                if index.dtype == torch.bool or index.device.type == "cpu":  # needs its number of entries, or a copy
-                    self._add(name, index)
+        found = waits_for(func, args, kwargs, self.device)
+        if found is not None:
+            self.found.append(found)
+            if func.overloadpacket is aten._local_scalar_dense:
+                return 0
+            if func.overloadpacket is aten._to_copy:
+                return torch.zeros(found[1], dtype=kwargs.get("dtype") or args[0].dtype)
         return func(*args, **kwargs)
 
-    def _add(self, name: Any, tensor: Tensor) -> None:
-        self.found.append((str(name), tuple(tensor.shape)))
+
+def waits_for(func: Any, args: Any, kwargs: dict[str, Any], device: str) -> tuple[str, tuple[int, ...]] | None:
+    """The name of an operation that makes the host wait for `device`, and the shape of the tensor that it waits for."""
+    name = func.overloadpacket
+    there = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.device.type == device]
+    if not there:
+        return None
+    waited: Tensor | None = None
+    if name in READS or (name is aten._to_copy and _device_name(kwargs.get("device")) == "cpu"):
+        waited = there[0]
+    elif name in (aten.index, aten.index_put, aten.index_put_):
+        # A mask needs its number of entries, and an index on the host is copied.
+        indices = (x for x in args[1] if isinstance(x, Tensor))
+        waited = next((x for x in indices if x.dtype == torch.bool or x.device.type == "cpu"), None)
+    return None if waited is None else (str(name), tuple(waited.shape))
+
+
+def _device_name(device: torch.device | str | None) -> str | None:
+    return None if device is None else torch.device(device).type
 
 
 def causal_mask(queries: int, keys: int) -> Tensor:
