@@ -43,7 +43,8 @@ class Reward:
     function: Callable[..., float]
     domains: tuple[str, ...] = ("reasoning", "general")
     quick: Callable[[Problem], bool] = lambda problem: False
-    """Whether it takes microseconds for any completion of the problem; a group is then scored in one task."""
+    """Whether its time is linear in the length of a completion to the problem, mostly microseconds; a group is then
+    scored in one task."""
 
 
 def _always(problem: Problem) -> bool:

@@ -12,8 +12,12 @@ from collections.abc import Iterator
 
 _OTHER_MEANING = ("<super>", "<sub>", "<fraction>")
 """Unicode's compatibility forms that are not the plain character: 4² is not 42."""
+MAX_CHARACTERS = 10_000
+"""Longest text that claims one thing."""
 _ROUNDS = 8
 """Wrappers around each other that are taken off: **$\\boxed{\\text{(B)}}$** has four."""
+_LEADS = 3
+"""Announcements after each other: "So the answer is: **it is 42**" has two."""
 _WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|displaystyle) ?")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _CURRENCY = re.compile(r"\$ ?[0-9.]|[0-9] ?\$")
@@ -49,9 +53,11 @@ def _compatible(character: str) -> str:
 
 
 def claim(text: str) -> str | None:
-    """What the answer says is the result, on one line; None if it marks several things."""
+    """What the answer says is the result, on one line; None if it marks several things, or is very long."""
+    if len(text) > MAX_CHARACTERS:
+        return None
     text = compatible(text)
-    for _ in range(_ROUNDS):
+    for _ in range(_LEADS):
         before = text
         text = unwrapped(text)
         if (lead := _LEAD.match(text)) and lead.end() < len(text):

@@ -19,7 +19,7 @@ from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
 MAX_CHARACTERS = 1_000
 """Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""
 MAX_DEPTH, MAX_SIDES = 50, 5
-_PERCENT = re.compile(r"((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
+_PERCENT = re.compile(r"(?<![0-9.,])((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\[,!;:]|~)[0-9]{3})++(?![0-9])")
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,])0(?:,|\{,\})(?=[0-9]++(?![0-9,]))")
 _SPACED_DIGITS = re.compile(r"[0-9](?: |~|\\[,;:! ]|\\q?quad)++[0-9.]")
@@ -36,7 +36,7 @@ _RELATION = re.compile(
 )
 _EQUALS = re.compile(r"=|\\(?:approx|eq)\b|≈")
 _MEMBER = re.compile(r"[A-Za-z] ?(?:\\in\b|∈) ?")
-_INTERVAL = re.compile(r"\\infty|\\cup|[\[(].*,.*[\])]|[<>≤≥∞]|\\[lg](?:t|e)", re.DOTALL)
+_INTERVAL = re.compile(r"\\infty|\\cup|[<>≤≥∞]|\\[lg](?:t|e)")
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -89,10 +89,14 @@ def _claims_more(claimed: str, gold: str) -> bool:
     return any(
         (
             _DENIED.search(claimed) and not _DENIED.search(gold),
-            _SEVERAL.search(claimed) and not (_SEVERAL.search(gold) or _INTERVAL.search(gold)),
-            related and not (_relates(gold) or _INTERVAL.search(gold)),
+            _SEVERAL.search(claimed) and not (_SEVERAL.search(gold) or _is_interval(gold)),
+            related and not (_relates(gold) or _is_interval(gold)),
         )
     )
+
+
+def _is_interval(gold: str) -> bool:
+    return bool(_INTERVAL.search(gold)) or ("," in gold and ("[" in gold or "(" in gold))
 
 
 def _relates(gold: str) -> bool:

@@ -1,0 +1,103 @@
+"""Seconds that every reward, verifier and constraint takes, by the length of a text that was written to slow it down.
+
+python benchmarks/reward_time.py [--lengths 10000 100000 1000000] [--limit 20]
+    [--output docs/measured/reward_time.md]
+
+The slowest of the texts in benchmarks/adversarial.py counts, in CPU seconds. What is above --limit at one length is not
+measured at the next. The picture goes to images/reward_time.png beside the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from adversarial import TEXTS, targets
+from machine import machine
+
+from grpo.rewards.language import load
+
+Times = dict[str, dict[int, tuple[float, str]]]
+"""Target -> length -> seconds of the slowest text, and its name."""
+
+
+def seconds(target: Callable[[str], Any], text: str) -> float:
+    began = time.process_time()
+    target(text)
+    return time.process_time() - began
+
+
+def measure(lengths: list[int], limit: float) -> Times:
+    times: Times = {}
+    for name, target in targets().items():
+        target("42")  # imports and tables
+        times[name] = {}
+        for length in lengths:
+            times[name][length] = max((seconds(target, make(length)), text) for text, make in TEXTS.items())
+            if times[name][length][0] > limit:
+                break
+        print(name, times[name], flush=True)
+    return times
+
+
+def page(times: Times, lengths: list[int]) -> str:
+    lines = [
+        "# Time of rewards by the length of an answer",
+        "",
+        f"`python benchmarks/reward_time.py` on {machine()}: CPU seconds for the slowest of {len(TEXTS)} texts,",
+        "such as brackets, spaces, number lists and unclosed tags. Ten times the length takes about ten times as long.",
+        "Rewards read the text as reasoning and as summary, so twice as much and more. `math` parses at most 1,000",
+        "characters.",
+        "",
+        f"| | {' | '.join(f'{length:,}' for length in lengths)} | slowest text |",
+        "|---|" + "---|" * (len(lengths) + 1),
+    ]
+    for name, row in times.items():
+        cells = [f"{row[length][0]:.3f}" if length in row else "" for length in lengths]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row[max(row)][1].replace('|', chr(92) + '|')} |")
+    return "\n".join([*lines, "", "![Seconds by length](images/reward_time.png)"]) + "\n"
+
+
+def draw(times: Times, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5))
+    last = max(length for row in times.values() for length in row)
+    slowest = sorted(times, key=lambda name: -times[name].get(last, (float("inf"), ""))[0])
+    for place, name in enumerate(slowest):
+        points = [max(value, 1e-5) for value, _ in times[name].values()]
+        shown = {"label": name} if place < 8 else {"color": "0.75", "zorder": 0}
+        axes.plot([*times[name]], points, "o-", **shown)
+    lengths = [*times[slowest[0]]]
+    axes.plot(lengths, [2e-6 * length for length in lengths], "k--", label="linear: 2 s for a million")
+    axes.set(xscale="log", yscale="log", xlabel="characters", ylabel="CPU seconds, slowest text")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--limit", type=float, default=20.0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    load()
+    times = measure(options.lengths, options.limit)
+    text = page(times, options.lengths)
+    if options.output:
+        options.output.write_text(text)
+        draw(times, options.output.parent / "images" / "reward_time.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
