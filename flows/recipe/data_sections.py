@@ -34,6 +34,12 @@ class ColdStartData(Section):
     )
     samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled, r1_zero).")
     sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled, r1_zero).")
+    engine: TextEngineSettings | None = Field(
+        None,
+        exclude_if=lambda engine: engine is None,
+        description="What samples them: vLLM (local, server), or an endpoint that serves the model (sampled, r1_zero). "
+        "None: as hardware.sampler says.",
+    )
     rewriter: Teacher | None = Field(
         None,
         exclude_if=lambda teacher: teacher is None,
@@ -49,6 +55,8 @@ class ColdStartData(Section):
             raise ValueError("source 'miniature' needs habits")
         if self.source in ("sampled", "r1_zero") and self.sampling is None:
             raise ValueError(f"source {self.source!r} needs sampling")
+        if self.source not in ("sampled", "r1_zero") and self.engine is not None:
+            raise ValueError(f"source {self.source!r} samples nothing; leave engine out")
         if self.source == "r1_zero" and (self.rewriter is None) == (self.habits is None):
             raise ValueError("source 'r1_zero' needs a rewriter, or in the miniature world habits; give one of them")
         if self.source != "r1_zero" and self.rewriter is not None:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
 from grpo.config.common import Hardware, Sampling
+from grpo.config.engines import VLLM
 from grpo.config.judge import JudgeSettings
 from tasks.evaluation.sets.settings import EvaluationSet, check_sets
 
@@ -38,6 +39,12 @@ class Evaluate(Section):
         description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",
     )
     sampling: Sampling
+    engine: VLLM | None = Field(
+        None,
+        exclude_if=lambda engine: engine is None,
+        description="vLLM samples, in this process or at a server that is given the weights of each checkpoint in "
+        "turn. None: as hardware.sampler says. An endpoint serves one model, so it cannot be here.",
+    )
     hardware: Hardware = Hardware()
     confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
 

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grpo.config.common import Sampling
+from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
@@ -121,6 +122,12 @@ class RewardModels(Section):
     )
     responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
     sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")
+    engine: TextEngineSettings | None = Field(
+        None,
+        exclude_if=lambda engine: engine is None,
+        description="What samples them: vLLM (local, server), or an endpoint that serves the SFT model. None: as "
+        "helpful.hardware.sampler says.",
+    )
     judge: JudgeSettings = JudgeSettings()
     judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
     margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")

@@ -109,8 +109,8 @@ def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimat
         prompts = min(config.problems, recipe.problems.held_out_max) + config.general
         asked = [(prompts, config.samples_per_problem, config.sampling)]
         asked += [(s.size, s.samples(config.samples_per_problem), s.sampling or config.sampling) for s in config.sets]
-        cost = partial(estimator.sampled, hardware=config.hardware, policies=policies, reward_models=judged)
-        return sum((cost(*each) for each in asked), Estimate())
+        cost = partial(estimator.sampled, hardware=config.hardware, engine=config.engine)
+        return sum((cost(*each, policies=policies, reward_models=judged) for each in asked), Estimate())
     if isinstance(config, SFT):
         return _sft(name, config, recipe, estimator)
     return Estimate()  # problems and report: no model takes part
@@ -118,10 +118,10 @@ def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimat
 
 def _cold_start_data(config: ColdStartData, estimator: Estimator) -> Estimate:
     if config.sampling is None:
-        return Estimate(
-            disk=(config.problems + config.general) * estimator.assumed.prompt_tokens * estimator.assumed.text_bytes
-        )
-    return estimator.sampled(config.problems, config.samples_per_problem, config.sampling, config.hardware)
+        prompts = config.problems + config.general
+        return Estimate(disk=prompts * estimator.assumed.prompt_tokens * estimator.assumed.text_bytes)
+    asked = config.problems, config.samples_per_problem, config.sampling
+    return estimator.sampled(*asked, config.hardware, config.engine)
 
 
 def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estimate:
@@ -145,7 +145,7 @@ def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
     if config.sampling is None:
         return Estimate()
     group = config.responses_per_prompt
-    total = estimator.sampled(config.prompts, group, config.sampling, config.helpful.hardware)
+    total = estimator.sampled(config.prompts, group, config.sampling, config.helpful.hardware, config.engine)
     length = estimator.assumed.prompt_tokens + config.sampling.max_new_tokens * estimator.assumed.completion_share
     for model in (config.helpful, config.safe):
         tokens = config.prompts * group * length * model.epochs

@@ -15,14 +15,13 @@ from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage
-from grpo.config.engines import OwnEngine
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.data.template import form_of
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
 from tasks.sft_data.examples import write_examples
 from tasks.sft_data.teacher.rewriting import Rewrite, requests, rewritten, trajectories
-from tasks.trainer.user_code import source_digest
+from tasks.trainer.user_code import code_digests
 
 EXAMPLES = "examples"
 ZERO = "r1_zero"
@@ -65,6 +64,7 @@ def _sample(context: Context, count: int, policy: str) -> list[Sample]:
         "first": {"reasoning": count},
         "samples_per_problem": config.samples_per_problem,
         "sampling": config.sampling,
+        "engine": config.engine,
         "template": "r1_zero",
         "zero_template": zero_template(context.path("base")),
     }
@@ -112,9 +112,8 @@ def files(config: ColdStartData) -> dict[str, str | Path]:
 
 
 def code(config: ColdStartData) -> dict[str, Any]:
-    """Digest of the user's own engine, if it rewrites."""
-    engine = config.rewriter.engine if config.rewriter else None
-    return {"user_code": {engine.function: source_digest(engine.function)}} if isinstance(engine, OwnEngine) else {}
+    """Digests of the user's own engines, which sample or rewrite."""
+    return code_digests(engines=[config.engine, config.rewriter.engine if config.rewriter else None])
 
 
 STAGE = Stage("cold_start_data", 8, ("problems", "base"), build, files=files, extra=code)

@@ -72,6 +72,7 @@ def build(context: Context) -> Outcome:
             # A base model has no chat template, and R1-Zero was trained with the plain-text one.
             "template": "r1_zero" if name in ("base", "zero") else "chat",
             "zero_template": template,
+            "engine": config.engine,
             "helpful_model": str(rewards / HELPFUL) if rewards else None,
             "safe_model": str(rewards / SAFE) if rewards else None,
         }

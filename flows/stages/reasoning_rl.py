@@ -22,7 +22,7 @@ from grpo.errors import InputError
 from tasks.judges.prompt_digests import VERIFYING_DIGESTS
 from tasks.preferences.files import PreferenceFile, load_preferences
 from tasks.preferences.rows import drop_duplicates, write_preferences
-from tasks.trainer.user_code import is_folder, source_digest
+from tasks.trainer.user_code import code_digests, is_folder
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def user_code(config: RL) -> dict[str, Any]:
     steps = [config.step_reward] if config.supervision == "process" and "step_reward" not in files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
     judged = {"judge_prompts": VERIFYING_DIGESTS} if config.judge else {}
-    return judged | ({"user_code": {name: source_digest(name) for name in names}} if names else {})
+    return judged | code_digests(names)
 
 
 STAGE = Stage("reasoning_rl", 5, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)

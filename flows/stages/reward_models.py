@@ -36,6 +36,7 @@ from tasks.preferences.replay import replay
 from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.problems.load import normalise
 from tasks.sft_data.statistics import prompt_text
+from tasks.trainer.user_code import code_digests
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
         "first": {"general": config.prompts},
         "samples_per_problem": config.responses_per_prompt,
         "sampling": config.sampling,
+        "engine": config.engine,
     }
     context.run_job("sample", name="responses", out=raw, tasks=[task], hardware=config.helpful.hardware)
     problems = {problem.id: problem for problem in read_problems(train)}
@@ -194,13 +196,18 @@ def files(config: RewardModels) -> dict[str, str | Path]:
     return {f"preferences{number}": file.path for number, file in enumerate(config.files)}
 
 
+def code(config: RewardModels) -> dict[str, Any]:
+    """Digests of the judge's prompts, and of the user's own engine."""
+    return {"judge_prompts": PROMPT_DIGESTS} | code_digests(engines=[config.engine])
+
+
 STAGE = Stage(
     "reward_models",
     7,
     ("problems", "sft"),
     build,
     files=files,
-    extra=lambda _: {"judge_prompts": PROMPT_DIGESTS},
+    extra=code,
 )
 
 

@@ -26,7 +26,6 @@ from flows.recipe.forms import Inputs, Seed
 from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
-from grpo.config.engines import OwnEngine
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of
@@ -44,7 +43,7 @@ from tasks.sft_data.shards import ProblemShard, cut
 from tasks.sft_data.teacher.asking import asked
 from tasks.trainer.outcome import StageFailed
 from tasks.trainer.processes import Failure, Pool
-from tasks.trainer.user_code import source_digest
+from tasks.trainer.user_code import code_digests
 
 __all__ = ["EXAMPLES", "STAGE", "VALIDATION", "sft_data"]
 
@@ -279,9 +278,7 @@ def code(config: SFTData) -> dict[str, Any]:
     """Digests of the judge's prompts and of the user's functions, which decide the result besides settings."""
     names = [name for name in config.rewards if ":" in name]
     engines = [config.engine, config.teacher.engine if config.teacher else None]
-    names += [engine.function for engine in engines if isinstance(engine, OwnEngine)]
-    judged = {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)}
-    return judged | ({"user_code": {n: source_digest(n) for n in names}} if names else {})
+    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | code_digests(names, engines)
 
 
 def files(config: SFTData) -> dict[str, str | Path]:

@@ -26,14 +26,14 @@ POLITE = problem("polite", "Ask for the salt.", "reasoning", "judge")
 
 
 class Sampled(Exception):
-    """The stage has come to sampling."""
+    """The stage has come to sampling; with the tasks of the job."""
 
 
 def build(tmp_path: Path, problems: list[Problem], stages: tuple[str, ...] = ("sft",), **config: Any) -> None:
     write_rows(tmp_path / HELD_OUT, problems, Problem)
 
     def run_job(*args: Any, **settings: Any) -> None:
-        raise Sampled
+        raise Sampled(settings["tasks"])
 
     context: Any = SimpleNamespace(
         config=Evaluate.model_validate({"general": 10, "sampling": {"max_new_tokens": 8}} | config),
@@ -64,6 +64,14 @@ def test_the_rule_judge_compares_only_what_it_has_something_to_go_by_for(tmp_pat
 def test_what_can_be_compared_is_sampled(tmp_path: Path, problems: list[Problem], more: dict[str, Any]) -> None:
     with pytest.raises(Sampled):
         build(tmp_path, problems, **more)
+
+
+def test_every_checkpoint_is_sampled_by_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(Sampled) as sampled:
+        build(tmp_path, [MENTIONS], ("base", "sft", "r1_zero"), engine={"kind": "local", "tensor_parallel_size": 2})
+    (tasks,) = sampled.value.args
+    assert [task["name"] for task in tasks] == ["base", "zero", "dev3"]
+    assert {task["engine"].tensor_parallel_size for task in tasks} == {2}
 
 
 def test_a_problem_that_a_judge_verifies_needs_one(tmp_path: Path) -> None:

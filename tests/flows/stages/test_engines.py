@@ -1,0 +1,84 @@
+"""Engines of the stages that sample: keys of earlier versions, what the job is given, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.recipe.load import load_recipe
+from flows.stages import cold_start_data, evaluate, reward_models
+from flows.stages.contract import hashed_config
+from grpo.config.engines import VLLM
+from grpo.errors import InputError
+from grpo.rewards.registry import source_digest
+
+STAGES = {
+    "cold_start_data": cold_start_data.STAGE,
+    "reward_models": reward_models.STAGE,
+    "evaluate": evaluate.stage_for(["sft"]),
+}
+SAMPLED = ["cold_start_data.source=sampled", "cold_start_data.general=0", "cold_start_data.sampling={max_new_tokens=8}"]
+OWN = "tests.support.user_engines:adder"
+
+
+class Asked(Exception):
+    """The task that a sampling job was given."""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_engine_enters_the_key_and_none_leaves_it_as_it_was(stage: str) -> None:
+    def hashed(*overrides: str) -> dict[str, Any]:
+        recipe = load_recipe("tiny", [*SAMPLED, *overrides])
+        return hashed_config(STAGES[stage], getattr(recipe, stage), 0)
+
+    without, with_vllm = hashed(), hashed(f'{stage}.engine={{kind="local",gpu_memory_utilization=0.8}}')
+    assert "engine" not in without
+    assert with_vllm.pop("engine") == hashed(f'{stage}.engine={{kind="local"}}')["engine"]
+    assert with_vllm == without
+
+
+@pytest.mark.parametrize("stage", ["cold_start_data", "reward_models"])
+def test_an_own_engine_enters_the_key_by_its_source(stage: str) -> None:
+    recipe = load_recipe("tiny", [*SAMPLED, f'{stage}.engine={{kind="function",function="{OWN}"}}'])
+    assert hashed_config(STAGES[stage], getattr(recipe, stage), 0)["user_code"] == {OWN: source_digest(OWN)}
+
+
+def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
+    recipe = load_recipe("tiny", [*SAMPLED, *(f'{stage}.engine={{kind="local"}}' for stage in STAGES)])
+
+    def run_job(kind: str, **job: Any) -> None:
+        raise Asked(job["tasks"])
+
+    def context(stage: str) -> Any:
+        found = SimpleNamespace(path=tmp_path, ref=SimpleNamespace(digest="d"))
+        return SimpleNamespace(
+            config=getattr(recipe, stage),
+            inputs=dict.fromkeys(("base", "sft", "cold_start_sft"), found),
+            path=lambda name: tmp_path,
+            attempt=SimpleNamespace(state=tmp_path),
+            run_job=run_job,
+        )
+
+    for run in (
+        lambda: cold_start_data._sample(context("cold_start_data"), 3, "base"),
+        lambda: reward_models._judge(context("reward_models"), "sft", reward_models.Gathered()),
+    ):
+        with pytest.raises(Asked) as asked:
+            run()
+        assert [task["engine"] for task in asked.value.args[0]] == [VLLM(kind="local")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (['cold_start_data.engine={kind="local"}'], "source 'miniature' samples nothing; leave engine out"),
+        (['evaluate.engine={kind="endpoint",base_url="http://x/v1",model="m"}'], "evaluate.engine"),
+        (['reward_models.engine={kind="server",tensor_parallel_size=2}'], "tensor_parallel_size is the server's own"),
+    ],
+)
+def test_bad_input_is_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_recipe("tiny", overrides)
+    assert said in str(error.value) and "\n" not in str(error.value)
