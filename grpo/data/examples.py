@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+Tokens = Sequence[int]
+
+
+def compact(ids: Iterable[int]) -> array[int]:
+    """Token ids at 4 bytes each; a list of Python integers takes 36."""
+    return array("I", ids)
 
 
 @dataclass(frozen=True)
 class Example:
     """One or more sequences trained on together, each a non-empty prompt and its continuation, in token ids."""
 
-    prompts: list[list[int]]
-    rests: list[list[int]]
+    prompts: Sequence[Tokens]
+    rests: Sequence[Tokens]
     weight: int  # share in the batch mean: trained tokens, or 1
     label: float = 0.0
 

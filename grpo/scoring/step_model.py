@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo.config.common import Hardware
-from grpo.data.examples import Example
+from grpo.data.examples import Example, compact
 from grpo.data.records import Message
 from grpo.data.template import continuation, opened_reasoning, prompt_tokens
 from grpo.errors import InputError
@@ -45,7 +45,7 @@ def steps_of(
     starts = [len(response) - len(text) + start for start, _ in read["offset_mapping"]]
     places = [bisect.bisect_left(starts, end) - 1 for end in ends]
     rest = read["input_ids"][: places[-1] + 1]
-    return Steps([prompt], [rest], weight=len(places), places=tuple(places), labels=tuple(labels))
+    return Steps([compact(prompt)], [compact(rest)], weight=len(places), places=tuple(places), labels=tuple(labels))
 
 
 def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.data.conversations import read_rows_of
-from grpo.data.examples import Example
+from grpo.data.examples import Example, compact
 from grpo.model.packed.packing import shared_prefix
 from grpo.scoring.reward_model import conversation_tokens
 
@@ -69,8 +69,8 @@ def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Prefere
     shared = shared_prefix(sequences)
     return [
         Preferences(
-            prompts=[sequence[:shared] for sequence in sequences],
-            rests=[sequence[shared:] for sequence in sequences],
+            prompts=[compact(sequence[:shared]) for sequence in sequences],
+            rests=[compact(sequence[shared:]) for sequence in sequences],
             weight=1,
             rows=tuple(fits),
             chosen=tuple(number[row["chosen"]] for row in fits),
@@ -80,9 +80,9 @@ def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Prefere
 
 
 def _points(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
-    sequences = [(row, conversation_tokens(tokenizer, row["messages"], row["response"])) for row in rows]
+    sequences = ((row, conversation_tokens(tokenizer, row["messages"], row["response"])) for row in rows)
     return [
-        Preferences([ids[:1]], [ids[1:]], weight=1, label=float(row["label"]), rows=(row,))
+        Preferences([compact(ids[:1])], [compact(ids[1:])], weight=1, label=float(row["label"]), rows=(row,))
         for row, ids in sequences
         if len(ids) <= max_tokens
     ]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.config.jobs import PretrainJob
 from grpo.config.supervised import Pretrain
-from grpo.data.examples import Example
+from grpo.data.examples import Example, Tokens, compact
 from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
@@ -22,6 +22,8 @@ from grpo.training.sft import cross_entropy
 from grpo.training.supervised import closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+_TOGETHER = 1024
+"""Documents tokenised at a time; until they are packed, their tokens take nine times the memory."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{{ '" + BOS + "' }}{% for m in messages %}"
@@ -102,12 +104,13 @@ def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
     return wrapped
 
 
-def pack(tokenizer: Any, documents: list[str], length: int) -> list[list[int]]:
+def pack(tokenizer: Any, documents: list[str], length: int) -> list[Tokens]:
     """Concatenates BOS document EOS BOS document EOS ... and cuts blocks of `length` tokens."""
-    stream: list[int] = []
-    for ids in tokenizer(documents, add_special_tokens=False)["input_ids"]:
-        stream += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
-    blocks = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
+    stream = compact([])
+    for start in range(0, len(documents), _TOGETHER):
+        for ids in tokenizer(documents[start : start + _TOGETHER], add_special_tokens=False)["input_ids"]:
+            stream.extend([tokenizer.bos_token_id, *ids, tokenizer.eos_token_id])
+    blocks: list[Tokens] = [stream[i : i + length] for i in range(0, len(stream) - length + 1, length)]
     if not blocks:
         raise InputError(f"the corpus has {len(stream)} tokens, less than one block of {length}; give more text")
     return blocks

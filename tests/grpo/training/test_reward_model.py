@@ -92,7 +92,7 @@ def test_all_pairs_of_a_prompt_are_one_element_of_which_each_response_is_scored_
     rows = [pair("a", "b"), pair("x", "y", "Ho"), pair("a", "c"), pair("b", "c")]
     first, second = elements(tokenizer, rows, "pairs", 99)
     assert (first.chosen, first.rejected, first.weight) == ((0, 0, 1), (1, 2, 2), 1)
-    written = [prompt + rest for prompt, rest in zip(first.prompts, first.rests, strict=True)]
+    written = [[*prompt, *rest] for prompt, rest in zip(first.prompts, first.rests, strict=True)]
     assert written == [conversation_tokens(tokenizer, rows[0]["messages"], text) for text in "abc"]
     assert first.rows == (rows[0], rows[2], rows[3]) and second.rows == (rows[1],)
 
