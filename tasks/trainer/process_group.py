@@ -27,6 +27,8 @@ POLL_S = 0.25
 GRACE_S = 20.0
 """Time between SIGTERM and SIGKILL for writing a checkpoint; Prefect's workers grant 30 s in all."""
 _KILL_S = 10.0
+STOPPED_S = 5.0
+"""Seconds between two looks for stopped processes."""
 
 Child = subprocess.Popen[bytes] | ForkedTrainer
 
@@ -60,12 +62,14 @@ def run_watched(
             start_new_session=True,
             pass_fds=inherited,
         )
+        stopped = _StoppedWatch(child, mark)
         try:
             while child.returncode is None:
                 try:
                     child.wait(timeout=POLL_S)
                 except subprocess.TimeoutExpired:
                     poll()
+                    stopped.look()
         finally:
             _stop(child, mark)  # also after a normal end, which may leave a data loader or a worker behind
     return child.returncode
@@ -112,6 +116,7 @@ def _stop(child: Child, mark: str) -> None:
     """
     try:
         _send_signal(child, mark, signal.SIGTERM)
+        _send_signal(child, mark, signal.SIGCONT)  # a stopped process hears nothing else
         _await_end(child, mark, GRACE_S)
     finally:
         if alive := _live_processes(child, mark):
@@ -132,6 +137,40 @@ def _send_signal(child: Child, mark: str, number: signal.Signals) -> None:
     for pid in _live_processes(child, mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+class _StoppedWatch:
+    """Warns of processes that SIGSTOP or a terminal has stopped: without a word, a run would wait for them for ever.
+
+    Whoever stopped one may want it to stay so for a while, thus nothing is done about it.
+    """
+
+    def __init__(self, child: Child, mark: str):
+        self._child, self._mark = child, mark
+        self._known: set[int] = set()
+        self._next = time.monotonic() + STOPPED_S
+
+    def look(self) -> None:
+        """Warn of those that have been stopped since the last look."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + STOPPED_S
+        stopped = {pid for pid in _live_processes(self._child, self._mark) if _is_stopped(pid)}
+        for pid in sorted(stopped - self._known):
+            logger.warning(
+                "process %d of the trainer is stopped (by SIGSTOP?) and the run waits for it; `kill -CONT %d` lets it go "
+                "on",
+                pid,
+                pid,
+            )
+        self._known = stopped
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):  # it ended meanwhile, or this is not Linux
+        return False
 
 
 def _live_processes(child: Child, mark: str) -> list[int]:

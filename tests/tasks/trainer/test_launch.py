@@ -372,3 +372,35 @@ def test_the_job_is_written_whole(trainer, tmp_path):
     trainer("done(1, 1)")
     assert json.loads((tmp_path / "work" / "job.json").read_text()) == {"lr": 0.1}
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["job.json", "result.json", "trainer.log"]
+
+
+STOPS_ITSELF = """
+signal.signal(signal.SIGTERM, lambda *_: ((work / "saved").write_text("yes"), sys.exit(0)))
+(work / "pid").write_text(str(os.getpid()))
+os.kill(os.getpid(), signal.SIGSTOP)
+done(1, 1)
+"""
+
+
+def test_a_stopped_trainer_is_reported_and_goes_on_when_it_is_continued(trainer, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(process_group, "STOPPED_S", 0.0)
+
+    def go_on():
+        pid = int(wait_for(tmp_path / "work" / "pid"))
+        deadline = time.monotonic() + 20
+        while f"kill -CONT {pid}" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGCONT)
+
+    helper = threading.Thread(target=go_on)
+    helper.start()
+    assert trainer(STOPS_ITSELF) == {"steps_completed": 1, "steps_planned": 1}
+    helper.join()
+    pid = (tmp_path / "work" / "pid").read_text()
+    assert caplog.text.count(f"process {pid} of the trainer is stopped") == 1
+
+
+def test_a_stopped_trainer_can_save_when_it_is_ended(trainer, tmp_path):
+    with pytest.raises(StageFailed, match="ran past its limit"):
+        trainer(STOPS_ITSELF, time_limit_s=3)
+    assert (tmp_path / "work" / "saved").exists()
