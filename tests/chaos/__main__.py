@@ -13,6 +13,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.chaos.homes import Homes
 from tests.chaos.servers import Server
 from tests.chaos.table import page, read, table
 from tests.chaos.trial import WRONG, Trial, clean, finish
+from tests.chaos.zygote import Zygote
 from tests.support.r1 import ROOT
 
 
@@ -69,6 +71,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/chaos", help="templates, the home, the journal")
     parser.add_argument("--write", type=Path, help="the page to write the table into")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell, children would ignore it
     words = args.kinds.split(",")
     kinds = [kind for kind in KINDS.values() if any(word in kind.name for word in words)]
     if args.list:
@@ -85,10 +88,12 @@ def main() -> int:
         homes.build()
         server = Server("prefect", args.folder.absolute() / "server", args.folder.absolute() / "prefect.log")
         homes.prefect = server.url
+        homes.zygote = Zygote(homes.environment())
     try:
         run(homes, plan, args.seed, journal)
     finally:
-        if server is not None:
+        if server is not None and homes.zygote is not None:
+            homes.zygote.close()
             server.stop()
     records = [record for record in read(journal) if record["seed"] == args.seed]
     print(table(records))

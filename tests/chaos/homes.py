@@ -22,6 +22,7 @@ from pathlib import Path
 from tasks.store.store import Store
 from tests.chaos.endpoint import URL, answer, endpoint
 from tests.chaos.processes import end_all
+from tests.chaos.zygote import Zygote
 from tests.support.r1 import ROOT, SMALLER
 
 SETS = [
@@ -38,6 +39,7 @@ SETS = [
 ORDER = ("problems", "base", "cold_start_data", "cold_start_sft", "reasoning_rl", "sft_data")
 TARGETS = ORDER[2:]
 """Stages that are disturbed: no trainer; a trainer; RL with reward workers; sampling and judging at an endpoint."""
+R1 = [sys.executable, "-m", "flows.cli"]
 CHECKPOINTED = ("cold_start_sft", "reasoning_rl")
 
 
@@ -48,6 +50,8 @@ class Homes:
     folder: Path
     prefect: str | None = None
     """The address of a Prefect server that runs are to use; None: each starts one of its own."""
+    zygote: Zygote | None = None
+    """Starts runs; None: each is a process of its own."""
 
     @property
     def home(self) -> Path:
@@ -57,7 +61,7 @@ class Homes:
     def command(self, target: str, *more: str) -> list[str]:
         """`r1 run` of one stage."""
         sets = [part for value in SETS for part in ("--set", value)]
-        return [sys.executable, "-m", "flows.cli", "run", "tiny", *sets, "--only", target, *more]
+        return [*R1, "run", "tiny", *sets, "--only", target, *more]
 
     def environment(self) -> dict[str, str]:
         """Variables of a run in the home."""
@@ -72,10 +76,10 @@ class Homes:
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self.folder / template, self.home, symlinks=True)
 
-    def expected(self, target: str) -> str:
-        """Digest of the target's artifact in an undisturbed run."""
-        digests: dict[str, str] = json.loads((self.folder / "expected.json").read_text())
-        return digests[target]
+    def expected(self, target: str) -> tuple[str, str]:
+        """Key and digest of the target's artifact in an undisturbed run."""
+        key, digest = json.loads((self.folder / "expected.json").read_text())[target]
+        return key, digest
 
     def build(self, targets: Sequence[str] = TARGETS) -> None:
         """Make the templates of these stages, unless they are there and made from the same settings."""
@@ -84,17 +88,18 @@ class Homes:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.home.mkdir(parents=True)
-        digests: dict[str, str] = {}
+        expected: dict[str, tuple[str, str]] = {}
         for stage in ORDER[: 1 + max(ORDER.index(target) for target in targets)]:
             if stage in targets:
                 shutil.copytree(self.home, self.folder / f"before-{stage}")
             self._run(stage)
-            digests[stage] = Store(self.home).resolve(f"latest:{stage}").digest
+            manifest = Store(self.home).resolve(f"latest:{stage}")
+            expected[stage] = manifest.key, manifest.digest
         self.home.rename(self.folder / "done")
         for stage in CHECKPOINTED:
             if stage in targets:
                 self._stop_after_checkpoint(stage)
-        (self.folder / "expected.json").write_text(json.dumps(digests, indent=2))
+        (self.folder / "expected.json").write_text(json.dumps(expected, indent=2))
         made_of.write_text(json.dumps(SETS))
 
     def _run(self, stage: str) -> None:

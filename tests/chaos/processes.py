@@ -10,6 +10,9 @@ from pathlib import Path
 
 from grpo.processes.lifetime import descendants
 
+NOT_OURS: set[int] = set()
+"""Processes of the suite that have the home in their environment."""
+
 
 def command_line(pid: int) -> str:
     """The arguments of a process, "" if it is gone."""
@@ -33,10 +36,11 @@ def members(home: Path) -> set[int]:
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (path / "environ").read_bytes().split(b"\0") and int(path.name) != os.getpid():
+            if mark in (path / "environ").read_bytes().split(b"\0") and int(path.name) not in NOT_OURS:
                 found.add(int(path.name))
     for pid in [*found]:
         found |= descendants(pid)
+    found -= {os.getpid()}
     return {pid for pid in found if state_of(pid) not in ("", "Z", "X")}
 
 
@@ -59,7 +63,7 @@ def role_of(pid: int) -> str:
         return "trainer" if "grpo.fork_server" in command_line(parent_of(pid)) else "fork_server"
     if "grpo.train" in line:
         return "rank" if "grpo.train" in command_line(parent_of(pid)) else "trainer"
-    return "flow" if "flows.cli" in line else "other"
+    return "flow" if "flows.cli" in line or "chaos.zygote" in line else "other"
 
 
 def with_role(home: Path, role: str) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.store import Store
-from tests.chaos.homes import Homes, left_running
+from tests.chaos.homes import R1, Homes, left_running
 from tests.chaos.processes import end_all, leftovers, with_role
+from tests.chaos.zygote import Forked, Zygote
 
 HEALED, BY_RERUN, CLEAR, WRONG = "healed", "healed by rerun", "clear failure", "wrong"
 LIMIT_S = 300.0
@@ -76,7 +78,7 @@ class Trial:
     def start(self, *more: str) -> Command:
         """Start the command under test."""
         command = [*self.prefix, *self.homes.command(self.target, *self.more, *more)]
-        return Command(command, {**self.homes.environment(), **self.extra})
+        return Command(command, {**self.homes.environment(), **self.extra}, self.homes.zygote)
 
     @contextmanager
     def running(self) -> Iterator[Command]:
@@ -116,12 +118,16 @@ class Trial:
 class Command:
     """A command under test; `ended` once it was awaited."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]):
+    def __init__(self, command: list[str], environment: dict[str, str], zygote: Zygote | None = None):
         self.began = time.monotonic()
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the command
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.output
-        )
+        self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115 - lives as long as the command
+        self.process: subprocess.Popen[bytes] | Forked
+        if zygote is not None and command[:3] == R1 and environment == zygote.environment:
+            self.process = zygote.fork(command[3:], self.output.name)
+        else:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.output
+            )
         self.ended: Ended | None = None
 
     def said(self) -> str:
@@ -131,28 +137,29 @@ class Command:
     def wait(self) -> Ended:
         """Wait for its end, up to LIMIT_S."""
         if self.ended is None:
-            hung = False
-            try:
-                self.process.wait(max(1.0, LIMIT_S - (time.monotonic() - self.began)))
-            except subprocess.TimeoutExpired:
-                hung = True
-                self.kill()
+            while self.process.poll() is None and time.monotonic() < self.began + LIMIT_S:
+                time.sleep(0.05)
+            hung = self.process.poll() is None
+            self.kill()
+            assert self.process.returncode is not None
             self.ended = Ended(self.process.returncode, self.said(), time.monotonic() - self.began, hung)
         return self.ended
 
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        while self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            time.sleep(0.02)
 
 
-def broken(trial: Trial, ended: Ended, expected: str) -> str | None:
+def broken(trial: Trial) -> str | None:
     """What is wrong with a command that ended with 0; None if nothing is."""
     store = Store(trial.home)
+    key, expected = trial.homes.expected(trial.target)
     made = [manifest for manifest in store.list() if manifest.stage == trial.target]
     if not made:
         return "exit code 0 without a readable artifact"
+    assert made[-1].key == key, "the templates are of another version of the code: remove their folder"
     if made[-1].digest != expected:
         return f"another digest: {made[-1].digest[:12]} instead of {expected[:12]}"
     try:
@@ -164,7 +171,6 @@ def broken(trial: Trial, ended: Ended, expected: str) -> str | None:
 
 def finish(trial: Trial, first: Ended) -> tuple[str, str]:
     """The verdict on a try whose first command has ended, and why. Runs the same command again where it failed."""
-    expected = trial.homes.expected(trial.target)
     if trial.wrongs:
         return WRONG, "; ".join(trial.wrongs)
     if first.hung:
@@ -174,7 +180,7 @@ def finish(trial: Trial, first: Ended) -> tuple[str, str]:
     if left := leftovers(trial.homes.home, GONE_S):
         return WRONG, f"left processes: {', '.join(left)}"
     if first.code == 0:
-        wrong = broken(trial, first, expected)
+        wrong = broken(trial)
         if wrong is None and left_running(trial.home):
             wrong = "a run is left RUNNING in MLflow"
         trial.heal()
@@ -187,7 +193,7 @@ def finish(trial: Trial, first: Ended) -> tuple[str, str]:
     second = again.wait()
     if second.code != 0 or second.hung:
         return WRONG, f"first: {first.last_line[:200]}; the rerun: exit code {second.code}: {second.last_line[:300]}"
-    if wrong := broken(trial, second, expected):
+    if wrong := broken(trial):
         return WRONG, f"the rerun: {wrong}"
     if left_running(trial.home):
         return WRONG, "the rerun leaves a run RUNNING in MLflow"
