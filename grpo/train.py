@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ from pydantic import ValidationError
 
 from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
+from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import write_whole_lines
 from grpo.processes.peak_memory import MemoryUsed
 from grpo.secret_values import secret_in
@@ -40,8 +40,6 @@ RUNNERS = {
     "copy_model": "grpo.training.copy_model:copy_model",
 }
 """Names instead of imports: a sampling job need not load the training code."""
-FULL_BYTES = 2**20
-"""A job that fails with less free space than this has run out of it."""
 LOST_S = 20.0
 """Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others
 within a second, so the process at fault must end first. If it ran on another machine, only we can end this one."""
@@ -152,8 +150,8 @@ def run(job: JobBase) -> int:
 
             print(f"error: {out_of_memory(str(error))}", file=sys.stderr)
             return 1
-        # Each library reports a full disk differently, some not at all.
-        if shutil.disk_usage(job.out).free > FULL_BYTES:
+        # By now the library that failed may have removed what it had written, so the message counts, too.
+        if not (says_full(error) or is_full(job.out)):
             raise
         print(f"error: no space left on {job.out}: free some or write elsewhere", file=sys.stderr)
         return 2

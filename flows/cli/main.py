@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -83,9 +84,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
-            raise
+            return _unexpected(error)
         print(f"error: {error.filename or home()}: {error.strerror}", file=sys.stderr)
         return 2
+    except Exception as error:
+        return _unexpected(error)
     except KeyboardInterrupt:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
+
+
+def _unexpected(error: Exception) -> int:
+    """One line for an error that nobody expected, most often of a library; the traceback goes to a file."""
+    from tasks.trainer.processes import is_full, says_full
+
+    if says_full(error) or is_full(home()):
+        print(f"error: no space left on {home()}: free some or move the home folder with R1FLOW_HOME", file=sys.stderr)
+        return 2
+    said = " ".join(str(error).split())[:300]
+    place = home() / "logs" / "errors.log"
+    try:
+        place.parent.mkdir(exist_ok=True)
+        with place.open("a", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)) + "\n")
+    except OSError:
+        raise error from None
+    print(f"failed: {type(error).__name__}: {said}; the traceback is in {place}", file=sys.stderr)
+    return 1

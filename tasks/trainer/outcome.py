@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from grpo.processes.disk import is_full, text_says_full
 from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes
@@ -62,13 +63,17 @@ def failure(code: int, processes: int, log_path: Path, log_start: int) -> Except
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     if code == 2 and (errors := [line for line in lines if line.startswith("error: ")]):
         return InputError(errors[-1].removeprefix("error: "))
+    last = lines[-1] if lines else ""
+    # A full disk takes the log's last words, too.
+    if text_says_full(last) or (code > 0 and is_full(log_path.parent)):
+        return InputError(f"no space left on {log_path.parent}: free some or move the home folder with R1FLOW_HOME")
     if code == -signal.SIGKILL:
         ended = "was killed by SIGKILL (by the kernel if memory ran out)"
     elif code < 0:
         ended = f"was killed by {signal.Signals(-code).name}"
     else:
         ended = f"exited with {code}"
-    return StageFailed(f"{who} {ended}: {lines[-1] if lines else 'it logged nothing'}; log: {log_path}")
+    return StageFailed(f"{who} {ended}: {last or 'it logged nothing'}; log: {log_path}")
 
 
 def _log_text(path: Path, start: int) -> str:

@@ -158,8 +158,7 @@ class _StoppedWatch:
         stopped = {pid for pid in _live_processes(self._child, self._mark) if _is_stopped(pid)}
         for pid in sorted(stopped - self._known):
             logger.warning(
-                "process %d of the trainer is stopped (by SIGSTOP?) and the run waits for it; `kill -CONT %d` lets it go "
-                "on",
+                "process %d of the trainer is stopped (by SIGSTOP?); the run waits, and `kill -CONT %d` continues it",
                 pid,
                 pid,
             )

@@ -1,5 +1,7 @@
-"""Process control for flows: lifetime of children, a pool of workers, and the file with a trainer's peak memory."""
+"""Process control for flows: lifetime of children, a pool of workers, the file with a trainer's peak memory, and full
+disks."""
 
+from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
 from grpo.processes.peak_memory import FILE as PEAK_MEMORY_FILE
 from grpo.processes.pool import Pool
@@ -13,5 +15,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "end_descendants",
+    "is_full",
     "process_name",
+    "says_full",
 ]

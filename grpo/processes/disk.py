@@ -1,0 +1,36 @@
+"""Telling a full disk from other failures: each library reports one differently, some not at all."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+FULL_BYTES = 2**20
+"""Something that fails with less free space than this has run out of it."""
+_CODES = {errno.ENOSPC, errno.EDQUOT}
+_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder, or of its nearest parent that exists, has no space left to speak of."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free < FULL_BYTES
+
+
+def says_full(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, is that of a full disk or an exceeded quota."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if (isinstance(cause, OSError) and cause.errno in _CODES) or text_says_full(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def text_says_full(text: str) -> bool:
+    """Whether a message is that of a full disk or an exceeded quota."""
+    return any(words in text for words in _WORDS)

@@ -1,0 +1,25 @@
+"""An error that nobody expected: one line, and the traceback in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main as module
+
+
+def test_one_line_and_the_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(args: object) -> int:
+        raise RuntimeError("Server error '500\nInternal Server Error'")
+
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "prepare_environment", lambda: None)
+    monkeypatch.setitem(module.COMMANDS, "stages", breaks)
+    assert module.main(["stages"]) == 1
+    log = tmp_path / "logs" / "errors.log"
+    said = f"failed: RuntimeError: Server error '500 Internal Server Error'; the traceback is in {log}\n"
+    assert capsys.readouterr().err == said
+    assert "in breaks" in log.read_text()
