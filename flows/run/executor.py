@@ -26,7 +26,6 @@ from flows.stages.contract import RunContext, Step
 from flows.stages.references import resolve
 from flows.stages.run_page import RunPage
 from grpo.errors import InputError
-from grpo.secret_values import masked
 from tasks.report.tables import closing_rows
 from tasks.store.manifest import Manifest
 from tasks.tracking.client import RECIPE_FILE, Tracking
@@ -164,8 +163,7 @@ def _close(
 
 def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, error: BaseException) -> None:
     """Record the failure. A failed run gets a report; one that is being stopped has no time for it."""
-    record.set_tags(run_id, {FAILED_TAG: stage, ERROR_TAG: masked(str(error))[:500]})
-    record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+    record.fail(run_id, error, {FAILED_TAG: stage})
     if isinstance(error, Exception):
         _report(record, run_id, result)
         raise RecipeFailed(result, stage, error) from error

@@ -17,14 +17,14 @@ from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage, fi
 from flows.stages.references import Input
 from flows.stages.run_page import RunPage
 from grpo.errors import InputError
-from grpo.secret_values import masked, secret_in
+from grpo.secret_values import secret_in
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import Manifest
 from tasks.store.stale import make_current, recipes_using
 from tasks.tracking.client import CONFIG_FILE, Tracking
 from tasks.tracking.run_names import name_run
 from tasks.tracking.stale_tags import update_stale_tags
-from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG
+from tasks.tracking.tags import DIGEST_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG
 from tasks.trainer.launch import preload
 
 
@@ -102,9 +102,9 @@ def _build(
     run_name = name_run(record.reader, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
     tags = {**identity, **run_name.tags, KEY_TAG: attempt.key, STATUS_TAG: "running"}
     run_id = record.stage_run(where.parent_run_id, where.recipe, run_name.name, hashed, tags)
-    page = RunPage(stage.name)
-    page.link(record, run_id)
     try:
+        page = RunPage(stage.name)
+        page.link(record, run_id)
         for name, item in inputs.items():
             if item.manifest is not None:
                 _record_input(record, run_id, name, item.manifest)
@@ -122,8 +122,7 @@ def _build(
             seconds=time.monotonic() - began,
         )
     except BaseException as error:
-        record.set_tags(run_id, {STATUS_TAG: "failed", ERROR_TAG: masked(str(error))[:500]})
-        record.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+        record.fail(run_id, error, {STATUS_TAG: "failed"})
         raise
     _record_output(record, run_id, manifest, outcome)
     return manifest

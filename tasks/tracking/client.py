@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from grpo.errors import InputError
+from grpo.secret_values import masked
 from tasks.store.manifest import Manifest
 from tasks.tracking import connection
 from tasks.tracking.connection import Connection
 from tasks.tracking.names import flatten, metric_name
-from tasks.tracking.owner import end_runs_of_dead_processes, owner_tags
+from tasks.tracking.owner import end_runs_of_dead_processes, owner_tags, undisturbed
 from tasks.tracking.reader import RunReader, with_tags
 from tasks.tracking.registry import ModelRegistry
 from tasks.tracking.tags import (
     DATA_CONTEXT_TAG,
     DIGEST_TAG,
+    ERROR_TAG,
     MODEL_STAGE_TAG,
     PARENT_TAG,
     RECIPE_TAG,
@@ -249,6 +251,12 @@ class Tracking(Connection):
 
         self.outbox.try_now("search for a tag", search)
         return values
+
+    def fail(self, run_id: str, error: BaseException, tags: Mapping[str, str]) -> None:
+        """Close a run that an error ends: FAILED, or KILLED if it was stopped. No second signal interrupts this."""
+        with undisturbed():
+            self.set_tags(run_id, {**tags, ERROR_TAG: masked(str(error))[:500]})
+            self.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 
 from grpo.processes.lifetime import process_name
 from tasks.tracking.connection import Connection
@@ -38,3 +41,18 @@ def end_runs_of_dead_processes(connection: Connection) -> list[str]:
     for run_id in killed:
         connection.client.set_terminated(run_id, "KILLED")
     return killed
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignores SIGINT and SIGTERM in the block, for the end of a run that is being stopped anyway: a second Ctrl-C would
+    leave it RUNNING. Only the main thread may do so; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -375,3 +375,25 @@ def test_a_kill_while_mlflows_database_is_made_leaves_none(tmp_path: Path) -> No
         process.kill()
         process.wait()
         assert Tracking(f"sqlite:///{path}").recipe_run("tiny", "after a kill", {}, {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_leave_a_stopped_run_running(tracking, client, run, monkeypatch, number):
+    terminate = tracking.client.set_terminated
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), number)  # Ctrl-C again, in the middle of the end
+        time.sleep(0.05)
+        terminate(*arguments)
+
+    monkeypatch.setattr(tracking.client, "set_terminated", interrupted)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    tracking.fail(run, KeyboardInterrupt(), {"r1flow.status": "failed"})
+    assert client.get_run(run).info.status == "KILLED"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_that_an_error_ends_has_failed_and_says_why(tracking, client, run):
+    tracking.fail(run, ValueError("loss is NaN"), {})
+    ended = client.get_run(run)
+    assert ended.info.status == "FAILED" and "loss is NaN" in ended.data.tags.values()
