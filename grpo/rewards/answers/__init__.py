@@ -1,1 +1,1 @@
-"""What an answer says: one number, one letter of a choice or one expression. In time linear in its length."""
+"""The value of an answer: one number, one letter of a choice or one expression. In time linear in its length."""
