@@ -42,7 +42,8 @@ Overrides = Annotated[
     list[_Override] | None, Explained('Fields to set, each "section.field=value", as reasoning_rl.kl_coef=0.01.')
 ]
 RecipeSeed = Annotated[
-    Annotated[int, Field(ge=0)] | None, Explained("Every random choice follows from it. Empty: the recipe's own.")
+    Annotated[int, Field(ge=0, le=2**53)] | None,
+    Explained("Every random choice follows from it. Empty: the recipe's own."),
 ]
 Start = Annotated[
     str | None, Explained("Begin at this stage, such as sft; the artifacts of earlier ones are taken as they are.")
@@ -60,7 +61,7 @@ Inputs = Annotated[
     Mapping[str, str] | None,
     Explained(f'What the stage reads, as {{"base": "latest"}}: {REFERENCE}. Of those left out the newest artifact.'),
 ]
-Seed = Annotated[int, Field(ge=0), Explained("Every random choice follows from it.")]
+Seed = Annotated[int, Field(ge=0, le=2**53), Explained("Every random choice follows from it.")]
 EvaluatedStages = Annotated[
     Sequence[str],
     Explained("Stages whose checkpoints are evaluated; with reward_models among them, their scores, too."),

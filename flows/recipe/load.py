@@ -16,6 +16,9 @@ from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 from grpo.secret_values import secret_in
 
+LARGEST = 2**53
+"""Largest integer of a recipe: beyond it JSON in a browser, and so a form of Prefect's, changes numbers."""
+
 
 def shipped() -> list[str]:
     """Names of the recipes that come with the project."""
@@ -26,21 +29,51 @@ def shipped() -> list[str]:
 def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Recipe:
     """A shipped recipe by name, or a TOML file by path, with ``section.field=value`` overrides (TOML values)."""
     text, where = _read(name)
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where}: not valid TOML: {error}") from None
+    values = _parse(text, where)
     for override in overrides:
         _override(values, override)
     if seed is not None:
         values["seed"] = seed
     if secret := secret_in(values):
         raise InputError(f"{where}: {secret}")
+    if fault := _odd_number(values):
+        raise InputError(f"{where}: {fault}")
     try:
         # Strict like JSON: lists and tables are converted, but true is not a number, nor is "3".
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {_explain(error)}") from None
+    except RecursionError:
+        raise InputError(f"{where}: {_TOO_DEEP}") from None
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # also of a number with thousands of digits
+        message = " ".join(str(error).partition(";")[0].split())
+        raise InputError(f"{where}: not valid TOML: {message}") from None
+    except RecursionError:
+        raise InputError(f"{where}: {_TOO_DEEP}") from None
+
+
+_TOO_DEEP = "lists or tables are nested too deeply; no field needs more than ten"
+
+
+def _odd_number(values: Any) -> str | None:
+    """What is wrong with the first number that JSON, forms and databases would change: NaN, and beyond 2^53."""
+    front: list[tuple[str, Any]] = [("", values)]
+    while front:
+        path, value = front.pop()
+        if isinstance(value, dict):
+            front += [(f"{path}.{name}", inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            front += [(f"{path}.{index}", inner) for index, inner in enumerate(value)]
+        elif isinstance(value, float) and value != value:
+            return f"{path[1:]}: this is not a number (nan)"
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            return f"{path[1:]}: {len(str(abs(value)))} digits are too many; the largest number here is 2^53"
+    return None
 
 
 def _read(name: str) -> tuple[str, str]:
@@ -65,9 +98,16 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise InputError(f"--set {override}: write section.field=value")
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
+        parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
-        value = raw  # a bare word is read as a string
+        parsed = {"value": raw}  # a bare word is read as a string
+    except ValueError as error:
+        raise InputError(f"--set {path}: {str(error).partition(';')[0]}") from None
+    except RecursionError:
+        raise InputError(f"--set {path[:80]}: {_TOO_DEEP}") from None
+    if parsed.keys() != {"value"}:
+        raise InputError(f"--set {path}: there is more than one value; give each field a --set of its own")
+    value = parsed["value"]
     *parents, last = path.strip().split(".")
     place: Any = values
     for parent in parents:
@@ -89,7 +129,7 @@ def _descend(place: Any, key: str, override: str, path: str) -> Any:
 
 
 def _index(place: list[Any], key: str, override: str) -> int:
-    if not key.isdecimal() or int(key) >= len(place):
+    if not key.isdecimal() or len(key) > 9 or int(key) >= len(place):
         raise InputError(f"--set {override}: {key!r} must be a number below {len(place)} here")
     return int(key)
 

@@ -28,7 +28,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[\w.-]+$", description="Names the MLflow experiment.")
     description: str = Field(description="What it is for and what it needs.")
-    seed: int = Field(0, ge=0, description="Every random choice follows from it.")
+    seed: int = Field(0, ge=0, le=2**53, description="Every random choice follows from it.")
     device: Literal["H200", "H100", "A100", "cpu"] | None = Field(
         None,
         exclude_if=lambda value: value is None,

@@ -27,7 +27,7 @@ class JobBase(Settings):
     state: Path
     metrics: Path
     result: Path
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, le=2**53)
 
     @property
     def where(self) -> Hardware:

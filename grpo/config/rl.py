@@ -50,8 +50,8 @@ class RL(Settings):
     steps: int = Field(
         ge=1, description="Optimizer updates. R1-Zero: 10,400; alignment: 1,700; reasoning: unpublished."
     )
-    prompts_per_step: int = Field(32, ge=1, description="Problems a step. R1: 32.")
-    group_size: int = Field(16, ge=2, description="Completions a problem (G). R1: 16.")
+    prompts_per_step: int = Field(32, ge=1, le=1_000_000, description="Problems a step. R1: 32.")
+    group_size: int = Field(16, ge=2, le=65_536, description="Completions a problem (G). R1: 16.")
     minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 a step).")
     inner_epochs: int = Field(1, ge=1, description="Passes over each rollout. R1: 1.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from grpo.processes.disk import is_full, text_says_full
 from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes
+_ROOM = 65_536
+"""Bytes of a disk that count as none left."""
 
 
 class StageFailed(RuntimeError):
@@ -73,7 +76,14 @@ def failure(code: int, processes: int, log_path: Path, log_start: int) -> Except
         ended = f"was killed by {signal.Signals(-code).name}"
     else:
         ended = f"exited with {code}"
-    return StageFailed(f"{who} {ended}: {last or 'it logged nothing'}; log: {log_path}")
+    return StageFailed(f"{who} {ended}: {last or _full(log_path) or 'it logged nothing'}; log: {log_path}")
+
+
+def _full(log_path: Path) -> str | None:
+    """That the disk of the log is full, where it is: then what the trainer said last could not be written."""
+    if shutil.disk_usage(log_path.parent).free >= _ROOM:
+        return None
+    return f"the disk of {log_path.parent} is full: free some of it, then the same command continues"
 
 
 def _log_text(path: Path, start: int) -> str:

@@ -127,3 +127,47 @@ def test_a_misspelt_section_is_named_before_what_is_missing_without_it(tmp_path:
 
 def test_the_command_line_offers_every_pipeline() -> None:
     assert tuple(PIPELINES) == PIPELINE_NAMES
+
+
+ODD = {
+    "deep lists": ("a = " + "[" * 100_000, "nested too deeply"),
+    "deep tables": ("a = " + "{a=" * 100_000, "nested too deeply"),
+    "a deep name": (".".join("a" * 5_000) + " = 1", "nested too deeply"),
+    "5,000 digits": ("seed = " + "9" * 5_000, "not valid TOML"),
+    "31 digits": ("seed = 1" + "0" * 30, "seed: 31 digits are too many; the largest number here is 2^53"),
+    "no number": ("[evaluate]\nconfidence = nan", "evaluate.confidence: this is not a number (nan)"),
+    "no TOML": ("a = = 1", "not valid TOML"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_one_line(name: str, tmp_path: Path) -> None:
+    text, said = ODD[name]
+    (tmp_path / "odd.toml").write_text(text)
+    with pytest.raises(InputError) as error:
+        load_recipe(str(tmp_path / "odd.toml"))
+    assert said in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=1\nname = 'other'", "--set seed: there is more than one value"),
+        ("seed=1\n[sft]\nepochs = 2", "--set seed: there is more than one value"),
+        ("seed=" + "9" * 5_000, "--set seed: Exceeds the limit"),
+        ("seed=" + "[" * 100_000, "--set seed: lists or tables are nested too deeply"),
+        (".".join("a" * 5_000) + "=1", "nested too deeply"),
+        ("seed=1" + "0" * 30, "seed: 31 digits are too many"),
+        ("problems.sources." + "1" * 5_000 + "=1", "must be a number below"),
+        ("reasoning_rl.group_size=100_000_000_000", "group_size: Input should be less than or equal to 65536"),
+    ],
+)
+def test_odd_overrides_are_one_line(override: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_recipe("tiny", [override])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_override_may_span_lines() -> None:
+    recipe = load_recipe("tiny", ["gates=[\n  {name='a', after='sft', review=5},\n]", "description=two\nlines"])
+    assert [gate.name for gate in recipe.gates] == ["a"] and recipe.description == "two\nlines"

@@ -404,3 +404,28 @@ def test_a_stopped_trainer_can_save_when_it_is_ended(trainer, tmp_path):
     with pytest.raises(StageFailed, match="ran past its limit"):
         trainer(STOPS_ITSELF, time_limit_s=3)
     assert (tmp_path / "work" / "saved").exists()
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from tasks.trainer.outcome import failure
+folder = Path(sys.argv[1])
+try:
+    (folder / "state").write_bytes(bytes(1 << 20))  # 256 KiB are there
+except OSError as error:
+    print(error.strerror)
+(folder / "trainer.log").touch()
+print(failure(1, 1, folder / "trainer.log", 0))
+"""
+
+
+def test_a_full_disk_is_named_where_the_log_could_not_be_written(tmp_path):
+    mount = f'mount -t tmpfs -o size=256k none "{tmp_path}" && exec "$@"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, "-", sys.executable, "-c", FULL_DISK]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode != 0 and "Error" not in done.stderr:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr}")
+    wrote, said = done.stdout.splitlines()
+    assert wrote == "No space left on device"
+    assert said.startswith(f"the trainer exited with 1: the disk of {tmp_path} is full: free some of it")
