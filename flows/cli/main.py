@@ -19,6 +19,7 @@ from flows.cli import (
     export,
     plan,
     promote,
+    prune,
     report,
     run,
     ui,
@@ -30,7 +31,7 @@ from flows.home import home, prepare_environment
 from grpo.errors import InputError
 
 MODULES = [run, plan, artifacts, why, data, compare, report, eval, chat]
-MODULES += [promote, export, verify, ui, deploy, up]
+MODULES += [promote, export, verify, prune, ui, deploy, up]
 """In the order of `r1 --help`; each adds what it can do."""
 
 COMMANDS = {
@@ -47,6 +48,7 @@ COMMANDS = {
     "promote": promote.run,
     "export": export.run,
     "verify": verify.run,
+    "prune": prune.run,
     "ui": ui.run,
     "deploy": deploy.run,
     "up": up.run,

@@ -42,7 +42,8 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
     record = tracking()
     progress = Progress.current()
     if existing is None:
-        with store().attempt(stage.name, key, force=where.force) as attempt:
+        uses = [item.ref.digest for item in resolved.values()]
+        with store().attempt(stage.name, key, force=where.force, uses=uses) as attempt:
             # Another process may have published it while this one waited for the lock.
             existing = None if where.force else store().find(key)
             if existing is None:

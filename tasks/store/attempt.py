@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Attempt:
         self._root = root
         self._began = time.monotonic()
 
-    def open(self, force: bool) -> None:
+    def open(self, force: bool, uses: Collection[str] = ()) -> None:
         """Prepare the folders, keeping the work of an earlier attempt unless `force` asks for a fresh one."""
         record = self.work / "attempt.json"
         try:
@@ -61,7 +61,8 @@ class Attempt:
         if forced is None or not self.out.is_dir() or (force and not forced):
             shutil.rmtree(self.work, ignore_errors=True)
             self.work.mkdir(parents=True, exist_ok=True)
-            _write_json(record, {"stage": self.stage, "key": self.key, "forced": force, "began": utc_now()})
+            values = {"stage": self.stage, "key": self.key, "forced": force, "began": utc_now()}
+            _write_json(record, {**values, "uses": sorted(uses)})
         else:
             logger.info("continuing what an earlier attempt left in %s", self.work)
         self.out.mkdir(exist_ok=True)

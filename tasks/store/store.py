@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -91,15 +91,16 @@ class Store:
         return manifest
 
     @contextlib.contextmanager
-    def attempt(self, stage: str, key: str, *, force: bool = False) -> Iterator[Attempt]:
+    def attempt(self, stage: str, key: str, *, force: bool = False, uses: Collection[str] = ()) -> Iterator[Attempt]:
         """Hold the lock of `key` and yield an attempt, which may continue one that was killed.
 
         The caller checks `find` again inside: another process may have published while this one waited for the lock.
         Work is kept until it is published. `force` starts from scratch, except where it continues a forced attempt.
+        `uses`: digests of the inputs, which `r1 prune` keeps meanwhile.
         """
         with explain_full_disk(self.root), self._lock(key) as lock_fd:
             attempt = Attempt(self.root, stage, key, lock_fd)
-            attempt.open(force)
+            attempt.open(force, uses)
             try:
                 yield attempt
             finally:

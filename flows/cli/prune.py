@@ -1,0 +1,87 @@
+"""`r1 prune`: removes artifacts that no kept run needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from flows.home import home, store, tracking
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser("prune", help="what no kept run needs, and its removal")
+    command.add_argument("--yes", action="store_true", help="remove it; without this it is only listed")
+    command.add_argument(
+        "--keep", action="append", default=[], metavar="REF", help="keep this artifact and what it was made from, too"
+    )
+    command.add_argument(
+        "--unfinished", action="store_true", help="remove interrupted attempts, too, which could be continued"
+    )
+    command.add_argument("--json", action="store_true", help="print what is removed as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists what can be removed, and removes it with --yes. Returns the exit code."""
+    import shutil
+
+    from tasks.store.prune import plan_pruning, remove_artifact, remove_work, size_of
+
+    named, in_use = _kept(args.keep)
+    place = store()
+    pruning = plan_pruning(place, named, in_use)
+    out = sys.stderr if args.json else sys.stdout
+    removed: list[dict[str, Any]] = []
+
+    def row(what: str, size: int, done: bool) -> None:
+        if args.yes and not done:
+            print(f"{'in use':>10}  {what}", file=out)
+            return
+        removed.append({"what": what, "bytes": size})
+        print(f"{size / 1e6:7.1f} MB  {what}", file=out)
+
+    for manifest in pruning.artifacts:
+        size = sum(entry["size"] for entry in manifest.files.values())
+        what = f"{manifest.created[:19]}  {manifest.stage} {manifest.key[:12]}, attempt {manifest.attempt}"
+        row(what, size, args.yes and remove_artifact(place, manifest))
+    for work in pruning.unfinished if args.unfinished else []:
+        row(f"unfinished {work.name}", size_of(work), args.yes and remove_work(place, work))
+    for folder in pruning.folders:
+        row(f"{folder.name}/", size_of(folder), True)
+        if args.yes:
+            shutil.rmtree(folder, ignore_errors=True)
+    total = sum(entry["bytes"] for entry in removed)
+    kept = sum(pruning.kept.values())
+    if args.json:
+        values = {"home": str(home()), "removed": removed if args.yes else [], "removable": removed, "bytes": total}
+        print(json.dumps({**values, "kept": pruning.kept}))
+    if pruning.unfinished and not args.unfinished:
+        size = sum(map(size_of, pruning.unfinished))
+        print(
+            f"{len(pruning.unfinished)} unfinished, {size / 1e6:.1f} MB: the same commands would continue them; "
+            "--unfinished removes them, too",
+            file=sys.stderr,
+        )
+    verb = "freed" if args.yes else "would free"
+    remedy = "" if args.yes or not removed else "; `r1 prune --yes` removes it"
+    print(f"{verb} {total / 1e6:.1f} MB, {total} bytes; {kept} artifacts stay{remedy}", file=sys.stderr)
+    return 0
+
+
+def _kept(references: list[str]) -> tuple[dict[str, list[str]], set[str]]:
+    """Digests to keep by reason, and those that live runs use.
+
+    Raises:
+        InputError: a reference names nothing, or MLflow cannot be reached, which knows the promoted models.
+    """
+    from flows.stages.references import artifact
+
+    named = {"named": [artifact(reference).digest for reference in references]}
+    record = tracking()
+    if record.sqlite and not record.sqlite.exists():  # this home never recorded a run
+        return named, set()
+    from tasks.tracking.audit import digests_in_use, promoted
+
+    return {**named, "promoted": list(promoted(record).values())}, digests_in_use(record)
