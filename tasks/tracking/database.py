@@ -14,11 +14,15 @@ import stat
 import sys
 from pathlib import Path
 
+from tasks.tracking.moved import follow_move
+
 
 def make_database(path: Path) -> None:
-    """Create an empty database at `path` if there is none. Safe against kills and concurrent calls."""
+    """Create an empty database at `path` if there is none; one whose home was moved finds its files again. Safe against
+    kills and concurrent calls."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
+        follow_move(path)
         return
     folder = os.open(path.parent, os.O_RDONLY)
     try:

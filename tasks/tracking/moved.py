@@ -1,0 +1,48 @@
+"""MLflow's SQLite database in a home that was moved or copied: MLflow stores the places of its files as whole paths."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_COLUMNS = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+
+
+def follow_move(database: Path) -> bool:
+    """Points the files of a database at `mlartifacts` beside it, where they were beside it at another place before.
+    Returns whether there was anything to do."""
+    folder = database.resolve().parent / "mlartifacts"
+    if not database.exists() or not folder.is_dir():
+        return False
+    with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+        if (old := _old_folder(connection, folder)) is None:
+            return False
+        for table, columns in _COLUMNS.items():
+            present = {row[1] for row in connection.execute(f"pragma table_info({table})")}
+            for column in present.intersection(columns):
+                # Not LIKE, for which a path may have wildcards.
+                connection.execute(
+                    f"update {table} set {column} = ? || substr({column}, ?) where substr({column}, 1, ?) = ?",
+                    (folder.as_uri() + "/", len(old) + 1, len(old), old),
+                )
+    return True
+
+
+def _old_folder(connection: sqlite3.Connection, folder: Path) -> str | None:
+    """The address of the former folder, with a slash at its end; None if it is this one, or none of ours."""
+    try:
+        row = connection.execute("select artifact_location from experiments where experiment_id = 0").fetchone()
+    except sqlite3.OperationalError:  # no tables yet
+        return None
+    location = row[0] if row and isinstance(row[0], str) else ""
+    if not location.startswith("file://") or not location.endswith(f"/{folder.name}/0"):
+        return None
+    old = Path(unquote(urlsplit(location).path)).parent
+    return None if old.resolve() == folder else location.removesuffix("0")
