@@ -129,25 +129,30 @@ def _at_most(count: int, matches: Iterator[re.Match[str]]) -> Iterator[re.Match[
         yield match
 
 
-_NAME = re.compile(
-    r"(?:[A-Za-z]|\\angle ?[A-Z]{1,3}"
-    r"|\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|Delta)"
-    r"|\\(?:text|mathrm|mathit|mathbf|operatorname) ?\{[^{}\\]*+\})'*+"
-    r"(?:_(?:\w|\{[^{}]{0,20}\}))?+ ?(?:\([\w, ]{1,20}\))?+|[A-Za-z_ ]{2,40}"
-)
-"""What may stand for the value on the left of an equals sign: x, x_1, f(x), \\alpha, \\text{area}, eggs."""
-
-
+_NAME = re.compile(r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|Delta)")
+_UNKNOWN = re.compile(r"\\(?:gcd|lcm|lim|Pr|det|dim|deg|max|min|text|mathrm|operatorname)(?![a-z])")
+_COMMAND = re.compile(r"\\[a-zA-Z]++")
+_LETTER = re.compile(r"[^\W\d_]")
 _EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
 
 
-def sides(text: str) -> tuple[str, list[str]]:
-    """The name that a claim begins with, or "", and the sides of its equation that must all be right: ``x = 3 + 4 = 7``
-    has the name x and two sides, ``7`` has one."""
-    first, *others = [side.strip(" &") for side in _split(text)]
-    if others and (not first or _NAME.fullmatch(first)):
-        return first, others
-    return "", [first, *others]
+def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
+    r"""The name that a claim begins with, or "", and the sides of its equation that must all be right.
+
+    ``x = 3 + 4 = 7`` has the name x and two sides, ``7`` has one and ``AB = CD = 7`` too. `symbolic`: what is looked
+    for has variables in it, so that only the first side can be a name for it.
+    """
+    every = [side.strip(" &") for side in _split(text)]
+    first, last = every[0], every[-1]
+    if len(every) == 1:
+        return "", every
+    rest = every[1:-1] if symbolic else [side for side in every[1:-1] if not _is_name(side)]
+    return (first, [*rest, last]) if not first or _is_name(first) else ("", [first, *rest, last])
+
+
+def _is_name(side: str) -> bool:
+    """Whether a side stands for a value that only the problem gives: it has a variable or an unknown function."""
+    return bool(_NAME.fullmatch(side) or _UNKNOWN.search(side) or _LETTER.search(_COMMAND.sub(" ", side)))
 
 
 def _split(text: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
 MAX_CHARACTERS = 1_000
 """Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""
 MAX_DEPTH, MAX_SIDES = 50, 5
+_SPACING = re.compile(r"(?: |~|\\[,;:!]|\\q?quad\b)++$")
 _PERCENT = re.compile(r"(?<![0-9.,])((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\[,!;:]|~)[0-9]{3})++(?![0-9])")
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,])0(?:,|\{,\})(?=[0-9]++(?![0-9,]))")
@@ -34,6 +35,14 @@ _DENIED = re.compile(
 _RELATION = re.compile(
     r"\\(?:l(?:t|eq?|eqslant)|g(?:t|eq?|eqslant)|approx|sim|simeq|equiv|cong|to|in|notin)\b|[<>≤≥≈∈→]"
 )
+_SIMPLE = re.compile(
+    r"\\?[a-zA-Z]{1,20}(?:\{[a-zA-Z ]*\})?(?:_\w|_\{[^{}=]*\})?(?:\^\{-1\})?'*+ ?[a-zA-Z]? ?(?:\([^()=]*\))?"
+)
+"""A name for a value: x, x_1, f'(x), \\alpha, \\text{area}, \\gcd(4, 6), \\lim_{x \\to 0} f(x)."""
+_PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]++")
+_ROUNDED = re.compile(r"(?:\\approx\b|≈) ?-?[0-9]++(?:\.[0-9]++)?$")
+_COMMAND = re.compile(r"\\[a-zA-Z]++")
+_LETTER = re.compile(r"[a-zA-Z]")
 _EQUALS = re.compile(r"=|\\(?:approx|eq)\b|≈")
 _MEMBER = re.compile(r"[A-Za-z] ?(?:\\in\b|∈) ?")
 _INTERVAL = re.compile(r"\\infty|\\cup|[<>≤≥∞]|\\[lg](?:t|e)")
@@ -58,16 +67,32 @@ def equal(reference: str, answer: str) -> bool:
     with no_evaluation() as refusals:
         if gold is None:  # a reference that marks several things is math-verify's to read
             return _same(_gold(reference, refusals), claimed)
+        if claimed.casefold() == gold.casefold():
+            return True
         if _claims_more(claimed, gold):
             return False
-        name, expected = sides(gold)
-        given, parts = sides(_EQUALS.sub("=", claimed))
-        if len(expected) > 1 or _relates(gold):
+        name, expected = sides(gold, symbolic=True)
+        if len(expected) > 1 or _relates(gold) or (name and not _SIMPLE.fullmatch(name)):
             return _same(_gold(f"${gold}$", refusals), claimed)
-        if (name and given and name != given) or len(parts) > MAX_SIDES or not all(parts):
+        if not _PLAIN_NUMBER.fullmatch(expected[0]):
+            claimed = _ROUNDED.sub("", claimed)
+        if _SEVERAL.search(gold) and claimed.count("=") > 1:
+            claimed = _unnamed(claimed)
+        given, parts = sides(
+            _EQUALS.sub("=", claimed), symbolic=_LETTER.search(_COMMAND.sub("", expected[0])) is not None
+        )
+        if name and given and name != given:  # another equation, or another name for the same
+            return not _SIMPLE.fullmatch(given) and _same(_gold(f"${gold}$", refusals), claimed)
+        if len(parts) > MAX_SIDES or not all(parts):
             return False
         value = _gold(f"${expected[0]}$", refusals)
         return all(_same(value, _MEMBER.sub("", part, count=1)) for part in parts)
+
+
+def _unnamed(claimed: str) -> str:
+    """``x = 1, x = 2`` and ``x = 1 \\text{ or } x = 2`` as ``1, 2``; an equation of numbers stays one."""
+    values = [sides(item) for item in _SEVERAL.split(claimed.replace("\\text", "").replace("{", "").replace("}", ""))]
+    return ", ".join(parts[0] if name or len(parts) == 1 else " = ".join(parts) for name, parts in values)
 
 
 def _too_deep(text: str) -> bool:
@@ -76,19 +101,23 @@ def _too_deep(text: str) -> bool:
 
 def _digits(text: str) -> str:
     """Digits without marks of thousands and currencies, and percent as hundredths."""
-    text = text.replace("\\$", "").replace("$", "")
+    text = _SPACING.sub("", text.replace("\\$", "").replace("$", ""))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
     return _PERCENT.sub(r"\\frac{\1}{100}", _DECIMAL_COMMA.sub("0.", text))
 
 
 def _claims_more(claimed: str, gold: str) -> bool:
     """Whether the answer denies, relates or lists where the reference does nothing of the kind."""
+    denied = _DENIED.search(claimed) and not _DENIED.search(gold)
+    name, equals, rest = claimed.partition("=")
+    if equals and _SIMPLE.fullmatch(name.strip()):
+        claimed = rest
     if _SPACED_DIGITS.search(claimed) or "%" in claimed.replace("\\%", "%").replace(gold, ""):
         return True
     related = _RELATION.search(_EQUALS.sub("=", _MEMBER.sub("", claimed, count=1)))
     return any(
         (
-            _DENIED.search(claimed) and not _DENIED.search(gold),
+            denied,
             _SEVERAL.search(claimed) and not (_SEVERAL.search(gold) or _is_interval(gold)),
             related and not (_relates(gold) or _is_interval(gold)),
         )
