@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/chaos", help="templates, the home, the journal")
     parser.add_argument("--write", type=Path, help="the page to write the table into")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started is ended
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell, children would ignore it
     words = args.kinds.split(",")
     kinds = [kind for kind in KINDS.values() if any(word in kind.name for word in words)]

@@ -163,7 +163,7 @@ def broken(trial: Trial) -> str | None:
     if made[-1].digest != expected:
         return f"another digest: {made[-1].digest[:12]} instead of {expected[:12]}"
     try:
-        store.verify(made[-1])
+        store.check(made[-1], every_byte=True)
     except InputError as error:
         return f"corrupt and read as complete: {error}"
     return None
