@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from grpo.errors import InputError
+from grpo.processes.disk import text_says_full
 from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
 from tasks.tracking.outbox import Outbox, is_refused
@@ -104,6 +105,10 @@ class Connection:
                     time.sleep(AWAY_POLL_S)
                     continue
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if self.sqlite and text_says_full(reason):
+                    raise InputError(
+                        f"no space left on {self.sqlite.parent}: free some or move the home folder with R1FLOW_HOME"
+                    ) from error
                 if "out-of-date database schema" in reason:
                     raise InputError(
                         f"MLflow's database {self.uri} has the schema of another version; copy it, then run `mlflow db "

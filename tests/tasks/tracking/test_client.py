@@ -397,3 +397,11 @@ def test_a_run_that_an_error_ends_has_failed_and_says_why(tracking, client, run)
     tracking.fail(run, ValueError("loss is NaN"), {})
     ended = client.get_run(run)
     assert ended.info.status == "FAILED" and "loss is NaN" in ended.data.tags.values()
+
+
+def test_a_full_disk_is_called_that(tracking, home):
+    def write():
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(InputError, match=f"no space left on {home}: free some"):
+        tracking.or_stop(write)
