@@ -2,6 +2,8 @@
 
     python benchmarks/gpu.py [--device cuda] [--small] [--parts models step ...] [--json FILE] [--write docs/gpu.md]
 
+docs/gpu.md says how to prepare a machine and what the figures are held against.
+
 | part       | what it does                                                                                        |
 |------------|-----------------------------------------------------------------------------------------------------|
 | models     | one tiny model of each kind: the probe, and `architectures.examine`, on the device                  |
@@ -9,6 +11,9 @@
 | resume     | a GRPO job killed and started again ends with the weights of an undisturbed one, bit for bit        |
 | throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
 | profile    | an update by kernel: the ten that take longest, and the share of time that the device is idle       |
+| beside     | samplers, transformers' Trainer and TRL at 1.5B, as far as they are installed, and vLLM               |
+| waits      | how often the host waits for the GPU while it samples and updates                                     |
+| recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
 | learning   | GRPO of a pretrained model (--model FOLDER) until its reward rises                                   |
 
 Each part runs in a process of its own, so that a failure or its memory does not touch the others. --small takes shapes
@@ -30,6 +35,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from gpu_beside import beside, recipes, waits
+from gpu_page import goals, write_page
 from gpu_throughput import profile, throughput
 
 HERE = Path(__file__).parent
@@ -40,7 +47,7 @@ STEPS, LEARNING_RATE = 4, 1e-4
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--small", action="store_true", help="shapes for a CPU: to test this script")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[name for name in PARTS if name != "learning"])
     parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for learning")
     parser.add_argument("--json", type=Path)
@@ -59,7 +66,9 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
     if args.write:
-        args.write.write_text(page(results))
+        write_page(args.write, results)
+    for name, least, figure in goals(results):
+        print(f"{name}: {'not measured' if figure is None else f'{figure:.2f}'}, goal {least:g}", flush=True)
     return 1 if any("error" in result for result in results.values() if isinstance(result, dict)) else 0
 
 
@@ -221,21 +230,15 @@ def learning(args: argparse.Namespace) -> dict[str, Any]:
     return {"first": mean(rewards[:10]), "last": mean(rewards[-10:]), "rewards": rewards}
 
 
-def page(results: dict[str, Any]) -> str:
-    """The results in Markdown."""
-    lines = ["# On a GPU", "", f"`python benchmarks/gpu.py` on {results['machine']}.", ""]
-    for name, result in results.items():
-        if isinstance(result, dict):
-            lines += [f"## {name.capitalize()}", "", "```json", json.dumps(result, indent=1), "```", ""]
-    return "\n".join(lines)
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "models": models,
     "step": step,
     "resume": resume,
     "throughput": throughput,
     "profile": profile,
+    "beside": beside,
+    "waits": waits,
+    "recipes": recipes,
     "learning": learning,
 }
 

@@ -43,7 +43,7 @@ def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: in
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     model.save_pretrained(out)
-    for file in tokenizer.glob("*token*"):
+    for file in (*tokenizer.glob("*token*"), *tokenizer.glob("chat_template*")):
         (out / file.name).write_bytes(file.read_bytes())
     return out
 

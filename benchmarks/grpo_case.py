@@ -30,6 +30,8 @@ class Case:
     warm_up: int
     steps: int  # timed, after the warm-up
     seed: int
+    device: str = "cpu"
+    dtype: str = "float32"
 
     @property
     def rows(self) -> int:
@@ -53,6 +55,13 @@ def reward(problem: Any, response: Any) -> float:
 reward.quick = True  # type: ignore[attr-defined]  # a group's completions in one go
 
 
+def gpu_gb() -> float | None:
+    """Most memory that this process has held on a GPU; None without one."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else None
+
+
 def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": tokens, "parts": parts}
 
@@ -63,4 +72,5 @@ def report(case: Case, steps: list[dict[str, Any]], prompt_tokens: int) -> dict[
         "prompt_tokens": prompt_tokens,  # of one step, each prompt once
         "rows": case.rows,
         "high_water_mb": high_water_mb(),
+        "gpu_gb": gpu_gb(),
     }

@@ -78,6 +78,7 @@ def rl_settings(case: Case) -> dict[str, Any]:
             "max_grad_norm": MAX_GRAD_NORM,
         },
         "save_every": 10**6,
+        "hardware": {"device": case.device, "dtype": case.dtype},
     }
 
 
@@ -111,7 +112,7 @@ def ours(case: Case) -> dict[str, Any]:
     Path(files["metrics"]).unlink(missing_ok=True)
     starts, ends, peaks = list[float](), list[float](), list[float]()
     watch, laps = Stopwatch(), list[dict[str, float]]()
-    watch.watch(RolloutCollector, "_measure", "reference")
+    watch.watch(RolloutCollector, "_measured", "reference")
     watch.watch(torch.Tensor, "backward", "backward")
     watch.watch(grpo.rl.update, "clip_grad_norm", "clip")
     watch.watch(torch.optim.AdamW, "step", "optimizer")

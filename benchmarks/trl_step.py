@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from grpo_case import ADAM_BETA2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Case, lett
 
 
 def trl_arguments(case: Case) -> dict[str, Any]:
-    """The same step; everything else as fast as TRL has it on a CPU."""
+    """The same step; everything else as fast as TRL has it on a CPU, and on a GPU with vLLM where it is installed."""
+    vllm = case.device == "cuda" and importlib.util.find_spec("vllm") is not None
     return {
         "output_dir": str(Path(case.folder) / "trl"),
-        "model_init_kwargs": {"dtype": "float32"},
-        "use_cpu": True,
-        "bf16": False,
+        "model_init_kwargs": {"dtype": case.dtype},
+        "use_cpu": case.device == "cpu",
+        "bf16": False,  # the weights themselves are in case.dtype
+        **({"use_vllm": True, "vllm_mode": "colocate"} if vllm else {}),
         "gradient_checkpointing": False,
         "disable_dropout": True,
         "report_to": "none",

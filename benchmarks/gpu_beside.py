@@ -1,0 +1,240 @@
+"""benchmarks/gpu.py beside others: samplers, transformers' Trainer, and a GRPO step beside TRL's; those not installed
+are left out. And where the host waits for the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from gpu_throughput import (
+    SHAPES,
+    SMALL_SHAPES,
+    VOCABULARY,
+    peak_memory,
+    reset_memory,
+    shaped_model,
+    times,
+    update_of,
+)
+
+HERE = Path(__file__).parent
+NEVER_ENDS = 10**6
+Prompts = list[list[int]]
+
+
+def beside(args: argparse.Namespace) -> dict[str, Any]:
+    """At the 1.5B shape: completion tokens/s of each sampler, and of an update here and by transformers' Trainer;
+    seconds and peak GB of a GRPO step here and by TRL."""
+    shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    with tempfile.TemporaryDirectory() as place:
+        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
+        return {
+            "samplers": samplers(args, folder, dtype),
+            "updates": updates(args, folder, dtype),
+            "grpo_step": grpo_steps(args, folder, dtype, Path(place)),
+        }
+
+
+def samplers(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, float]:
+    """Tokens/s of four groups of completions that do not end by themselves."""
+    from grpo.config.common import Sampling
+    from grpo.generation.choice import has_vllm
+
+    rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 256)
+    prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
+    asked = prompts, rows, Sampling(max_new_tokens=length, batch_size=4 * rows)
+    seconds = samplers_here(args, folder, dtype, *asked)
+    if has_vllm():
+        seconds |= vllm_samplers(args, folder, dtype, *asked)
+    return {name: 4 * rows * length / least for name, least in seconds.items()}
+
+
+def samplers_here(
+    args: argparse.Namespace, folder: Path, dtype: str, prompts: Prompts, rows: int, settings: Any
+) -> dict[str, float]:
+    """Seconds of our sampler, of transformers' `generate` and of its continuous batching."""
+    import torch
+
+    from grpo.config.common import Hardware
+    from grpo.generation.choice import has_continuous_batching
+    from grpo.generation.continuous import sample_continuously
+    from grpo.generation.plain_sampler import sample_groups_plain
+    from grpo.generation.sampler import sample_groups
+    from grpo.model.loading import load_policy, plain_attention
+
+    policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    asked, seeds = (policy, prompts, rows, settings), [1, 2, 3, 4]
+
+    def plain() -> None:
+        with torch.inference_mode(), plain_attention(policy):
+            list(sample_groups_plain(*asked, eos_id=NEVER_ENDS, seeds=seeds))
+
+    runs: dict[str, Callable[[], Any]] = {
+        "own": lambda: list(sample_groups(*asked, eos_id=NEVER_ENDS, seeds=seeds)),
+        "generate": plain,
+    }
+    if has_continuous_batching():
+        runs["continuous"] = lambda: list(sample_continuously(*asked, eos_id=NEVER_ENDS, seeds=seeds))
+    return {name: min(times(args.device, run, 2)) for name, run in runs.items()}
+
+
+def vllm_samplers(
+    args: argparse.Namespace, folder: Path, dtype: str, prompts: Prompts, rows: int, settings: Any
+) -> dict[str, float]:
+    """Seconds of vLLM as the trainer uses it, and of its own `generate` without log-probabilities and seeds."""
+    from vllm import SamplingParams
+
+    from grpo.config.engines import VLLM
+    from grpo.generation.vllm.local import LocalVLLM
+
+    engine = LocalVLLM(str(folder), VLLM(kind="local"), eos_id=NEVER_ENDS, dtype=dtype)
+    free = SamplingParams(n=rows, temperature=1.0, max_tokens=settings.max_new_tokens, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    runs: dict[str, Callable[[], Any]] = {
+        "engine": lambda: list(engine.sample(prompts, rows, settings, [1, 2, 3, 4])),
+        "vllm": lambda: engine._llm.generate(asked, free, use_tqdm=False),
+    }
+    return {name: min(times(args.device, run, 2)) for name, run in runs.items()}
+
+
+def updates(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, Any]:
+    """Completion tokens/s and peak GB of an update on one group of completions, and of a step of Trainer on the same
+    sequences, each with its prompt."""
+    import torch
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    from grpo.config.common import Hardware
+    from grpo.model.loading import load_policy
+
+    rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
+    reset_memory(args.device)
+    policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    ours_s = mean(times(args.device, update_of(policy, rows, prompt, length)))
+    result = {"ours": {"tokens_per_s": rows * length / ours_s, "gb": peak_memory(args.device)}}
+    del policy
+    if importlib.util.find_spec("accelerate") is None:
+        return result
+    reset_memory(args.device)
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if args.device == "cuda":
+                torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+    sequence = [5 + i % 90 for i in range(prompt + length)]
+    data: Any = [{"input_ids": sequence, "labels": [-100] * prompt + sequence[prompt:]}] * (4 * rows)
+    with tempfile.TemporaryDirectory() as out:
+        arguments = TrainingArguments(
+            output_dir=out,
+            max_steps=4,
+            per_device_train_batch_size=rows,
+            learning_rate=1e-6,
+            use_cpu=args.device == "cpu",
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Clock()]).train()
+    step_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    return result | {"trainer": {"tokens_per_s": rows * length / step_s, "gb": peak_memory(args.device)}}
+
+
+def grpo_steps(args: argparse.Namespace, folder: Path, dtype: str, place: Path) -> dict[str, Any]:
+    """Seconds of a step and peak GB of each side (benchmarks/grpo_step.py), with vLLM on both where it is installed."""
+    from grpo_case import Case
+    from inputs import as_prompts, questions
+
+    prompts, group, length, rows = (2, 4, 12, 4) if args.small else (8, 16, 384, 16)
+    asked = as_prompts(questions(prompts, place))
+    sides = ["ours", *(["trl"] if importlib.util.find_spec("trl") else [])]
+    result = {}
+    for side in sides:
+        home = place / side
+        steps = (1, 2)
+        case = Case(str(home), str(folder), asked, group, length, 0.001, 8192, rows, *steps, 0, args.device, dtype)
+        command = [sys.executable, str(HERE / "grpo_step.py"), side, str(case.write(home / "case.json"))]
+        environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{side}: {done.stderr[-1500:]}")
+        report = json.loads(done.stdout.strip().splitlines()[-1])
+        seconds = mean(step["seconds"] for step in report["steps"])
+        result[side] = {"seconds": seconds, "gb": report["gpu_gb"] or report["high_water_mb"] / 1e3}
+    return result
+
+
+def waits(args: argparse.Namespace) -> dict[str, Any]:
+    """How often the host waits for the GPU, by `torch.cuda.set_sync_debug_mode`: in 64 steps of decoding with what
+    comes before and after them, and in the forward and backward pass of an update. None on a CPU."""
+    import torch
+    from inputs import demo_model
+
+    from grpo.config.common import Hardware, Sampling
+    from grpo.generation.sampler import sample
+    from grpo.model.loading import load_policy
+
+    with tempfile.TemporaryDirectory() as place:
+        policy = load_policy(str(demo_model(Path(place))), Hardware(device=args.device))
+    prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
+    settings = Sampling(max_new_tokens=64, top_p=0.95)
+    runs: dict[str, Callable[[], Any]] = {
+        "sampling": lambda: sample(policy, prompts, 4, settings, eos_id=NEVER_ENDS, seeds=[1, 2, 3, 4]),
+        "update": update_of(policy, 4, 12, 64),
+    }
+    found: dict[str, int | None] = {}
+    for name, run in runs.items():
+        run()
+        if args.device == "cpu":
+            found[name] = None
+            continue
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            run()
+            torch.cuda.set_sync_debug_mode("default")
+        found[name] = sum("synchroniz" in str(warning.message) for warning in seen)
+    return found
+
+
+FEWER = ("base.documents=300", "base.pretrain.steps=4")
+
+
+def recipes(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each stage of the recipe `tiny`, from nothing to the evaluation, and with --model of a few steps of
+    every stage on it (benchmarks/real_model.py). --small makes the base model alone, in a few steps."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "R1FLOW_HOME": home, "PYTHONPATH": str(HERE.parent)}
+        if args.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        command = [sys.executable, "-m", "flows.cli", "run", "tiny", "--json"]
+        if args.small:
+            command += ["--only", "base", *(part for value in FEWER for part in ("--set", value))]
+        result = {"tiny": stages_of(command, environment)}
+        if args.model is not None:
+            script = [sys.executable, str(HERE / "real_model.py"), "--model", str(args.model), "--json"]
+            result["real_model"] = stages_of([*script, "--folder", f"{home}/real"], environment)
+    return result
+
+
+def stages_of(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[1:5])}: {done.stderr[-1500:]}")
+    stages = json.loads(done.stdout.strip().splitlines()[-1])["stages"]
+    return stages if isinstance(stages, dict) else {stage["name"]: stage["seconds"] for stage in stages}
