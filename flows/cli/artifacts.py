@@ -21,7 +21,8 @@ def stages(args: argparse.Namespace) -> int:
     """`r1 stages`: lists the store's artifacts. Returns the exit code."""
     from tasks.store.stale import stale_reasons
 
-    known, reasons = store().list(), stale_reasons(store())
+    known = store().list()
+    reasons = stale_reasons(store(), known)
     if not known:
         print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
         return 0
@@ -52,6 +53,6 @@ def show(args: argparse.Namespace) -> int:
                 lineage(known[ref.digest], depth + 1, seen)
 
     lineage(manifest, 1, set())
-    if why_stale := stale_reasons(store()).get(manifest.key):
+    if why_stale := stale_reasons(store(), known.values()).get(manifest.key):
         print(f"\nStale: {why_stale}")
     return 0

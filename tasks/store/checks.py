@@ -17,7 +17,7 @@ from typing import Any
 
 from tasks.store.manifest import Manifest, file_sha256
 
-_FOLDER = "checked"
+FOLDER = "checked"
 
 
 def changed_file(root: Path, manifest: Manifest, *, every_byte: bool = False) -> str | None:
@@ -64,7 +64,7 @@ def _states(manifest: Manifest) -> dict[str, list[int]]:
 
 
 def _file(root: Path, manifest: Manifest) -> Path:
-    return root / _FOLDER / manifest.key[:2] / f"{manifest.key}-{manifest.attempt}.json"
+    return root / FOLDER / manifest.key[:2] / f"{manifest.key}-{manifest.attempt}.json"
 
 
 def _read(root: Path, manifest: Manifest) -> dict[str, Any]:

@@ -120,11 +120,9 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values without `path`, which is valid only on this machine."""
-        values = dataclasses.asdict(self)
-        del values["path"]
-        if self.checksum is None:
-            del values["checksum"]
-        return values
+        left_out = {"path"} if self.checksum else {"path", "checksum"}
+        values = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**values, "inputs": {name: dict(vars(ref)) for name, ref in self.inputs.items()}}
 
     def sealed(self) -> Manifest:
         """The same with its checksum."""
@@ -180,6 +178,11 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("it was edited: the digest is not that of its files")
     if manifest.checksum not in (None, manifest.sealed().checksum):
         raise ValueError("it was edited: its checksum is another")
+    check_sizes(manifest)
+
+
+def check_sizes(manifest: Manifest) -> None:
+    """Raises ValueError where a file of the artifact is missing or has another size."""
     folder = os.fspath(manifest.path)
     for name, entry in manifest.files.items():
         try:

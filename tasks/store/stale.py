@@ -47,9 +47,9 @@ def recipes_using(store: Store, seed: int, inputs: Iterable[Manifest]) -> list[s
     ]
 
 
-def stale_reasons(store: Store) -> dict[str, str]:
-    """Key of each stale artifact -> the reason, on one line."""
-    by_digest = {manifest.digest: manifest for manifest in store.list()}
+def stale_reasons(store: Store, manifests: Iterable[Manifest] | None = None) -> dict[str, str]:
+    """Key of each stale artifact -> the reason, on one line. `manifests`: those of the store, if they were read."""
+    by_digest = {manifest.digest: manifest for manifest in (store.list() if manifests is None else manifests)}
     reasons: dict[str, str] = {}
     for (recipe, seed), pointers in _pointers(store).items():
         current = {slot: by_digest[digest] for slot, digest in pointers.items() if digest in by_digest}

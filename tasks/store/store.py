@@ -24,7 +24,8 @@ from pathlib import Path
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt, explain_full_disk, utc_now
 from tasks.store.checks import changed_file
-from tasks.store.manifest import MANIFEST, Manifest, read_manifest
+from tasks.store.listing import read_manifests
+from tasks.store.manifest import Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,11 @@ class Store:
         Raises:
             InputError: for a reference that is malformed, unknown or ambiguous.
         """
-        manifests = self.list()
         if ref.startswith("latest:"):
             stage = ref.removeprefix("latest:")
-            of_stage = [manifest for manifest in manifests if manifest.stage == stage]
+            of_stage = self.list(stage) if stage and Path(stage).name == stage else []
             if not of_stage:
-                stages = ", ".join(sorted({manifest.stage for manifest in manifests})) or "none"
+                stages = ", ".join(sorted({manifest.stage for manifest in self.list()})) or "none"
                 raise InputError(
                     f"{ref}: no artifact of stage {stage!r} in {self.root}; run it first, or take another; stages that "
                     f"have one: {stages}"
@@ -67,6 +67,9 @@ class Store:
             return of_stage[-1]
         if not re.fullmatch("[0-9a-f]{6,64}", ref):
             raise InputError(f"{ref!r}: give 6 or more hex characters of a key or digest, or latest:<stage>")
+        if len(ref) == 64 and (manifest := self.find(ref, compare=False)):
+            return manifest
+        manifests = self.list()
         # One entry per key: a key stands for its newest attempt, which comes last in the list.
         matches = {m.key: m for m in manifests if m.key.startswith(ref) or m.digest.startswith(ref)}
         if not matches:
@@ -170,8 +173,6 @@ class Store:
             return False
         return datetime.fromisoformat(holder[2]) >= since
 
-    def list(self) -> list[Manifest]:
-        """Every complete artifact, oldest first."""
-        folders = [path.parent for path in self.root.glob(f"artifacts/*/*/*/{MANIFEST}")]
-        manifests = [manifest for folder in folders if (manifest := read_manifest(folder))]
-        return sorted(manifests, key=lambda manifest: (manifest.created, manifest.attempt))
+    def list(self, stage: str | None = None) -> list[Manifest]:
+        """Every complete artifact, or those of one stage, oldest first."""
+        return read_manifests(self.root, stage)

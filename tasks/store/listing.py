@@ -1,0 +1,92 @@
+"""All manifests of a store, quickly: one that has not changed since it was found right is not checked against itself.
+
+    <root>/checked/manifests.json    mtime, size and inode of each manifest that was right
+
+Names and sizes of an artifact's files are compared each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.store.checks import FOLDER
+from tasks.store.manifest import MANIFEST, InputRef, Manifest, check_sizes, read_manifest
+
+logger = logging.getLogger(__name__)
+
+
+def read_manifests(root: Path, stage: str | None = None) -> list[Manifest]:
+    """The manifests of all whole artifacts, or of those of one stage, oldest first; a warning for each damaged one."""
+    known = _read(root)
+    right = {} if stage is None else dict(known)
+    manifests = []
+    for name, folder in _folders(root, stage):
+        try:
+            stat = os.stat(f"{folder}/{MANIFEST}")
+        except OSError:  # being removed, or no artifact at all: see tasks.store.audit
+            continue
+        state = [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+        manifest = _unchanged(folder) if known.get(name) == state else read_manifest(Path(folder))
+        if manifest is not None:
+            right[name] = state
+            manifests.append(manifest)
+    if right != known:
+        _write(root, right)
+    return sorted(manifests, key=lambda manifest: (manifest.created, manifest.attempt))
+
+
+def _folders(root: Path, stage: str | None) -> Iterator[tuple[str, str]]:
+    """STAGE/KEY/ATTEMPT and path of each folder that should be an artifact."""
+    artifacts = os.fspath(root / "artifacts")
+    for one in [stage] if stage else _names(artifacts):
+        for key in _names(f"{artifacts}/{one}"):
+            for attempt in _names(f"{artifacts}/{one}/{key}"):
+                yield f"{one}/{key}/{attempt}", f"{artifacts}/{one}/{key}/{attempt}"
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _unchanged(folder: str) -> Manifest | None:
+    """A manifest that was right when it was last read. None, with a warning, if the sizes of its files are not."""
+    path = Path(folder)
+    try:
+        with open(f"{folder}/{MANIFEST}", "rb") as file:
+            values = json.loads(file.read())
+        inputs = {name: InputRef(**ref) for name, ref in values["inputs"].items()}
+        manifest = Manifest(**{**values, "inputs": inputs, "path": path})
+        check_sizes(manifest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return read_manifest(path)  # says what is wrong
+    return manifest
+
+
+def _file(root: Path) -> Path:
+    return root / FOLDER / "manifests.json"
+
+
+def _read(root: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(_file(root).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(root: Path, right: dict[str, Any]) -> None:
+    file = _file(root)
+    partial = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # full or read-only: they are checked again the next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(right, separators=(",", ":")))
+        partial.replace(file)
