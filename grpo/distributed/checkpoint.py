@@ -8,7 +8,6 @@ hashes, the one before it is read.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import shutil
@@ -23,8 +22,7 @@ from grpo.distributed import checksums, tensor_io
 from grpo.distributed.process_group import Parallel
 from grpo.distributed.tensor_io import Modules, Optimizers
 from grpo.errors import InputError
-
-logger = logging.getLogger(__name__)
+from grpo.processes.notices import notice
 
 _PREFIX = "step-"
 _DAMAGED = "damaged-"
@@ -71,7 +69,7 @@ def load_latest(
     """Loads the newest readable checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or
     None. All processes call it.
 
-    A damaged checkpoint is set aside with a warning, and so is one whose plain data refer to damaged weights:
+    A damaged checkpoint is set aside with a notice, and so is one whose plain data refer to damaged weights:
     `refers_to` gives the folders of `save_weights` that they need.
     """
     for folder in parallel.broadcast(_saved(state)[::-1]):
@@ -84,7 +82,7 @@ def load_latest(
             tensor_io.read(folder / _TENSORS, modules, optimizers)
             return int(folder.name.removeprefix(_PREFIX)), plain
         if parallel.is_main:
-            logger.warning("%s: unreadable (%s); going back to what was before it", folder, problem)
+            notice(f"{folder}: unreadable ({problem}); going back to what was before it")
             aside = folder.with_name(_DAMAGED + folder.name)
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)

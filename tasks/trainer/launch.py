@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from grpo.processes.notices import PREFIX
 from tasks.trainer import fork_client
 from tasks.trainer.outcome import StageFailed, read_result
 from tasks.trainer.process_group import command, run_watched, trainer_environment
@@ -55,12 +56,14 @@ def launch(
     result_path.unlink(missing_ok=True)  # the result of an earlier attempt proves nothing about this one
     metrics = _MetricsTail(work / "metrics.jsonl")
     log_start = log_path.stat().st_size if log_path.exists() else 0
+    notices = _NoticesTail(log_path, log_start)
     mark = uuid.uuid4().hex
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
 
     def poll() -> None:
         if records := metrics.read():
             on_metrics(records)
+        notices.hand_on()
         if deadline is not None and time.monotonic() > deadline:
             raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
 
@@ -76,6 +79,7 @@ def launch(
             raise
     if records := metrics.read():
         on_metrics(records)
+    notices.hand_on()
     return read_result(code, processes * nodes, result_path, log_path, log_start)
 
 
@@ -129,6 +133,23 @@ class _MetricsTail:
             logger.warning("%s: skipping a line that is no record with a step: %r", self._path, line[:200])
             self._warned = True
         return None
+
+
+class _NoticesTail:
+    """Hands on the notices of a trainer (`grpo.processes.notices`) from its log, beginning at byte `start`."""
+
+    def __init__(self, log: Path, start: int):
+        self._log, self._offset = log, start
+
+    def hand_on(self) -> None:
+        """Logs each new one, once its line is complete."""
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole + newline)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.startswith(PREFIX):
+                logger.warning("%s", line.removeprefix(PREFIX))
 
 
 def _write(path: Path, value: Any) -> None:

@@ -429,3 +429,32 @@ def test_a_full_disk_is_named_where_the_log_could_not_be_written(tmp_path):
     wrote, said = done.stdout.splitlines()
     assert wrote == "No space left on device"
     assert said.startswith(f"the trainer exited with 1: the disk of {tmp_path} is full: free some of it")
+
+
+def test_notices_reach_the_user_once_and_while_the_trainer_runs(trainer, tmp_path, caplog):
+    body = """
+from grpo.processes.notices import notice
+print("a line for the log", file=sys.stderr)
+notice("step-2: unreadable;\\ngoing back")
+deadline = time.monotonic() + 20
+while not (work / "heard").exists() and time.monotonic() < deadline:
+    time.sleep(0.02)
+notice("the end")
+done(1, int((work / "heard").exists()))
+"""
+
+    def listen():
+        deadline = time.monotonic() + 20
+        while "going back" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "work" / "heard").touch()
+
+    for _ in range(2):  # an earlier attempt's notices are in the same log
+        caplog.clear()
+        helper = threading.Thread(target=listen)
+        helper.start()
+        trainer(f"sys.path.insert(0, {str(ROOT)!r})" + body)
+        helper.join()
+        said = [record.getMessage() for record in caplog.records if record.name == module.logger.name]
+        assert said == ["step-2: unreadable; going back", "the end"]
+        (tmp_path / "work" / "heard").unlink()
