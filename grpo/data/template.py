@@ -225,8 +225,8 @@ def is_visible(text: str) -> bool:
     return any(c not in _BLANK and unicodedata.category(c)[0] not in "CZ" for c in text)
 
 
-_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and symbols without ink: Hangul fillers, the blank Braille pattern."""
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0\U00013441\U00013442"
+"""Letters and symbols without ink: Hangul fillers, the blank Braille pattern, blank hieroglyphs."""
 
 
 def _last_answer(text: str) -> str | None:

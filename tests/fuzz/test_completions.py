@@ -20,6 +20,8 @@ from grpo.rewards.text import conclusions
 from grpo.rewards.verifiers import verify
 from tasks.problems.answer_leaks import states_answer
 from tasks.problems.constraints import read_constraints, satisfied
+from tasks.problems.reasoning_gym import generate
+from tasks.problems.sources import ReasoningGymSource
 from tests.support.fuzzing import fuzz
 from tests.support.hostile_texts import completions, pieces
 
@@ -78,6 +80,35 @@ def test_verifiers(case: str, pool: Pool, record_property: Any) -> None:
             assert score in (0.0, 1.0)
 
     fuzz(check, record_property, answer=pieces)
+
+
+FAMILIES = (
+    *(
+        "chain_sum",
+        "countdown",
+        "puzzle24",
+        "bitwise_arithmetic",
+        "number_sorting",
+        "string_insertion",
+        "spiral_matrix",
+    ),
+    *("n_queens", "polynomial_multiplication", "simple_integration", "propositional_logic", "rotate_matrix"),
+)
+"""Of reasoning-gym: those whose scorers evaluated the answer, and some others."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scorers_of_reasoning_gym(family: str, pool: Pool, record_property: Any) -> None:
+    [asked] = generate(ReasoningGymSource(family=family, count=1), seed=0)
+
+    def check(answer: str, around: bool) -> None:
+        score = pool.submit(verify, asked, asked.answer + answer if around else answer).result()
+        if isinstance(score, Failure):
+            assert score.kind in ("timeout", "memory"), (score.kind, score.message)
+        else:
+            assert score in (0.0, 1.0)
+
+    fuzz(check, record_property, answer=pieces, around=st.booleans())
 
 
 @pytest.mark.parametrize("rule", ["exact", "number", "choice"])

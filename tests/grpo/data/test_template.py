@@ -53,6 +53,7 @@ MALFORMED = {
     # Reasoning that nobody can see is none.
     "<think>\u200b\ufeff</think><answer>b</answer>": ("\u200b\ufeff", "b", "b"),
     "<think>\u3164 ...</think><answer>b</answer>": ("\u3164 ...", "b", "b"),
+    "<think>\U00013441</think><answer>b</answer>": ("\U00013441", "b", "b"),
     "<think>a</think><answer>\u200b</answer>": ("a", "\u200b", "\u200b"),
 }
 
