@@ -131,7 +131,8 @@ def write_rl_job(folder: Path, model: Path, device: str, prompts: int = 4, **cha
     write_rows(folder / "problems.parquet", problems, Problem)
     case = Case(str(folder), str(model), messages, 8, 32, 0.001, 4096, 8, 0, STEPS, 0)
     optimizer = {"learning_rate": LEARNING_RATE}
-    settings = {**rl_settings(case), "optimizer": optimizer, "save_every": 2, "hardware": {"device": device}, **changes}
+    hardware = {"device": device, "sampler": "own"}  # its samples depend on nothing but their seeds
+    settings = {**rl_settings(case), "optimizer": optimizer, "save_every": 2, "hardware": hardware, **changes}
     files = {name: str(folder / name) for name in ("out", "state", "metrics", "result")}
     paths = {"model": str(model), "problems": [str(folder / "problems.parquet")]}
     path = folder / "job.json"

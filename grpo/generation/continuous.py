@@ -1,7 +1,8 @@
 """Sampling by transformers' continuous batching (`generate_batch`): paged key-value caches, and CUDA graphs on a GPU.
 
-The model is the trainer's own, with transformers' own attention. Equal seeds give equal completions only where requests
-are scheduled alike, and other kernels round differently, so log-probabilities do not count as exact.
+The model is the trainer's own, with transformers' own attention. Equal calls give equal completions on a CPU, so a
+job that was killed ends with the same bits. On a GPU that is not promised: the free memory there decides how many
+requests run together. Other kernels round differently, so log-probabilities do not count as exact.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,10 +78,11 @@ def _groups(
     )
     config = _config(model.device, prompts, per_prompt, settings, seeds, logprobs)
     done: dict[str, dict[str, Completion]] = {}
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=config) as manager:
+    with _manager(model, generation, config) as manager:
         names = manager.add_requests(
             inputs=[[*prompt] for prompt in prompts], max_new_tokens=settings.max_new_tokens, record_timestamps=False
         )
+        manager.start()
         number_of = {name: number for number, name in enumerate(names)}
         while number_of:
             result = manager.get_result(timeout=1)
@@ -99,6 +102,20 @@ def _groups(
             of_group[result.request_id] = Completion(tokens, [*result.logprobs], tokens[-1] == eos_id)
             if len(of_group) == per_prompt:
                 yield number_of.pop(name), [of_group[key] for key in sorted(done.pop(name))]
+
+
+@contextmanager
+def _manager(model: Any, generation: GenerationConfig, config: ContinuousBatchingConfig) -> Iterator[Any]:
+    """transformers' manager, not started: only requests that are all there before the first batch are scheduled alike
+    each time. `continuous_batching_context_manager` starts it first, and its thread takes those that have come."""
+    manager = model.init_continuous_batching(generation, continuous_batching_config=config)
+    try:
+        if not manager.warmed_up:
+            manager.warmup()
+        yield manager
+    finally:
+        manager.stop(block=True)
+        manager.destroy()
 
 
 def _config(

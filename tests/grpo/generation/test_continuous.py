@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from grpo.config.common import Hardware, Sampling
 from grpo.data.completions import Completion
@@ -115,3 +117,25 @@ def test_text_is_written_with_it(model_folder: str) -> None:
     ((index, written),) = engine.write([problem], 2, SETTINGS.model_copy(update={"top_p": 0.9}), [7])
     assert engine.identity.endswith("generate_batch")
     assert index == 0 and [0 < c.tokens <= 8 for c in written.texts] == [True, True]
+
+
+def test_completions_do_not_depend_on_how_fast_prompts_are_handed_over(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal calls schedule alike, so that a job that was killed and goes on samples what it would have sampled."""
+    policy = load_policy(model_folder, Hardware(device="cpu"))
+    prompts = [[5 + i, 6, 7, *[8] * i] for i in range(4)]
+
+    def completions() -> list[list[list[int]]]:
+        groups = dict(sample_continuously(policy, prompts, 3, SETTINGS, eos_id=1, seeds=[1, 2, 3, 4]))
+        return [[completion.tokens for completion in groups[i]] for i in range(4)]
+
+    expected = completions()
+    add = ContinuousBatchingManager.add_request
+
+    def slowly(self: Any, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.1)
+        return add(self, *arguments, **options)
+
+    monkeypatch.setattr(ContinuousBatchingManager, "add_request", slowly)
+    assert completions() == expected
