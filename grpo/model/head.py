@@ -57,16 +57,16 @@ class Head:
         self.scale: float | None = self.model.r1flow_logit_scale
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Logits [N, V] of states [N, H]; in float32, but for heads that only the model's own code computes."""
+        """Logits [N, V] of states [N, H], in float32 or wider where the head is a linear layer."""
         if self.scale is None:
             return self.own(states)
         logits = float32_linear(states, self.linear.weight, self.linear.bias)
         return logits if self.scale == 1 else logits * self.scale
 
     def own(self, states: Tensor) -> Tensor:
-        """Logits [N, V] by the model's own code."""
+        """Logits [N, V] by the model's own code, which caps and scales what its linear layer gives, in float32."""
         ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
-        with _returning(self.backbone, states[None]) as calls:
+        with _returning(self.backbone, states[None]) as calls, _in_float32(self.linear):
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         if not calls:
             raise RuntimeError("its head cannot be called apart from its transformer")
@@ -131,3 +131,20 @@ def _returning(backbone: Any, states: Tensor) -> Iterator[list[bool]]:
             del backbone.forward
         else:
             backbone.forward = before
+
+
+@contextmanager
+def _in_float32(head: Any) -> Iterator[None]:
+    """Within it a linear layer returns float32, or wider, so that what is done to its result is not rounded either."""
+    if type(head) is not nn.Linear:
+        yield
+        return
+
+    def forward(states: Tensor) -> Tensor:  # [1, N, H]
+        return float32_linear(states.flatten(0, -2), head.weight, head.bias).unflatten(0, states.shape[:-1])
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward

@@ -171,6 +171,20 @@ def test_the_scale_of_logits_is_measured(llama: str, tmp_path: Path) -> None:
     assert Head(load(save(KINDS["capped logits and scores"], tmp_path / "gemma"))).scale is None
 
 
+def test_capped_logits_of_bfloat16_states_are_float32(tmp_path: Path) -> None:
+    folder = save(KINDS["capped logits and scores"], tmp_path / "gemma")
+    model = load_policy(folder, Hardware(device="cpu", dtype="bfloat16"))
+    head, random = Head(model), torch.Generator().manual_seed(0)
+    weight = head.linear.weight.detach().float()
+    states = torch.randn(5, weight.shape[1], generator=random).bfloat16()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            logits = head(states)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.detach(), 3 * (states.float() @ weight.T / 3).tanh(), rtol=0, atol=1e-6)
+    assert "forward" not in vars(head.linear)  # the model itself is unchanged
+
+
 def test_what_transformers_cannot_run_is_refused_in_one_line(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("no such operation\non this machine")
