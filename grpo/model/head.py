@@ -143,8 +143,8 @@ def _in_float32(head: Any) -> Iterator[None]:
     def forward(states: Tensor) -> Tensor:  # [1, N, H]
         return float32_linear(states.flatten(0, -2), head.weight, head.bias).unflatten(0, states.shape[:-1])
 
-    head.forward = forward
+    vars(head)["forward"] = forward
     try:
         yield
     finally:
-        del head.forward
+        del vars(head)["forward"]
