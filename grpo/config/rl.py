@@ -14,6 +14,7 @@ from grpo.config.baselines import DPO, PPO
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling
 from grpo.config.curriculum import Curriculum
 from grpo.config.engines import VLLM
+from grpo.config.experts import Experts
 from grpo.config.judge import JudgeSettings
 from grpo.config.reward_terms import Rewards, RewardTerm
 from grpo.config.scoring import Scoring
@@ -152,6 +153,7 @@ class RL(Settings):
     ppo: PPO = PPO()
     dpo: DPO = DPO()
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
+    experts: Experts = Field(Experts(), exclude_if=lambda value: value == Experts())
     micro_batch_tokens: int = Field(
         16384,
         ge=64,
@@ -211,6 +213,12 @@ class RL(Settings):
             raise ValueError("a local engine computes where the trainer does; for rollouts_ahead take kind 'server'")
         if self.dpo.files and self.method != "dpo":
             raise ValueError(f"dpo.files are pairs for method 'dpo'; method is {self.method!r}")
+        own = self.hardware.sampler == "own" and not self.engine and not self.rollouts_ahead
+        if self.experts.replay and not (own and self.method in ("grpo", "online_rft")):
+            raise ValueError(
+                "experts.replay takes the experts that this library's sampler chose, in grpo and online_rft; set "
+                "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
+            )
         if self.uncertainty_penalty and not {"helpful", "safe"} & self.rewards.keys():
             raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -10,11 +11,14 @@ class Completion:
     """A sampled completion. `tokens` include the end-of-sequence token if `finished`.
 
     `logprobs`: log-probability of each token under the distribution at the sampling temperature, before top-p.
+    `experts`: those that the model's routers chose, a tensor [tokens, routers, experts a token] of the prompt and the
+    completion without its last token; None where they are not replayed.
     """
 
     tokens: list[int]
     logprobs: list[float]
     finished: bool
+    experts: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
+from grpo.generation.chosen_experts import ChosenExperts
 from grpo.generation.draw import draw_tokens, drawing_device, uniforms_of
 from grpo.generation.plain_sampler import completion_of, sample_groups_plain
 from grpo.model.decoder import Decoder
@@ -141,7 +142,9 @@ def sample_groups(
     if packs:  # give memory that an update has freed back before the copies take more
         malloc.trim()
     decoder = Decoder(model, packed_rows=rows if packs else 0)
-    yield from _sample(decoder, prompts, per_prompt, settings, eos_id, seeds)
+    experts = ChosenExperts()
+    with experts.recording(model):
+        yield from _sample(decoder, experts, prompts, per_prompt, settings, eos_id, seeds)
     if packs:
         del decoder
         malloc.trim()
@@ -149,6 +152,7 @@ def sample_groups(
 
 def _sample(
     decoder: Decoder,
+    experts: ChosenExperts,
     prompts: Sequence[Sequence[int]],
     per_prompt: int,
     settings: Sampling,
@@ -170,15 +174,21 @@ def _sample(
             )
             logits = prompt_logits if logits is None else torch.cat([logits, prompt_logits])
             rows.join(joining, per_prompt, [seeds[i] for i in joining])
+            experts.join(joining, [len(prompts[i]) for i in joining], decoder.prompt_ends, per_prompt)
         assert logits is not None
         tokens = rows.draw(logits.float().to(draws_on), settings, decoder.fused)
         if ended_rows := rows.ended(eos_id):
             remaining = decoder.remove(ended_rows)
             for row, completion in zip(ended_rows, rows.completions(ended_rows, eos_id), strict=True):
                 prompt, number = rows.owners[row]
+                completion.experts = experts.of(row, prompt, len(completion.tokens) - 1)
                 ended[prompt][number] = completion
                 if len(ended[prompt]) == per_prompt:
                     yield prompt, [ended[prompt][i] for i in range(per_prompt)]
             rows.keep(remaining)
-            tokens = tokens.index_select(0, to_device(torch.tensor(remaining, dtype=torch.long), draws_on))
+            index = to_device(torch.tensor(remaining, dtype=torch.long), draws_on)
+            tokens = tokens.index_select(0, index)
+            experts.keep(index)
         logits = decoder.step(tokens) if rows.owners else None
+        if rows.owners:
+            experts.step(rows.counts, decoder.steps - min(decoder.joined))

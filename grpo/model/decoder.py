@@ -43,12 +43,14 @@ class Decoder:
         # The same for the host, which must not wait for a GPU: the number of steps, and the step at which a row came.
         self.steps, self.joined = 0, list[int]()
         self._batch: StepRows | None = None
+        self.prompt_ends: list[int] = []  # place of the last token of each prompt that was added last
 
     def add_groups(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
         """Appends a group of `size` rows for each prompt. Returns the logits after each prompt, [g, V]."""
         packed = pack(prompts, [[] for _ in prompts], self.device, unfused=not self.fused)
         layout = _Prefill(packed.attention)
         hidden = hidden_states(self.backbone, packed.ids, packed.positions, layout)
+        self.prompt_ends = packed.last
         first, width = len(self.prompt_lengths), max(map(len, prompts))
         # Shorter prompts are padded with any token; it is masked.
         index = [

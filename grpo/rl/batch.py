@@ -51,6 +51,7 @@ class Rollout:
     units: list[list[int]]  # sequences that an update must see together: single ones, or DPO's (better, worse)
     metrics: dict[str, float]
     sampler_logprobs: list[Tensor] | None = None  # where the sampler is not exactly that policy
+    experts: list[Tensor] | None = None  # chosen by the sampler, where the update replays them (`Completion.experts`)
     samples: list[dict[str, Any]] = field(default_factory=list)  # a few completions to read
 
     def mask(self, rows: Sequence[int]) -> list[Tensor]:

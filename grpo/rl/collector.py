@@ -259,6 +259,7 @@ class RolloutCollector:
             learnt=[c.finished or not self.settings.mask_truncated for c in sampled],
             units=credit.units if credit.units is not None else [[i] for i in range(len(tokens))],
             metrics={},
+            experts=[c.experts for c in sampled] if self.settings.experts.replay else None,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo.config.experts import Experts
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
@@ -21,6 +22,7 @@ from grpo.errors import InputError
 from grpo.model.head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.packed.attention import is_packed
+from grpo.model.routers import prepare_routers
 from grpo.model.value_head import Value
 from grpo.rl.methods import Method
 
@@ -41,6 +43,9 @@ class Models:
                 raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
             trunk = backbone_of(load_policy(model, kept) if own else policy)
             self.value = shard(Value(trunk, own), parallel, dtype=computed)
+        self.routers: list[Any] = []
+        if settings.experts != Experts():
+            self.routers = prepare_routers(policy, model, settings.experts)
         self.policy = shard(policy, parallel, dtype=computed)
         self.initial: Sharded | None = None
         if method.keeps_reference(settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from grpo.distributed.process_group import Parallel, divide
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.transfer import to_device
+from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
 from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.methods import Method
@@ -76,8 +78,9 @@ class Update:
         totals = Totals()
         for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
-            loss, measured = self.loss(rollout, part, normalizers)
-            (loss if counts else loss * 0).backward()
+            with self._replaying(rollout, part):
+                loss, measured = self._balanced_loss(rollout, part, normalizers, len(part) / sum(map(len, parts)))
+                (loss if counts else loss * 0).backward()
             if counts:
                 totals.add({"loss": loss, **measured})
         stats = self.parallel.reduce(totals.read())
@@ -90,6 +93,25 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         self.models.policy.eval()
         return stats
+
+    def _replaying(self, rollout: Rollout, rows: list[int]) -> AbstractContextManager[None]:
+        """Within it the policy computes these sequences with the experts that the sampler chose, if it is asked to."""
+        if rollout.experts is None:
+            return nullcontext()
+        prompts, completions = [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]
+        chosen = experts_in_pack(prompts, completions, [rollout.experts[i] for i in rows], self.device)
+        return replayed(self.models.routers, chosen)
+
+    def _balanced_loss(
+        self, rollout: Rollout, rows: list[int], normalizers: Normalizers, share: float
+    ) -> tuple[Tensor, Stats]:
+        """The method's loss, and that of experts which are not chosen equally often, for this `share` of the step."""
+        if not (coef := self.settings.experts.balance_coef):
+            return self.loss(rollout, rows, normalizers)
+        with recorded(self.models.routers) as routings:
+            loss, stats = self.loss(rollout, rows, normalizers)
+        balance = balance_loss(routings) * share
+        return loss + coef * balance, {**stats, "expert_balance": balance.detach()}
 
     def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
         """This process's micro-batches (indices into `parts`), and whether each counts. All processes run the same
