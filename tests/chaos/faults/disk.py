@@ -94,20 +94,6 @@ def read_only(trial: Trial) -> Ended:
     return command.wait()
 
 
-@fault("home turns read-only", SFT, RL, needs=NAMESPACE)
-def turns_read_only(trial: Trial) -> Ended:
-    """Artifacts can still be read, and nothing published; as after an error of a file system of their own."""
-    in_small_disk(trial, used(trial) + 50_000_000)
-    folder = "artifacts"
-    subprocess.run([*trial.prefix, "mount", "--bind", trial.homes.home / folder, trial.homes.home / folder], check=True)
-    with trial.running() as command:
-        trial.moment(command, 8.0)
-        place = str(trial.homes.home / folder)
-        subprocess.run([*trial.prefix, "mount", "-o", "remount,bind,ro", place], check=True)
-        trial.undo.append(lambda: subprocess.run([*trial.prefix, "mount", "-o", "remount,bind,rw", place], check=True))
-    return command.wait()
-
-
 @fault("slow store", DATA, SFT, needs=("strace",))
 def slow(trial: Trial) -> Ended:
     """Every fsync and rename takes 50 ms to 300 ms longer."""
