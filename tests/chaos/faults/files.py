@@ -116,7 +116,7 @@ for name in ("zeros", "missing"):
 @fault("half a checkpoint", SFT, RL, template="half")
 def half_a_checkpoint(trial: Trial) -> Ended:
     """A checkpoint beside the newest one, without a random half of its files."""
-    (newest,) = trial.home.glob("work/*/state/trainer/step-*")
+    newest = max(trial.home.glob("work/*/state/trainer/step-*"))
     later = newest.with_name(f"step-{int(newest.name[5:]) + 1:08d}")
     shutil.copytree(newest, later)
     files = sorted(path for path in later.rglob("*") if path.is_file())
