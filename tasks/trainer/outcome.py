@@ -15,6 +15,8 @@ from grpo.processes.disk import is_full, text_says_full
 from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes
+_PROGRESS_BAR = re.compile(r"\d%\|.*\|")
+"""tqdm's bars, which transformers draws: they say nothing about the end of a trainer."""
 _ROOM = 65_536
 """Bytes of a disk that count as none left."""
 
@@ -63,7 +65,7 @@ def failure(code: int, processes: int, log_path: Path, log_start: int) -> Except
         culprit = re.findall(rf"^\[rank{rank}\]: ?(.*)", text, re.MULTILINE)
         others = re.sub(r"^\[rank\d+\]:.*", "", text, flags=re.MULTILINE)
         text = "\n".join([others, *culprit])  # other processes may have logged after it
-    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line) and not _PROGRESS_BAR.search(line)]
     if code == 2 and (errors := [line for line in lines if line.startswith("error: ")]):
         return InputError(errors[-1].removeprefix("error: "))
     last = lines[-1] if lines else ""

@@ -458,3 +458,9 @@ done(1, int((work / "heard").exists()))
         said = [record.getMessage() for record in caplog.records if record.name == module.logger.name]
         assert said == ["step-2: unreadable; going back", "the end"]
         (tmp_path / "work" / "heard").unlink()
+
+
+def test_a_progress_bar_is_no_reason(tmp_path):
+    log = tmp_path / "trainer.log"
+    log.write_text("step 3 of 18\nLoading weights: 100%|██████████| 29/29 [00:00<00:00, 29366.20it/s]\n")
+    assert str(failure(-9, 1, log, 0)).endswith(f"(by the kernel if memory ran out): step 3 of 18; log: {log}")
