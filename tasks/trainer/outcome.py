@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from grpo.secret_values import masked
 _LOG_TAIL = 65_536  # bytes
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 """tqdm's bars, which transformers draws: they say nothing about the end of a trainer."""
-_ROOM = 65_536
-"""Bytes of a disk that count as none left."""
 
 
 class StageFailed(RuntimeError):
@@ -78,14 +75,7 @@ def failure(code: int, processes: int, log_path: Path, log_start: int) -> Except
         ended = f"was killed by {signal.Signals(-code).name}"
     else:
         ended = f"exited with {code}"
-    return StageFailed(f"{who} {ended}: {last or _full(log_path) or 'it logged nothing'}; log: {log_path}")
-
-
-def _full(log_path: Path) -> str | None:
-    """That the disk of the log is full, where it is: then what the trainer said last could not be written."""
-    if shutil.disk_usage(log_path.parent).free >= _ROOM:
-        return None
-    return f"the disk of {log_path.parent} is full: free some of it, then the same command continues"
+    return StageFailed(f"{who} {ended}: {last or 'it logged nothing'}; log: {log_path}")
 
 
 def _log_text(path: Path, start: int) -> str:

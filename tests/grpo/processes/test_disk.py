@@ -41,14 +41,6 @@ def test_a_folder_with_space_is_not_full(tmp_path: Path) -> None:
     assert not is_full(tmp_path / "not" / "there")
 
 
-def test_a_trainer_that_could_not_even_log_has_filled_the_disk(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path; from tasks.trainer.outcome import failure; "
-        f"print(repr(failure(1, 1, Path({str(tmp_path)!r}) / 'trainer.log', 0)))"
-    )
-    assert in_full_disk(tmp_path, code).startswith(f"InputError('no space left on {tmp_path}: free some")
-
-
 def test_the_command_says_it_in_one_line_whatever_failed(tmp_path: Path) -> None:
     code = (
         "import os, flows.cli.main as m; os.environ['R1FLOW_HOME'] = "

@@ -428,7 +428,7 @@ def test_a_full_disk_is_named_where_the_log_could_not_be_written(tmp_path):
         pytest.skip(f"no small disk can be mounted here: {done.stderr}")
     wrote, said = done.stdout.splitlines()
     assert wrote == "No space left on device"
-    assert said.startswith(f"the trainer exited with 1: the disk of {tmp_path} is full: free some of it")
+    assert said == f"no space left on {tmp_path}: free some or move the home folder with R1FLOW_HOME"
 
 
 def test_notices_reach_the_user_once_and_while_the_trainer_runs(trainer, tmp_path, caplog):
