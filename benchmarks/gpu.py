@@ -11,6 +11,7 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 | resume     | a GRPO job killed and started again ends with the weights of an undisturbed one, bit for bit        |
 | throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
 | profile    | an update by kernel: the ten that take longest, and the share of time that the device is idle       |
+| attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
 | beside     | samplers, transformers' Trainer and TRL at 1.5B, as far as they are installed, and vLLM               |
 | waits      | how often the host waits for the GPU while it samples and updates                                     |
 | recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
@@ -37,7 +38,7 @@ from typing import Any
 
 from gpu_beside import beside, recipes, waits
 from gpu_page import goals, write_page
-from gpu_throughput import profile, throughput
+from gpu_throughput import attention, profile, throughput
 
 HERE = Path(__file__).parent
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
@@ -237,6 +238,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "resume": resume,
     "throughput": throughput,
     "profile": profile,
+    "attention": attention,
     "beside": beside,
     "waits": waits,
     "recipes": recipes,

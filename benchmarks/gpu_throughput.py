@@ -6,6 +6,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -100,6 +101,41 @@ def update_of(policy: Any, rows: int, prompt: int, length: int) -> Callable[[], 
         optimizer.zero_grad()
 
     return run
+
+
+def attention(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a forward pass over a group of completions, and of an update, with attention by rows as it is and
+    by FlexAttention (`grpo.model.packed.flex`), which has no backward pass on a CPU; difference of the
+    log-probabilities, nats."""
+    import torch
+
+    from grpo.config.common import Hardware
+    from grpo.model.loading import load_policy
+    from grpo.model.logprobs import completion_logprobs
+    from grpo.model.packed.flex import with_flex
+
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
+    with tempfile.TemporaryDirectory() as place:
+        shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
+        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
+        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    prompts = [[5 + i % 90 for i in range(prompt)]] * rows
+    completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(rows)]
+
+    @torch.no_grad()
+    def forward() -> Any:
+        return completion_logprobs(policy, prompts, completions, 1.0)
+
+    result: dict[str, Any] = {"difference": forward()}
+    for name, way in (("rows", nullcontext()), ("flex", with_flex())):
+        with way:
+            result[name] = {"forward_ms": 1e3 * min(times(args.device, forward))}
+            if name == "flex":
+                result["difference"] = (result["difference"] - forward()).abs().max().item()
+            if args.device == "cuda":
+                result[name]["update_ms"] = 1e3 * min(times(args.device, update_of(policy, rows, prompt, length)))
+    return result
 
 
 def sampling_speeds(args: argparse.Namespace, policy: Any, rows: int, prompt: int, length: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["models", "step", "resume", "throughput", "profile", "waits"]
+QUICK = ["models", "step", "resume", "throughput", "profile", "attention", "waits"]
 LONG = ["beside", "recipes"]
 
 
@@ -36,6 +36,7 @@ def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     assert results["models"]["wrong"] == []
     assert results["resume"]["same_bits"]
     assert results["step"]["weights_lr"] == 0  # the CPU against itself
+    assert results["attention"]["difference"] < 1e-4
     assert results["throughput"]["small"]["update_tokens_per_s"] > 0
     assert {name: results["waits"][name] for name in ("sampling", "update")} == {"sampling": None, "update": None}
 

@@ -25,6 +25,7 @@ from grpo.errors import InputError
 from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
 from grpo.model.packed.current import current_layout, running
+from grpo.model.packed.flex import FlexPack, is_chosen
 from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention, window_of
 from grpo.model.packed.transfer import to_device
 
@@ -160,7 +161,13 @@ class Packed:
         order[places] = filled
         return to_device(order, self.device)
 
+    @cached_property
+    def flex(self) -> FlexPack:
+        return FlexPack(self.calls, self.tokens, self.longest, self.device)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
+        if is_chosen():
+            return self.flex.attend(q, k, v, options)
         query_slots = self._gather(q, self.queries).split([rows.places.numel() for rows in self.calls])
         sizes = [len(rows.places) * (rows.before.shape[1] + rows.places.shape[1]) for rows in self.calls]
         key_slots, value_slots = (self._gather(states, self.keys).split(sizes) for states in (k, v))
