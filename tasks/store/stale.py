@@ -67,7 +67,7 @@ def current_digests(store: Store) -> set[str]:
 
 def dangling_pointers(store: Store, digests: Container[str]) -> list[tuple[Path, str]]:
     """Files that point to a current artifact that is not among `digests`, with its digest."""
-    pointers = [(path, path.read_text().strip()) for path in _pointer_files(store)]
+    pointers = [(path, _digest_in(path)) for path in _pointer_files(store)]
     return [(path, digest) for path, digest in pointers if digest not in digests]
 
 
@@ -105,18 +105,24 @@ def _pointers(store: Store) -> dict[tuple[str, int], dict[str, str]]:
     pointers: dict[tuple[str, int], dict[str, str]] = {}
     for path in _pointer_files(store):
         recipe, _, seed = path.parent.name.rpartition("-")
-        pointers.setdefault((unquote(recipe), int(seed)), {})[path.stem] = path.read_text().strip()
+        pointers.setdefault((unquote(recipe), int(seed)), {})[path.stem] = _digest_in(path)
     return pointers
 
 
 def _pointer_files(store: Store) -> list[Path]:
-    return sorted(store.root.glob(f"{_FOLDER}/*-*/*.{_SUFFIX}"))
+    paths = sorted(store.root.glob(f"{_FOLDER}/*-*/*.{_SUFFIX}"))
+    return [path for path in paths if path.parent.name.rpartition("-")[2].isdecimal()]
+
+
+def _digest_in(pointer: Path) -> str:
+    """What a pointer says; a damaged one leads to no artifact."""
+    return pointer.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def _point(folder: Path, manifest: Manifest) -> bool:
     """Point the slot of an artifact at it. Returns whether the pointer changed."""
     pointer = folder / f"{_slot(manifest)}.{_SUFFIX}"
-    if pointer.is_file() and pointer.read_text().strip() == manifest.digest:
+    if pointer.is_file() and _digest_in(pointer) == manifest.digest:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     partial = pointer.with_suffix(f".{os.getpid()}")

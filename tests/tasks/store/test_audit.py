@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.store.audit import Flaw, audit
 from tasks.store.manifest import MANIFEST, InputRef, Manifest, artifact_key
-from tasks.store.stale import current_digests, make_current
+from tasks.store.stale import current_digests, make_current, stale_reasons
 from tasks.store.store import Store
 
 
@@ -104,3 +104,17 @@ def test_leftovers_of_attempts(tmp_path: Path) -> None:
     ]
     found(store, repair=True)
     assert found(store) == [] and unfinished.exists() and forced.exists() and not published.exists()
+
+
+def test_damaged_pointers_and_stray_folders_are_no_trouble(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = make(store, "base")
+    make_current(store, "tiny", 0, [made])
+    (tmp_path / "current" / "my-notes").mkdir()
+    (tmp_path / "current" / "my-notes" / "a.digest").write_text("mine")
+    (pointer,) = tmp_path.glob("current/tiny-0/*.digest")
+    pointer.write_bytes(b"\xff\x00")
+    assert stale_reasons(store) == {}
+    assert [(kind, name) for kind, name, _ in found(store)] == [("missing", f"current/tiny-0/{pointer.name}")]
+    make_current(store, "tiny", 0, [made])
+    assert current_digests(store) == {made.digest} and found(store) == []
