@@ -130,9 +130,20 @@ def _at_most(count: int, matches: Iterator[re.Match[str]]) -> Iterator[re.Match[
 
 
 _NAME = re.compile(r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|Delta)")
-_UNKNOWN = re.compile(r"\\(?:gcd|lcm|lim|Pr|det|dim|deg|max|min|text|mathrm|operatorname)(?![a-z])")
+_UNKNOWN = re.compile(r"\\(?:gcd|lcm|lim|Pr|det|dim|deg|max|min)(?![a-z])")
+_TEXT = re.compile(r"\\(?:text|mathrm|mathit|operatorname) ?\{[^{}]*+\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]++")
 _LETTER = re.compile(r"[^\W\d_]")
+SIMPLE_NAME = re.compile(
+    r"\\?[a-zA-Z]{1,20}(?:\{[a-zA-Z ]*\})?(?:_\w|_\{[^{}=]*\})?(?:\^\{-1\})?'*+ ?[a-zA-Z]? ?(?:\([^()=]*\))?"
+)
+"""A name for a value: x, x_1, f'(x), \\alpha, \\text{area}, \\gcd(4, 6), \\lim_{x \\to 0} f(x)."""
+DENIED = re.compile(
+    r"\\(?:n(?:eq?|ot|eg)|lnot)\b|≠|¬|!\}?=|<>|\b(?:not|but|except|no|none|nothing|never|neither|nor|wrong"
+    r"|incorrect|false|nicht|kein|falsch)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+"""What takes a claim back: ``\\neq 42``, "not 42"."""
 _EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
 
 
@@ -152,7 +163,10 @@ def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
 
 def _is_name(side: str) -> bool:
     """Whether a side stands for a value that only the problem gives: it has a variable or an unknown function."""
-    return bool(_NAME.fullmatch(side) or _UNKNOWN.search(side) or _LETTER.search(_COMMAND.sub(" ", side)))
+    rest = _TEXT.sub("", side)
+    if rest != side and not any(character.isdigit() for character in rest):
+        return True
+    return bool(_NAME.fullmatch(side) or _UNKNOWN.search(rest) or _LETTER.search(_COMMAND.sub(" ", rest)))
 
 
 def _split(text: str) -> Iterator[str]:

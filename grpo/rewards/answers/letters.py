@@ -26,7 +26,9 @@ _MARKED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{\(?([A-Z])\)?\}")
 _PREDICATE = re.compile(
     r"(?:is|isn|are|was|wasn|would|wouldn|can|cannot|could|couldn|and|or|nor|not|does|doesn|has|looks|seems)\b"
 )
-_OTHER_LETTER = re.compile(r"(?<!\w)(?:\([A-Z]\)|[A-Z]\))(?!\w)")
+_OTHER_LETTER = re.compile(
+    r"(?<!\w)(?:\([A-Z]\)|[A-Z]\))(?!\w)|(?<![\w.])[A-Z][.:](?= |$)|\A[A-Z](?:$|[,;/]| (?:or|and|is)\b)"
+)
 
 
 def letter(text: str) -> str | None:

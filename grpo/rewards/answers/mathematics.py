@@ -12,14 +12,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from grpo.rewards.answers.claim import claim, sides
+from grpo.rewards.answers.claim import DENIED, SIMPLE_NAME, claim, sides
 from grpo.rewards.expressions import numeral
 from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
 
 MAX_CHARACTERS = 1_000
 """Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""
 MAX_DEPTH, MAX_SIDES = 50, 5
-_SPACING = re.compile(r"(?: |~|\\[,;:!]|\\q?quad\b)++$")
+_SPACING = ("\\,", "\\;", "\\:", "\\!", "\\qquad", "\\quad")
 _PERCENT = re.compile(r"(?<![0-9.,])((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\[,!;:]|~)[0-9]{3})++(?![0-9])")
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,])0(?:,|\{,\})(?=[0-9]++(?![0-9,]))")
@@ -28,17 +28,9 @@ _SEVERAL = re.compile(
     r"[,;\n]|\\\\|\\q?quad\b|\\(?:lor|vee|land|wedge|pm|mp|newline|cr)\b|\b(?:or|and|oder|und|ou|et)\b|[∨∧±…]"
     r"|\.\.|\\[lcd]?dots\b"
 )
-_DENIED = re.compile(
-    r"\\n(?:eq?|ot|eg)\b|≠|¬|!=|<>|\b(?:not|no|none|nothing|never|neither|nor|wrong|incorrect|false|except|nicht|kein|falsch)\b|n['’]t\b",
-    re.IGNORECASE,
-)
 _RELATION = re.compile(
     r"\\(?:l(?:t|eq?|eqslant)|g(?:t|eq?|eqslant)|approx|sim|simeq|equiv|cong|to|in|notin)\b|[<>≤≥≈∈→]"
 )
-_SIMPLE = re.compile(
-    r"\\?[a-zA-Z]{1,20}(?:\{[a-zA-Z ]*\})?(?:_\w|_\{[^{}=]*\})?(?:\^\{-1\})?'*+ ?[a-zA-Z]? ?(?:\([^()=]*\))?"
-)
-"""A name for a value: x, x_1, f'(x), \\alpha, \\text{area}, \\gcd(4, 6), \\lim_{x \\to 0} f(x)."""
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]++")
 _ROUNDED = re.compile(r"(?:\\approx\b|≈) ?-?[0-9]++(?:\.[0-9]++)?$")
 _COMMAND = re.compile(r"\\[a-zA-Z]++")
@@ -72,7 +64,7 @@ def equal(reference: str, answer: str) -> bool:
         if _claims_more(claimed, gold):
             return False
         name, expected = sides(gold, symbolic=True)
-        if len(expected) > 1 or _relates(gold) or (name and not _SIMPLE.fullmatch(name)):
+        if len(expected) > 1 or _relates(gold) or (name and not SIMPLE_NAME.fullmatch(name)):
             return _same(_gold(f"${gold}$", refusals), claimed)
         if not _PLAIN_NUMBER.fullmatch(expected[0]):
             claimed = _ROUNDED.sub("", claimed)
@@ -82,7 +74,7 @@ def equal(reference: str, answer: str) -> bool:
             _EQUALS.sub("=", claimed), symbolic=_LETTER.search(_COMMAND.sub("", expected[0])) is not None
         )
         if name and given and name != given:  # another equation, or another name for the same
-            return not _SIMPLE.fullmatch(given) and _same(_gold(f"${gold}$", refusals), claimed)
+            return not SIMPLE_NAME.fullmatch(given) and _same(_gold(f"${gold}$", refusals), claimed)
         if len(parts) > MAX_SIDES or not all(parts):
             return False
         value = _gold(f"${expected[0]}$", refusals)
@@ -101,16 +93,18 @@ def _too_deep(text: str) -> bool:
 
 def _digits(text: str) -> str:
     """Digits without marks of thousands and currencies, and percent as hundredths."""
-    text = _SPACING.sub("", text.replace("\\$", "").replace("$", ""))
+    text = text.replace("\\$", "").replace("$", "").rstrip(" ~")
+    for mark in _SPACING:
+        text = text.removesuffix(mark).rstrip(" ~")
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
     return _PERCENT.sub(r"\\frac{\1}{100}", _DECIMAL_COMMA.sub("0.", text))
 
 
 def _claims_more(claimed: str, gold: str) -> bool:
     """Whether the answer denies, relates or lists where the reference does nothing of the kind."""
-    denied = _DENIED.search(claimed) and not _DENIED.search(gold)
+    denied = DENIED.search(claimed) and not DENIED.search(gold)
     name, equals, rest = claimed.partition("=")
-    if equals and _SIMPLE.fullmatch(name.strip()):
+    if equals and SIMPLE_NAME.fullmatch(name.strip()):
         claimed = rest
     if _SPACED_DIGITS.search(claimed) or "%" in claimed.replace("\\%", "%").replace(gold, ""):
         return True
@@ -129,7 +123,7 @@ def _is_interval(gold: str) -> bool:
 
 
 def _relates(gold: str) -> bool:
-    return bool(_RELATION.search(gold) or _DENIED.search(gold))
+    return bool(_RELATION.search(gold) or DENIED.search(gold))
 
 
 def _gold(text: str, refusals: list[EvaluationRefused]) -> Any:

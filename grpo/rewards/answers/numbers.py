@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from grpo.rewards.answers.claim import claim, sides
+from grpo.rewards.answers.claim import DENIED, SIMPLE_NAME, claim, sides
 
 _FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9.]++)\}\{(-?[0-9.]++)\}")
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++"
@@ -24,7 +24,10 @@ def value(text: str) -> Fraction | None:
     claimed = claim(text)
     if claimed is None or len(claimed) > _MAX_CHARACTERS:
         return None
-    values = {_plain(side) for side in sides(claimed)[1]}
+    name, parts = sides(claimed)
+    if DENIED.search(claimed) or (name and not SIMPLE_NAME.fullmatch(name)):
+        return None
+    values = {_plain(side) for side in parts}
     return values.pop() if len(values) == 1 else None
 
 
