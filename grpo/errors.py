@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 from grpo.secret_values import masked
+
+_CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]+\s*")
+_LONGEST = 1_500
 
 
 class InputError(ValueError):
     """Bad input: the message says in one line what is wrong, where, and what to do.
 
-    Commands print it without a traceback and exit with code 2. Secrets in it, such as the password in a server's
-    address, are masked.
+    Commands print it without a traceback and exit with code 2. Whatever it quotes, it stays one line of a bounded
+    length without control characters, and secrets, such as the password in a server's address, are masked.
     """
 
     def __init__(self, message: str):
-        super().__init__(masked(message))
+        message = masked(message)
+        if len(message) > _LONGEST:  # the remedy stands at the end
+            message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+        super().__init__(_CONTROL.sub(" ", message))
 
 
 class TrainingStopped(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 MASK = "***"
@@ -60,12 +61,12 @@ def is_secret_name(name: str) -> bool:
 
 def secret_in(settings: Any) -> str | None:
     """What is wrong with these settings, on one line with the field's path, if one of them holds a secret."""
-    for path, reason in _secrets(settings, ()):
-        field = ".".join(path)
-        return (
-            f"{field}: {reason}, and settings are recorded; put it into an environment variable (judges and engines "
-            "take its name in api_key_env)"
-        )
+    for place, value in walk(settings):
+        if reason := _reason(place.name, value):
+            return (
+                f"{masked(str(place))}: {reason}, and settings are recorded; put it into an environment variable "
+                "(judges and engines take its name in api_key_env)"
+            )
     return None
 
 
@@ -82,24 +83,32 @@ def without_user(url: str) -> str:
     return _URL_USER.sub("", url)
 
 
-def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path, what is wrong) for each field that holds a secret. Neither depth nor size of the settings sets a limit."""
-    front: list[tuple[tuple[str, ...], Any]] = [(path, value)]
+@dataclass(frozen=True)
+class FieldPath:
+    """Where a value stands in nested settings. A link to the table around it: a path of its own for each of 100,000
+    nested tables would take quadratic time."""
+
+    name: str
+    around: FieldPath | None
+
+    def __str__(self) -> str:
+        names, place = [], self
+        while place.around is not None:
+            names.append(place.name)
+            place = place.around
+        return ".".join(reversed(names))
+
+
+def walk(settings: Any) -> Iterator[tuple[FieldPath, Any]]:
+    """Every value of nested settings with its place, tables and lists before what is in them."""
+    front = [(FieldPath("", None), settings)]
     while front:
-        path, value = front.pop()
+        place, value = front.pop()
+        yield place, value
         if isinstance(value, Mapping):
-            for name, inner in value.items():
-                shown = masked(str(name))
-                if shown != str(name):
-                    yield (*path, shown), "its name holds a secret"
-                elif is_secret_name(str(name)) and _holds(inner):
-                    yield (*path, shown), "looks like a secret"
-                else:
-                    front.append(((*path, shown), inner))
+            front += [(FieldPath(str(name), place), inner) for name, inner in value.items()]
         elif isinstance(value, (list, tuple, set, frozenset)):
-            front += [((*path, str(index)), inner) for index, inner in enumerate(value)]
-        elif isinstance(value, str) and (reason := _reason(value, path)):
-            yield path, reason
+            front += [(FieldPath(str(index), place), inner) for index, inner in enumerate(value)]
 
 
 def _holds(value: Any) -> bool:
@@ -107,13 +116,19 @@ def _holds(value: Any) -> bool:
     return value is not None and not isinstance(value, bool) and value not in ("", {}, [])
 
 
-def _reason(text: str, path: tuple[str, ...]) -> str | None:
-    if _URL_USER.search(text):
+def _reason(name: str, value: Any) -> str | None:
+    if masked(name) != name:
+        return "its name holds a secret"
+    if is_secret_name(name) and _holds(value):
+        return "looks like a secret"
+    if not isinstance(value, str):
+        return None
+    if _URL_USER.search(value):
         return "this address has a user name or a password in it"
-    if _KNOWN.search(text) or _SCHEME.search(text):
+    if _KNOWN.search(value) or _SCHEME.search(value):
         return "this looks like a key"
-    if "://" in text and masked(text) != text:
+    if "://" in value and masked(value) != value:
         return "this address has a secret among its parameters"
-    if path and path[-1].endswith("_env") and len(text) >= 24 and "_" not in text:
+    if name.endswith("_env") and len(value) >= 24 and "_" not in value:
         return "this looks like a key, not like the name of a variable"
     return None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
-from grpo.secret_values import secret_in
+from grpo.secret_values import secret_in, walk
 
 LARGEST = 2**53
 """Largest integer of a recipe: beyond it JSON in a browser, and so a form of Prefect's, changes numbers."""
@@ -62,17 +62,12 @@ _TOO_DEEP = "lists or tables are nested too deeply; no field needs more than ten
 
 def _odd_number(values: Any) -> str | None:
     """What is wrong with the first number that JSON, forms and databases would change: NaN, and beyond 2^53."""
-    front: list[tuple[str, Any]] = [("", values)]
-    while front:
-        path, value = front.pop()
-        if isinstance(value, dict):
-            front += [(f"{path}.{name}", inner) for name, inner in value.items()]
-        elif isinstance(value, list):
-            front += [(f"{path}.{index}", inner) for index, inner in enumerate(value)]
-        elif isinstance(value, float) and value != value:
-            return f"{path[1:]}: this is not a number (nan)"
-        elif isinstance(value, int) and abs(value) > LARGEST:
-            return f"{path[1:]}: {len(str(abs(value)))} digits are too many; the largest number here is 2^53"
+    for place, value in walk(values):
+        if isinstance(value, float) and value != value:
+            return f"{place}: this is not a number (nan)"
+        if isinstance(value, int) and abs(value) > LARGEST:
+            digits = int(value.bit_length() * 0.30103) + 1  # Python writes no number of more than 4,300
+            return f"{place}: {digits:,} digits are too many; the largest number here is 2^53"
     return None
 
 

@@ -28,7 +28,7 @@ from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import InputRef, Manifest, artifact_key
 from tasks.tracking.client import Tracking
-from tasks.trainer.launch import launch
+from tasks.trainer.launch import launch, read_metrics
 from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
 
@@ -160,9 +160,7 @@ class Context:
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
         if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run, too
-            self._on_metrics(
-                prefix, [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
-            )
+            self._on_metrics(prefix, read_metrics(metrics))
         job = {
             "kind": kind,
             "out": out or self.out,

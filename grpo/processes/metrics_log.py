@@ -16,8 +16,8 @@ class Metrics:
     def __init__(self, path: Path, resume_step: int = 0):
         self.path = path
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= resume_step]
-            replace_text(path, "".join(f"{line}\n" for line in kept))
+            lines = path.read_bytes().decode(errors="replace").split("\n")
+            replace_text(path, "".join(f"{line}\n" for line in lines if _step(line) <= resume_step))
         self.file = path.open("a")
 
     def log(self, step: int, of: int, **values: Any) -> None:
@@ -29,8 +29,8 @@ class Metrics:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return float("inf")  # half a line, written as the process was killed
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return float("inf")  # half a line, written as the process was killed, or one that the disk damaged
 
 
 def closing_means(metrics: Path, selected: Callable[[str], bool], last: int = 10) -> dict[str, float]:

@@ -28,13 +28,20 @@ class Journal:
         self._synced = time.monotonic()
 
     def lines(self) -> list[Any]:
-        """The lines so far. A partial last line, from a process killed while it wrote, is cut off."""
+        """The lines so far. What follows the last whole one is cut off: a line of a process that was killed while it
+        wrote, or, on a damaged disk, all from the first line on that cannot be read."""
         self._file.seek(0)
         data = self._file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            self._file.truncate(len(whole))
-        return [json.loads(line) for line in whole.splitlines()]
+        read, end = [], 0
+        for line in data.split(b"\n")[:-1]:
+            try:
+                read.append(json.loads(line))
+            except (ValueError, RecursionError):
+                break
+            end += len(line) + 1
+        if end < len(data):
+            self._file.truncate(end)
+        return read
 
     def append(self, line: Any) -> None:
         """Appends a line. It is in the file at once, and synced to disk within a second."""

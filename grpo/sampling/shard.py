@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from grpo.config.common import Sampling
 from grpo.config.jobs import SampleTask
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import form_of
+from grpo.errors import InputError
 from grpo.generation.text_engines import TextEngine
 from grpo.rewards.functions import Response
 from grpo.sampling.journal import Journal
@@ -46,6 +47,9 @@ class SampledProblem:
         return sum(tokens for _, tokens, _ in self.completions)
 
 
+_OF_LINE = {each.name for each in fields(SampledProblem)}
+
+
 class Shard:
     """Consecutive problems of a task. Calls `done` for each finished group."""
 
@@ -59,6 +63,8 @@ class Shard:
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
         """Writes the file `path`. Groups in the journal are not sampled again; the journal is removed at the end."""
         for line in journal.lines():
+            if not isinstance(line, dict) or line.keys() - _OF_LINE or not line.keys() >= {"problem", "round"}:
+                raise InputError(f"{journal.path}: damaged: {str(line)[:80]!r} is no group; remove it to sample again")
             key = line["problem"], line["round"]
             self.groups[key] = replace(self.groups.get(key, SampledProblem(*key)), **line)
         number = 0

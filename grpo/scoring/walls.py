@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from grpo.config.scoring import Scoring
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.processes.notices import notice
 from grpo.sandbox.run import missing_walls
-
-logger = logging.getLogger(__name__)
 
 
 def check_walls(problems: Iterable[Problem], settings: Scoring) -> None:
@@ -20,4 +18,4 @@ def check_walls(problems: Iterable[Problem], settings: Scoring) -> None:
         return
     if settings.sandbox == "walls":
         raise InputError(f"scoring.sandbox is 'walls', but {missing}; see docs/sandbox.md")
-    logger.warning("%s; scoring.sandbox = 'walls' would refuse to run them; see docs/sandbox.md", missing)
+    notice(f"{missing}; scoring.sandbox = 'walls' would refuse to run them; see docs/sandbox.md")

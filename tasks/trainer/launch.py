@@ -102,6 +102,13 @@ def _announced(rendezvous: Rendezvous | None, job_path: Path, processes: int, no
             yield extra
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl so far; lines that are none are left out."""
+    tail = _MetricsTail(path)
+    tail.rewind()
+    return tail.read()
+
+
 class _MetricsTail:
     """Reads the records that are appended to a JSON-lines file from now on; complete lines only."""
 
@@ -109,6 +116,9 @@ class _MetricsTail:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
         self._warned = False
+
+    def rewind(self) -> None:
+        self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
         try:
@@ -127,7 +137,7 @@ class _MetricsTail:
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record["step"], int):
                 return record
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             pass
         if line.strip() and not self._warned:
             logger.warning("%s: skipping a line that is no record with a step: %r", self._path, line[:200])

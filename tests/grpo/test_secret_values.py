@@ -102,3 +102,8 @@ def test_a_service_that_repeats_the_key_is_not_quoted() -> None:
         endpoint.close()
     assert endpoint.keys == ["Bearer plain-words-as-a-key"]
     assert "no such key" in str(refused.value) and "plain-words" not in str(refused.value)
+
+
+def test_an_error_stays_one_line_whatever_it_quotes() -> None:
+    said = str(InputError(f"a: {'x' * 100_000}\n\x1b[31mred\r\n  remedy"))
+    assert said.startswith("a: xxx") and said.endswith(" [31mred remedy") and len(said) < 1_600

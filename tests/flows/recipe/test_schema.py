@@ -134,6 +134,7 @@ ODD = {
     "deep tables": ("a = " + "{a=" * 100_000, "nested too deeply"),
     "a deep name": (".".join("a" * 5_000) + " = 1", "nested too deeply"),
     "5,000 digits": ("seed = " + "9" * 5_000, "not valid TOML"),
+    "hexadecimal": ("seed = 0x" + "f" * 100_000, "digits are too many"),
     "31 digits": ("seed = 1" + "0" * 30, "seed: 31 digits are too many; the largest number here is 2^53"),
     "no number": ("[evaluate]\nconfidence = nan", "evaluate.confidence: this is not a number (nan)"),
     "no TOML": ("a = = 1", "not valid TOML"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from grpo.config.scoring import Scoring
@@ -31,12 +29,10 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox.os, "geteuid", lambda: 1000)
 
 
-def test_programs_without_walls_are_told(bare: None, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        check_walls([MATH, CODE], Scoring())
-    (record,) = caplog.records
-    assert "they reach the network, they read this user's files" in record.getMessage()
-    assert "\n" not in record.getMessage()
+def test_programs_without_walls_are_told(bare: None, capsys: pytest.CaptureFixture[str]) -> None:
+    check_walls([MATH, CODE], Scoring())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("notice: ") and "they reach the network, they read this user's files" in line
 
 
 def test_a_recipe_can_refuse_them(bare: None) -> None:
@@ -44,15 +40,15 @@ def test_a_recipe_can_refuse_them(bare: None) -> None:
         check_walls([MATH, CODE], Scoring(sandbox="walls"))
 
 
-def test_other_answers_need_no_walls(bare: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_answers_need_no_walls(bare: None, capsys: pytest.CaptureFixture[str]) -> None:
     check_walls([MATH], Scoring(sandbox="walls"))
-    assert not caplog.records
+    assert not capsys.readouterr().err
 
 
-def test_walls_that_stand_are_not_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_walls_that_stand_are_not_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sandbox, "_means", lambda: Means(True, True, True, "/usr/bin/python3", True))
     check_walls([CODE], Scoring(sandbox="walls"))
-    assert not caplog.records
+    assert not capsys.readouterr().err
 
 
 def test_a_plan_tells_it_of_sources_and_sets_with_programs(bare: None) -> None:
