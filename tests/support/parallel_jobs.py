@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -409,6 +409,17 @@ def architecture_gradients(parallel: Parallel, folder: str, attention: str) -> d
         if parameter.grad is not None
     }
     return {name: gradient.numpy() for name, gradient in gathered.items()}
+
+
+def summed_gradients(policy: Any, batches: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """As `architecture_gradients`, of the completions of each batch one after the other, in this process."""
+    policy.zero_grad()
+    completions = sequences(3)
+    for mine in batches:
+        logprobs = completion_logprobs(policy, [[5, 6, 7]] * len(mine), [completions[i] for i in mine], 1.0)
+        weights = torch.tensor([1.0 + i for i in mine], dtype=logprobs.dtype)[:, None]
+        (logprobs * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
 def gathered_weights(parallel: Parallel, folder: str, attention: str) -> dict[str, int]:
