@@ -3,11 +3,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := build/vllm
+AUDIT := build/audit
 INSTALLED := $(VENV)/.installed
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check test test-system test-all test-slow fuzz chaos architectures lint ui vllm clean
+.PHONY: install demo check test test-system test-all test-slow fuzz chaos architectures audit lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -53,6 +54,12 @@ chaos: $(INSTALLED)
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)
 	$(BIN)/python benchmarks/architectures.py --write docs/models.md
+
+# The pinned versions against PyPI's advisories. Fails too where that service cannot be reached.
+audit: $(INSTALLED)
+	test -d $(AUDIT) || $(BIN)/python -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir pip-audit==2.10.1
+	$(AUDIT)/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
