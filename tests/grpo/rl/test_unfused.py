@@ -28,7 +28,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KERNELS:
         if name != "supports":
             monkeypatch.setattr(kernels, name, refuse)
-    monkeypatch.setattr("grpo.model.decoder.decode_attention", refuse)
+    monkeypatch.setattr("grpo.model.decode.step_rows.decode_attention", refuse)
     monkeypatch.setattr("grpo.generation.draw.sample_tokens", refuse)
 
 
