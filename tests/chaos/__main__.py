@@ -100,7 +100,7 @@ def main() -> int:
     records = [record for record in read(journal) if record["seed"] == args.seed]
     print(table(records))
     if args.write:
-        page(args.write, records, f"python -m tests.chaos --tries {args.tries} --seed {args.seed}", machine())
+        page(args.write, records, KINDS, f"python -m tests.chaos --tries {args.tries} --seed {args.seed}", machine())
     return 1 if any(record["outcome"] == WRONG for record in records) else 0
 
 

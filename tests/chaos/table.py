@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,15 @@ def wrong(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(path: Path, records: list[dict[str, Any]], command: str, machine: str) -> None:
-    """Write the table into a page, between the marks <!-- table --> and <!-- end -->."""
+def page(path: Path, records: list[dict[str, Any]], kinds: Iterable[str], command: str, machine: str) -> None:
+    """Write the table into a page, between its marks `table` and `end`; `kinds` are all that there are."""
     before, _, rest = path.read_text().partition("<!-- table -->")
     after = rest.partition("<!-- end -->")[2]
     commits = ", ".join(f"{c} ({n})" for c, n in Counter(r["commit"] for r in records).most_common())
     seeds = ", ".join(sorted({str(r["seed"]) for r in records}))
     parts = [f"`{command}`, seed {seeds}; {machine}; tries by commit: {commits}.", table(records)]
+    if untried := sorted(set(kinds) - {record["kind"] for record in records}, key=str.lower):
+        parts.append(f"Without a try so far: {', '.join(untried)}.")
     if named := wrong(records):
         parts.append(f"What went wrong:\n\n{named}")
     path.write_text(f"{before}<!-- table -->\n" + "\n\n".join(parts) + f"\n<!-- end -->{after}")

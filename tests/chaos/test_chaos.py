@@ -41,10 +41,10 @@ def test_the_journal_survives_a_kill_and_the_table_counts_the_newest_record(tmp_
     assert "| k | 4 | 1 | 1 | 1 | 1 |" in table(read(journal))
     target = tmp_path / "page.md"
     target.write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
-    page(target, read(journal), "command", "machine")
+    page(target, read(journal), ["k", "l"], "command", "machine")
     text = target.read_text()
     assert "old" not in text and text.startswith("before") and text.endswith("after\n")
-    assert "- k (try 3, abc): w" in text and "abc (4)" in text
+    assert "Without a try so far: l." in text and "- k (try 3, abc): w" in text and "abc (4)" in text
 
 
 @pytest.mark.system
