@@ -32,7 +32,10 @@ def aim(trial: Trial, command: Command, role: str) -> int | None:
         trial.notes.append(f"no {role} was seen")
         return None
     trial.moment(command, SPAN_S.get(trial.target, 3.0) + (6.0 if role in ("flow", "prefect") else 0.0))
-    return pid if command.process.poll() is None else None
+    if command.process.poll() is not None:
+        trial.notes.append("it ended before the fault")
+        return None
+    return pid
 
 
 def strike(trial: Trial, role: str, number: signal.Signals) -> Ended:
