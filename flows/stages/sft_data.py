@@ -87,6 +87,7 @@ def build(context: Context) -> Outcome:
         path.replace(context.out / SAMPLES / path.name)
     shown = itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
     prompts = {problem.id: problem.text for problem in read_problems(shards[0].problems)}
+    cost |= {f"judge_{name}": value for name, value in judged.cost().items()}
     return Outcome(
         counts=counts_of(statistics) | _given_counts(context, given),
         metrics={"kept_share": statistics["kept"] / statistics["sampled"], **agreement, **judged.shares(), **cost},
@@ -265,7 +266,7 @@ def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts
         "settings": config.model_dump(mode="json"),
         "seed": context.seed,
         "inputs": {name: item.ref.digest for name, item in context.inputs.items()},
-        "judge": {"kind": config.judge.kind, **agreement, **judged.to_dict()},
+        "judge": {"kind": config.judge.kind, **agreement, **judged.verdicts()},
         "judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge),
     }
 

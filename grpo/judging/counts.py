@@ -14,6 +14,8 @@ Names, all of them sums:
 - requests: what was sent to an endpoint = answered + every fault/KIND; retries and probes: the requests that only
   faults made necessary. Without faults, requests + remembered = asked + asked_again.
 - prompt_tokens, completion_tokens: as the engine counts them. seconds: spent judging, waits included.
+
+The verdicts of a run that was stopped and continued are those of a run that was not; its cost differs.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ UNDECIDED = {
     "refused": "the endpoint refused this prompt, though not others: too long for it, or not allowed",
     "no_reply": "the endpoint failed again and again on this prompt, though not on others",
 }
+
+_COST = ("requests", "answered", "fault/", "retries", "probes", "remembered", "prompt_tokens", "completion_tokens")
+_COST += ("seconds",)
 
 
 class JudgeCounts:
@@ -58,6 +63,14 @@ class JudgeCounts:
         """Plain numbers, sorted by name, without zeros."""
         with self._lock:
             return {name: value for name, value in sorted(self._values.items()) if value}
+
+    def verdicts(self) -> dict[str, float]:
+        """The part of `to_dict` that follows from questions and replies alone: no time, no requests and no faults."""
+        return {name: value for name, value in self.to_dict().items() if not name.startswith(_COST)}
+
+    def cost(self) -> dict[str, float]:
+        """The rest of `to_dict`."""
+        return {name: value for name, value in self.to_dict().items() if name.startswith(_COST)}
 
     def __getitem__(self, name: str) -> float:
         with self._lock:

@@ -51,6 +51,9 @@ def test_what_was_answered_is_not_asked_again(endpoint: FaultyEndpoint, tmp_path
     second = voter(endpoint, tmp_path)
     assert second.correct_all(CLAIMS) == EXPECTED and len(endpoint.bodies) == 6
     assert second.counts["remembered"] == second.counts["asked"] == 6 and second.counts["requests"] == 0
+    assert second.counts.verdicts() == {"asked": 6, "items": 6, "outcome/decided": 6}
+    assert first.counts.verdicts() == {name: 2 * count for name, count in second.counts.verdicts().items()}
+    assert second.counts.cost().keys() == {"remembered", "seconds"} and first.counts.cost()["requests"] == 6
     second.close()
     other = voter(endpoint, tmp_path, max_tokens=99)  # other settings are not remembered
     assert other.correct_all(CLAIMS[:1]) == [False] and len(endpoint.bodies) == 7
