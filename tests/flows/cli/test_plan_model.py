@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.tiny_models import build
 from flows.cli import plan_model
@@ -19,9 +22,17 @@ def found(folder: Path) -> dict[str, Any] | None:
     return plan_model.check(load_recipe("smollm2-135m", [f"base.model={folder}"]))
 
 
+def with_tokenizer(kind: str, folder: Path) -> None:
+    """A tiny model of this type in `folder`, with a tokenizer of two words."""
+    build(kind, folder)
+    words = WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="[UNK]", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.system
 def test_a_model_that_runs_packed(tmp_path: Path) -> None:
-    build("llama", tmp_path)
+    with_tokenizer("llama", tmp_path)
     result = found(tmp_path)
     assert result == {"attention": "packed", "reason": None}
     assert plan_model.describe(result) == "base.model runs packed"
@@ -29,7 +40,7 @@ def test_a_model_that_runs_packed(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_model_that_runs_plain_says_why(tmp_path: Path) -> None:
-    build("bloom", tmp_path)
+    with_tokenizer("bloom", tmp_path)
     result = found(tmp_path)
     assert result and result["attention"] == "plain"
     line = plan_model.describe(result)
