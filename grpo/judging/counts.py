@@ -38,8 +38,8 @@ UNDECIDED = {
     "no_reply": "the endpoint failed again and again on this prompt, though not on others",
 }
 
-_COST = ("requests", "answered", "fault/", "retries", "probes", "remembered", "prompt_tokens", "completion_tokens")
-_COST += ("seconds",)
+_TOKENS = ("prompt_tokens", "completion_tokens")
+_COST = ("requests", "answered", "fault/", "retries", "probes", "remembered", *_TOKENS, "seconds")
 
 
 class JudgeCounts:
