@@ -158,6 +158,7 @@ def _close(
         record.log_metrics(run_id, [{"step": 0, **values}])
         record.log_table(run_id, "checkpoints", closing_rows(result["checkpoints"]))
     record.finish(run_id, "FINISHED")
+    record.reconcile_now()  # the same command may have been killed beside this one
     _report(record, run_id, result)
 
 

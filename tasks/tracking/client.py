@@ -105,6 +105,10 @@ class Tracking(Connection):
         """Mark the runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
         return self.or_stop(lambda: end_runs_of_dead_processes(self))
 
+    def reconcile_now(self) -> None:
+        """`reconcile` without waiting for a server that is away: a later run does it."""
+        self.outbox.try_now("a search for runs of dead processes", lambda: end_runs_of_dead_processes(self))
+
     def _start(
         self,
         recipe: str,

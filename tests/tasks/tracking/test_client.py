@@ -273,6 +273,12 @@ def test_runs_of_dead_processes_are_marked_killed(tracking, client, home, run):
     assert [client.get_run(r).info.status for r in (dead, run, elsewhere)] == ["KILLED", "RUNNING", "RUNNING"]
 
 
+def test_a_recipe_that_ends_ends_the_runs_of_the_dead(tracking, client, home):
+    dead = left_by_the_dead(home)
+    tracking.reconcile_now()
+    assert client.get_run(dead).info.status == "KILLED"
+
+
 def test_a_stage_that_begins_ends_the_runs_of_the_dead(tracking, client, home):
     dead = left_by_the_dead(home)
     begun = tracking.stage_run(None, "r1", "sft", {}, {})
