@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from flows.home import PREFECT_PASSWORD
@@ -18,11 +19,11 @@ def prefect_password(home: Path) -> str:
     path = home / PREFECT_PASSWORD
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        # A name of its own for each caller: threads of a process call this too. mkstemp's files have mode 0600.
+        descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "w") as file:
             file.write(f"r1flow:{secrets.token_urlsafe(32)}")
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-        draft.unlink()
+        os.unlink(draft)
     return path.read_text()
