@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from flows.installation.prefect_app import SIGN_IN
 from flows.installation.supervisor import PYTHON, Service, tail
 from flows.prefect_server import HOST, is_open, private_database
 from grpo.errors import InputError
+from tasks.store.whole_file import write_whole
 from tasks.tracking.connection import default_uri
 
 START_S = 600.0
@@ -128,6 +128,4 @@ def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool
 
 def write_state(home: Path, state: Mapping[str, object]) -> None:
     """Replaces the state file of a running installation atomically."""
-    partial = home / f"{STATE}.{os.getpid()}"
-    partial.write_text(json.dumps(state, indent=2))
-    partial.replace(home / STATE)
+    write_whole(home / STATE, json.dumps(state, indent=2))

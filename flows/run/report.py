@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from flows.home import home, store
 from flows.stages import evaluate
 from flows.stages.report import CONTENT, content, publish_to_prefect
 from tasks.report.tables import read_content
+from tasks.store.whole_file import write_whole
 from tasks.tracking.client import Tracking
 from tasks.tracking.recipe_run import RecipeRun, load_run
 from tasks.tracking.tags import RECIPE_TAG
@@ -62,13 +62,7 @@ def publish(record: Tracking, run_id: str) -> Path | None:
 def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
     """Writes the page to `path` and attaches it to the run in MLflow."""
     text = page_of(record, run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, text)
     record.log_text(run.run.id, text, PAGE)
     return path
 

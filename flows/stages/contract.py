@@ -27,6 +27,7 @@ from flows.stages.run_page import RunPage
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import InputRef, Manifest, artifact_key
+from tasks.store.whole_file import write_whole
 from tasks.tracking.client import Tracking
 from tasks.trainer.launch import launch, read_metrics
 from tasks.trainer.processes import PEAK_MEMORY_FILE
@@ -184,9 +185,7 @@ class Context:
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
             step = result.get("steps_completed", 0)
             self.tracking.log_metrics(self.run_id, [{"step": step, f"{prefix}peak_memory_gb": gigabytes}])
-        partial = done.with_suffix(".partial")
-        partial.write_text(json.dumps(result))
-        partial.replace(done)
+        write_whole(done, json.dumps(result))
         return result
 
     def _on_metrics(self, prefix: str, records: list[dict[str, Any]]) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.home import home, store, tracking
 from grpo.errors import InputError
 from tasks.store.manifest import InputRef, Manifest
+from tasks.store.whole_file import write_whole
 from tasks.tracking.lineage import artifact_of
 from tasks.tracking.registry import CHAMPION
 
@@ -81,8 +81,5 @@ def _contents_digest(path: Path) -> str:
     for file in files:
         with file.open("rb") as opened:
             digest.update(f"{file.relative_to(path)}\0{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    partial = cache.with_suffix(f".{os.getpid()}")
-    partial.write_text(digest.hexdigest())
-    partial.replace(cache)
+    write_whole(cache, digest.hexdigest())
     return digest.hexdigest()

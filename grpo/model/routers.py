@@ -151,8 +151,7 @@ def replayed(routers: Sequence[nn.Module], experts: Sequence[Tensor]) -> Iterato
 def balance_loss(kept: Sequence[Sequence[Routing]]) -> Tensor:
     """Of what `recorded` kept: E sum_e f_e P_e, the mean over the routers, where f_e is the share of choices that fall
     on expert e, and P_e its mean probability. 1 where all experts are chosen equally often (arXiv
-    2101.03961,
-    equation 4, where each token has one)."""
+    2101.03961, equation 4, where each token has one)."""
     losses = []
     for calls in kept:
         logits = torch.cat([call.logits for call in calls]).float()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tasks.store.manifest import Manifest, file_sha256
+from tasks.store.whole_file import write_whole
 
 FOLDER = "checked"
 
@@ -76,9 +76,5 @@ def _read(root: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _write(root: Path, manifest: Manifest, states: dict[str, list[int]]) -> None:
-    file = _file(root, manifest)
-    partial = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # full or read-only: the files are compared again the next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"digest": manifest.digest, "files": states}))
-        partial.replace(file)
+        write_whole(_file(root, manifest), json.dumps({"digest": manifest.digest, "files": states}))

@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.store.checks import FOLDER
 from tasks.store.manifest import MANIFEST, InputRef, Manifest, check_sizes, read_manifest
+from tasks.store.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,5 @@ def _read(root: Path) -> dict[str, Any]:
 
 
 def _write(root: Path, right: dict[str, Any]) -> None:
-    file = _file(root)
-    partial = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # full or read-only: they are checked again the next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(right, separators=(",", ":")))
-        partial.replace(file)
+        write_whole(_file(root), json.dumps(right, separators=(",", ":")))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
+from tasks.store.whole_file import write_whole
 
 _FOLDER, _SUFFIX = "current", "digest"
 
@@ -124,8 +124,5 @@ def _point(folder: Path, manifest: Manifest) -> bool:
     pointer = folder / f"{_slot(manifest)}.{_SUFFIX}"
     if pointer.is_file() and _digest_in(pointer) == manifest.digest:
         return False
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = pointer.with_suffix(f".{os.getpid()}")
-    partial.write_text(manifest.digest)
-    partial.replace(pointer)
+    write_whole(pointer, manifest.digest)
     return True

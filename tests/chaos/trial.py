@@ -88,6 +88,12 @@ class Trial:
         yield command
         command.wait()
 
+    def whole(self) -> Ended:
+        """Runs the command under test to its end, with nothing beside it."""
+        with self.running() as command:
+            pass
+        return command.wait()
+
     def find(self, command: Command, role: str) -> int | None:
         """Wait for a process of this role and return one; None if the command ended first."""
         while command.process.poll() is None:

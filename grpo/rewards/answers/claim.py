@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from itertools import islice
 
 _OTHER_MEANING = ("<super>", "<sub>", "<fraction>")
 """Unicode's compatibility forms that are not the plain character: 4² is not 42."""
@@ -103,7 +104,7 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 def _unboxed(text: str) -> str | None:
     """The text with its only box opened; None if there are several, or one that is never closed."""
-    boxes = [*_at_most(2, _BOX.finditer(text))]
+    boxes = [*islice(_BOX.finditer(text), 2)]
     if not boxes:
         return text
     start, brace = boxes[0].span()
@@ -122,11 +123,6 @@ def _undelimited(text: str) -> str | None:
             return None
         text = text.replace(opening, " ").replace(closing, " ") if marks else text
     return text.replace("\0", "\\$").strip()
-
-
-def _at_most(count: int, matches: Iterator[re.Match[str]]) -> Iterator[re.Match[str]]:
-    for _, match in zip(range(count), matches, strict=False):
-        yield match
 
 
 _NAME = re.compile(r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|Delta)")

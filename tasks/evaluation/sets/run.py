@@ -16,6 +16,7 @@ from tasks.evaluation.records import SAMPLES, SETS, TABLE, write_scores
 from tasks.evaluation.sets.load import asked, load_set
 from tasks.evaluation.sets.metrics import set_metrics, set_scores
 from tasks.evaluation.sets.settings import EvaluationSet
+from tasks.store.whole_file import write_whole
 from tasks.trainer.launch import launch
 
 
@@ -93,7 +94,5 @@ def evaluate_model(
         scores[each.name] = set_scores(samples, by_id, each.k)
         table[each.name] = set_metrics(samples, by_id, scores[each.name], of.confidence, each.k)
     write_scores(folder, scores)
-    partial = folder / f"{TABLE}.partial"
-    partial.write_text(json.dumps(table, indent=2))
-    partial.replace(folder / TABLE)
+    write_whole(folder / TABLE, json.dumps(table, indent=2))
     return table

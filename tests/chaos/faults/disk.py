@@ -55,9 +55,7 @@ def full(trial: Trial, spare: int) -> Ended:
     trial.notes.append(f"{free} bytes free")
     in_small_disk(trial, used(trial) + free)
     trial.undo.append(partial(remount, trial, f"size={LARGE}"))
-    with trial.running() as command:
-        pass
-    return command.wait()
+    return trial.whole()
 
 
 fault("disk full in a stage without a trainer", DATA, needs=NAMESPACE, own_server=True)(partial(full, spare=1_500_000))
@@ -89,9 +87,7 @@ def read_only(trial: Trial) -> Ended:
     in_small_disk(trial, used(trial) + 50_000_000)
     remount(trial, "ro")
     trial.undo.append(partial(remount, trial, "rw"))
-    with trial.running() as command:
-        pass
-    return command.wait()
+    return trial.whole()
 
 
 @fault("slow store", DATA, SFT, needs=("strace",))
@@ -101,9 +97,7 @@ def slow(trial: Trial) -> Ended:
     calls = "fsync,fdatasync,rename,renameat,renameat2"
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter={delay}"]
     trial.prefix = ["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", *inject]
-    with trial.running() as command:
-        pass
-    return command.wait()
+    return trial.whole()
 
 
 @fault("fsync that fails", DATA, SFT, needs=("strace",))

@@ -58,9 +58,7 @@ fault("files of the trainer may not grow (RLIMIT_FSIZE)", SFT, RL)(partial(in_tr
 def start_with(trial: Trial, *limits: str) -> Ended:
     """The whole command below a limit of prlimit(1)."""
     trial.prefix = ["prlimit", *limits]
-    with trial.running() as command:
-        pass
-    return command.wait()
+    return trial.whole()
 
 
 @fault("few file descriptors for everything", DATA, SFT, needs=("prlimit",), own_server=True)
