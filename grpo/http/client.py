@@ -1,28 +1,23 @@
 """JSON over HTTP with the standard library alone, for judges, endpoints and vLLM servers.
 
-Requests may run in many threads at once; `abandon` ends them all. A deadline covers the whole request, so a service
-that sends a byte now and then cannot hold it. Retries wait longer each time, and do not draw from the global random
-generators, whose state a resumed run must find unchanged.
+Requests may run in many threads at once, on connections that are kept open; `abandon` ends them all. A deadline covers
+the whole request, so a service that sends a byte now and then cannot hold it. Retries wait longer each time, and do not
+draw from the global random generators, whose state a resumed run must find unchanged.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import email.utils
-import functools
 import http.client
-import io
 import json
 import random
-import socket
 import ssl
-import threading
 import time
-import urllib.request
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
+from grpo.http.connections import Connections, Unreachable, proxy_for, read_within, seconds_left
 from grpo.http.rate_limit import Pace
 from grpo.secret_values import MASK, masked
 
@@ -73,15 +68,13 @@ class Http:
         self.host = parts.hostname or ""
         self._key = key
         # One TLS context for all connections: reading the system's certificates takes longer than a request.
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        if self._tls is not None:
-            self._tls.set_alpn_protocols(["http/1.1"])
-        self._proxy = _proxy_for(self.host) if proxy and self._tls is not None else None
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        if tls is not None:
+            tls.set_alpn_protocols(["http/1.1"])
+        through = proxy_for(self.host) if proxy and tls is not None else None
+        self._connections = Connections(self._where, tls, through)
         self._timeout_s, self._retries, self._pace = timeout_s, retries, pace or Pace()
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._abandoned = threading.Event()
 
     def get(self, path: str, retries: int | None = None) -> Any:
         return self._ask("GET", path, None, retries)
@@ -94,20 +87,16 @@ class Http:
     def abandon(self) -> None:
         """Aborts the requests of other threads, which then raise Away; the service sees its connections closed. No
         further requests are possible."""
-        with self._lock:
-            self._abandoned.set()
-            for sock in self._open:
-                with contextlib.suppress(OSError):  # it has ended already
-                    sock.shutdown(socket.SHUT_RDWR)
+        self._connections.abandon()
 
     def _ask(self, method: str, path: str, body: Any, retries: int | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         attempts = 1 + (self._retries if retries is None else retries)
         for attempt in range(attempts):
             wait: float | None = None
-            self._pace.wait(self._abandoned)
+            self._pace.wait(self._connections.abandoned)
             try:
-                status, headers, text = self._once(method, path, data)
+                status, headers, text = self._once(method, path, data, repeatable=attempts > 1)
             except (OSError, http.client.HTTPException) as error:
                 fault, kind = str(error) or type(error).__name__, _kind(error)
             else:
@@ -119,45 +108,41 @@ class Http:
                     raise Refused(status, message)
                 if (wait := _retry_after(headers)) is not None:
                     self._pace.hold(wait)
-            if self._abandoned.is_set():
+            if self._connections.abandoned.is_set():
                 break
             if attempt + 1 < attempts:
-                self._abandoned.wait(backoff(attempt, _FIRST_WAIT_S, _LONGEST_WAIT_S) if wait is None else wait)
+                self._connections.abandoned.wait(
+                    backoff(attempt, _FIRST_WAIT_S, _LONGEST_WAIT_S) if wait is None else wait
+                )
         times = "" if attempts == 1 else f" {attempts} times"
         raise Away(f"{self.url}{path} failed{times}: {fault}", kind, wait)
 
-    def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, http.client.HTTPMessage, str]:
+    def _once(
+        self, method: str, path: str, data: bytes | None, repeatable: bool
+    ) -> tuple[int, http.client.HTTPMessage, str]:
+        """One attempt. A service may close a connection that was kept open just when it is used again; a request that
+        may be repeated is then sent once more."""
         deadline = time.monotonic() + self._timeout_s
-        connection = self._connection()
-        sock: socket.socket | None = None
-        try:
-            sock = _connect(connection)
-            sock.settimeout(_left(deadline))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a host that is gone
-            with self._lock:
-                self._open.add(sock)
-                if self._abandoned.is_set():
-                    raise ConnectionAbortedError("abandoned")
-            connection.response_class = functools.partial(_response, deadline=deadline)  # type: ignore[assignment]
-            connection.request(method, path, data, self._headers)
-            response = connection.getresponse()
-            return response.status, response.headers, response.read().decode(errors="replace")
-        finally:
-            if sock is not None:
-                with self._lock:
-                    self._open.discard(sock)
-            connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        timeout = min(_CONNECT_S, self._timeout_s)
-        if self._tls is None:
-            return http.client.HTTPConnection(self._where, timeout=timeout)
-        if self._proxy is None:
-            return http.client.HTTPSConnection(self._where, timeout=timeout, context=self._tls)
-        where, headers = self._proxy
-        connection = http.client.HTTPSConnection(where, timeout=timeout, context=self._tls)
-        connection.set_tunnel(self._where, headers=headers)
-        return connection
+        fresh = not repeatable
+        while True:
+            connection, kept = self._connections.take(min(_CONNECT_S, seconds_left(deadline)), fresh)
+            sock, again = connection.sock, False
+            try:
+                sock.settimeout(seconds_left(deadline))
+                read_within(connection, deadline)
+                try:
+                    connection.request(method, path, data, self._headers)
+                    response = connection.getresponse()
+                except ConnectionError:
+                    if not kept or self._connections.abandoned.is_set():
+                        raise
+                    fresh = True
+                    continue
+                text = response.read().decode(errors="replace")
+                again = not response.will_close
+                return response.status, response.headers, text
+            finally:
+                self._connections.give_back(connection, sock, again)
 
     def _json(self, text: str) -> Any:
         try:
@@ -170,62 +155,12 @@ class Http:
         return masked(message.replace(self._key, MASK) if self._key else message)
 
 
-def _response(sock: socket.socket, *arguments: Any, deadline: float, **named: Any) -> http.client.HTTPResponse:
-    return http.client.HTTPResponse(_Within(sock, deadline), *arguments, **named)  # type: ignore[arg-type]
-
-
-class _Within:
-    """A socket's reader with a deadline for the whole response; a socket's own timeout restarts with every byte."""
-
-    def __init__(self, sock: socket.socket, deadline: float):
-        self._sock, self._deadline = sock, deadline
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._sock, self._deadline))
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, deadline: float):
-        # Python's socket file keeps the socket open when the connection is closed before the response has been read.
-        self._sock, self._deadline, self._file = sock, deadline, sock.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(_left(self._deadline))
-        return self._file.readinto(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Unreachable(OSError):
-    """No connection was made."""
-
-
-def _connect(connection: http.client.HTTPConnection) -> socket.socket:
-    try:
-        connection.connect()
-    except OSError as error:
-        raise _Unreachable(str(error) or type(error).__name__) from None
-    assert connection.sock is not None
-    return connection.sock
-
-
-def _left(deadline: float) -> float:
-    if (left := deadline - time.monotonic()) <= 0:
-        raise TimeoutError("timed out")
-    return left
-
-
 def _kind(error: Exception) -> str:
     return next((name for name, types in _KINDS.items() if isinstance(error, types)), "closed")
 
 
 _KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
-    "unreachable": _Unreachable,
+    "unreachable": Unreachable,
     "timeout": TimeoutError,
     "closed": OSError,  # includes http.client's RemoteDisconnected
     "truncated": http.client.IncompleteRead,
@@ -250,20 +185,6 @@ def _retry_after(headers: http.client.HTTPMessage) -> float | None:
         )
         return min(_LONGEST_WAIT_S, max(0.0, seconds))
     return None
-
-
-def _proxy_for(host: str) -> tuple[str, dict[str, str]] | None:
-    """(host:port, headers) of the proxy for https that the environment names."""
-    proxy = urllib.request.getproxies().get("https")
-    if not proxy or urllib.request.proxy_bypass(host):
-        return None
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    where = f"{parts.hostname}:{parts.port or 80}"
-    if parts.username is None:
-        return where, {}
-    name = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    authorization = f"Basic {base64.b64encode(name.encode()).decode()}"
-    return where, {"Proxy-Authorization": authorization}
 
 
 def _message(text: str) -> str:
