@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+COMPLETIONS = "completions.jsonl"
+"""The file beside the metrics with completions to read, in the same form."""
+
 
 class Metrics:
     """Appends one JSON object per step to metrics.jsonl. A resumed job first drops the lines after its checkpoint, so

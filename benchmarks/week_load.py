@@ -1,0 +1,176 @@
+"""A week of a recipe that runs every hour, by a clock that jumps a day at a time: what grows although it is pruned?
+
+    python -m benchmarks.week_load [--library .../libfaketime.so.1] [--write docs/measured/load.md]
+
+Each day: `r1 up`, the day's 24 runs one behind the other from the deployment with a schedule, each with another setting
+so that it makes another artifact; then what docs/operations.md recommends: `r1 prune --yes --runs-older-than DAYS` and
+`mlflow gc`, while Prefect's server deletes what is older than DAYS by itself; then `r1 down`. All processes see the
+day's clock through libfaketime (Debian's package faketime). Ends with 1 where the last day leaves more than the first
+day after which something was old enough to go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load_page import measured_by, write_section
+from tests.support.installation import Installation
+
+LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+DAYS, A_DAY, KEPT_DAYS = 7, 24, 2
+DAY_S = 86400
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+SHOWN = {
+    "artifacts": "artifacts",
+    "MLflow runs": "runs in MLflow",
+    "reports": "reports",
+    "flow_run": "flow runs",
+    "task_run": "task runs",
+    "log": "log lines",
+    "events": "events",
+    "temporary": "left in /tmp",
+    "logs_mb": "logs, MB",
+    "databases_mb": "databases, MB",
+    "home_mb": "home, MB",
+}
+SLACK = 1.1
+"""Times as much as on the day compared with: pages of databases are taken in steps."""
+
+
+class Week(Installation):
+    """An installation whose processes live on a later day."""
+
+    def __init__(self, home: Path, temporary: Path, library: str):
+        super().__init__(home)
+        self.temporary, self.library, self.day = temporary, library, 0
+
+    def environment(self) -> dict[str, str]:
+        kept_s = str(KEPT_DAYS * DAY_S)
+        return super().environment() | {
+            "TMPDIR": str(self.temporary),
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "true",
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": kept_s,
+            "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": kept_s,
+            "LD_PRELOAD": self.library,
+            "FAKETIME": f"+{self.day}d",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_NO_CACHE": "1",
+        }
+
+    def live_a_day(self) -> dict[str, Any]:
+        """The day's runs, its pruning, and what is there afterwards."""
+        self.up()
+        began = time.monotonic()
+        numbers = range(self.day * A_DAY, (self.day + 1) * A_DAY)
+        deployment = "train-r1/train-r1-weekly"
+        ids = [self.start(deployment, f"problems.held_out_max={20 + n}", only="problems") for n in numbers]
+        states = {"SCHEDULED"}
+        while not states <= set(ENDED):
+            time.sleep(5)
+            states = {run["state"]["type"] for run in self.runs(id={"any_": ids})}
+        assert states == {"COMPLETED"}, states
+        seconds = time.monotonic() - began
+        said = self("prune", "--yes", "--runs-older-than", str(KEPT_DAYS))
+        assert said.returncode == 0, said.stderr
+        print(said.stderr.strip(), flush=True)
+        self.down()
+        database = f"sqlite:///{self.home}/mlflow.db"
+        command = [sys.executable, "-m", "mlflow", "gc", "--backend-store-uri", database, "--tracking-uri", database]
+        subprocess.run(command, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
+        verified = self("verify")
+        assert verified.returncode == 0, verified.stdout
+        return {"day": self.day + 1, "seconds": round(seconds), **self.count()}
+
+    def count(self) -> dict[str, float]:
+        """What an installation that is down has left on the disk."""
+        with sqlite3.connect(self.home / "mlflow.db") as records:
+            runs = records.execute("select count(*) from runs").fetchone()[0]
+        prefect = self.home / "prefect" / "prefect.db"
+        with sqlite3.connect(prefect) as records:
+            rows = {
+                name: records.execute(f"select count(*) from {name}").fetchone()[0]
+                for name in ("flow_run", "task_run", "log", "events")
+            }
+        return {
+            "artifacts": len(list(self.home.glob("artifacts/*/*/*"))),
+            "MLflow runs": runs,
+            "reports": len(list(self.home.glob("reports/*"))),
+            **rows,
+            "temporary": len(list(self.temporary.iterdir())),
+            "logs_mb": size_mb(self.home / "logs"),
+            "databases_mb": sum(size_mb(path) for path in (self.home / "mlflow.db", prefect)),
+            "home_mb": size_mb(self.home),
+        }
+
+
+def size_mb(path: Path) -> float:
+    """Size of a file or of all files below a folder; hard links count once."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum({(s.st_dev, s.st_ino): s.st_size for s in map(os.stat, files)}.values()) / 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default=LIBRARY, help="of libfaketime (default: %(default)s)")
+    parser.add_argument("--days", type=int, default=DAYS)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section into this page")
+    args = parser.parse_args()
+    if not Path(args.library).is_file():
+        raise SystemExit(f"{args.library} is not there: apt install faketime, or name it with --library")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        (temporary := Path(folder) / "tmp").mkdir()
+        week = Week(Path(folder) / "home", temporary, args.library)
+        for week.day in range(args.days):
+            try:
+                rows.append(week.live_a_day())
+            finally:
+                week.down()
+            print(json.dumps(rows[-1]), flush=True)
+    grown = growth(rows)
+    text = page(rows, grown)
+    print(text)
+    if args.write:
+        write_section(args.write, text)
+    return 1 if grown else 0
+
+
+def growth(rows: list[dict[str, Any]]) -> list[str]:
+    """What the last day left more of than the first day after which something was old enough to go."""
+    first, last = rows[min(KEPT_DAYS + 1, len(rows) - 1)], rows[-1]
+    return [name for name in SHOWN if last[name] > SLACK * first[name]]
+
+
+def page(rows: list[dict[str, Any]], grown: list[str]) -> str:
+    """The figures as a section of a page."""
+    lines = [
+        "## A week of an hourly recipe",
+        "",
+        measured_by("python -m benchmarks.week_load"),
+        "",
+        f"{A_DAY} runs a day of the stage `problems` of `tiny`, made smaller, each with another setting.",
+        f"After each day `r1 prune --yes --runs-older-than {KEPT_DAYS}`, then `mlflow gc`; Prefect's server, too,",
+        f"keeps {KEPT_DAYS} days. What is there at the end of each day:",
+        "",
+        "| day | " + " | ".join(SHOWN.values()) + " |",
+        "|--:" * (1 + len(SHOWN)) + "|",
+    ]
+    for row in rows:
+        cells = [f"{row[name]:.1f}" if name.endswith("_mb") else f"{row[name]:,}" for name in SHOWN]
+        lines.append("| " + " | ".join([str(row["day"]), *cells]) + " |")
+    named = ", ".join(SHOWN[name] for name in grown)
+    lines += ["", f"Grown from day {min(KEPT_DAYS + 2, len(rows))} to day {rows[-1]['day']}: {named or 'nothing'}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
