@@ -77,14 +77,14 @@ def problems(count: int, first: int) -> Iterator[Problem]:
         yield Problem(f"p{number}", [message], str(a + b - c), "number", "reasoning", "en", source)
 
 
-def make(samples: int, folder: Path) -> dict[str, Any]:
+def make(samples: int, folder: Path, shard_problems: int | None = None) -> dict[str, Any]:
     """The stage on problems for so many samples, in this process and what it starts."""
     os.environ["R1FLOW_HOME"] = str(folder)
     from flows.home import home, prepare_environment, store
 
     prepare_environment()
     from flows.prefect_server import prefect_server
-    from flows.recipe.sections import SFTData
+    from flows.recipe.data_sections import SFTData
     from flows.stages.sft_data import STAGE, sft_data
     from tasks.store.manifest import artifact_key
 
@@ -109,6 +109,7 @@ def make(samples: int, folder: Path) -> dict[str, Any]:
             "engine": {"kind": "function", "function": "sft_data:instant"},
             "judged": [],
             "mix": {"validation_share": 0.01},
+            **({"shard_problems": shard_problems} if shard_problems else {}),
         }
     )
     with prefect_server(home() / "logs"):
@@ -164,9 +165,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--shard-problems", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(make(args.one, args.work)))
+        print(json.dumps(make(args.one, args.work, args.shard_problems)))
         return
     with tempfile.TemporaryDirectory() as work:
         sizes = [measured(n, Path(work)) for n in (args.samples // 100, args.samples // 10, args.samples) if n]

@@ -1,0 +1,129 @@
+"""The page of the study of learning: claims over all cells, every cell, and checkpoints."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from claims import Claim, Claims
+from learning_cells import Cell
+from machine import machine
+
+ORDER = ("base", "dev1", "dev2", "dev3", "r1")
+REASONING = {
+    "pass@1": "pass@1",
+    "stated": "any stated result",
+    "stated_stepwise": "of worked ones",
+    "steps_right": "steps right",
+    "stepwise": "worked out",
+    "format": "format",
+    "language": "language",
+    "mean_tokens": "tokens",
+}
+GENERAL = {
+    "refusal": "refuses harmful",
+    "over_refusal": "refuses look-alikes",
+    "refused_harmless": "refuses other harmless",
+    "win_rate_dev3": "wins over dev3",
+    "win_rate_dev3_lc": "at equal length",
+    "alignment": "alignment",
+    "general_tokens": "answer tokens",
+    "general_repeated": "repeated",
+}
+_PLAIN = {"mean_tokens": "{:.0f}", "alignment": "{:.2f}", "general_tokens": "{:.0f}"}
+"""Metrics that are no shares."""
+Records = Mapping[Cell, Mapping[str, Any]]
+
+
+def verdicts(claims: Claims, record: Mapping[str, Any]) -> dict[Claim, tuple[float, bool]]:
+    """Claim -> its number in a cell and whether it holds; empty for a run that failed."""
+    if "result" not in record:
+        return {}
+    values = {claim: claim.value(record["result"]) for claim in claims.claims}
+    return {claim: (value, claim.holds(value)) for claim, value in values.items()}
+
+
+def failed(claims: Claims, records: Records) -> list[Cell]:
+    """Cells whose run failed or in which a claim does not hold."""
+    checked = {cell: verdicts(claims, record) for cell, record in records.items()}
+    return [cell for cell, of in checked.items() if not of or not all(ok for _, ok in of.values())]
+
+
+def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str, recipe: str) -> str:
+    """Markdown. `planned`: all cells that the command asks for, run or not."""
+    missing = [cell for cell in planned if cell not in records]
+    wrong = failed(claims, records)
+    rule = claims.seeds
+    lines = [
+        "# Does it learn?",
+        "",
+        f"`{command}` on {machine()}.",
+        "",
+        f"{len(records)} of {len(planned)} cells were run; {len(wrong)} of them failed a claim or did not end.",
+        *([f"Not run yet: {_span(missing)}."] if missing else []),
+        "",
+        f"The settings of `{recipe}` were chosen on seeds {_listed(rule.tuned_on)}. The seeds of the report follow a",
+        f"rule, written down before any of them was run: the {rule.count} smallest integers from {rule.start} on whose",
+        f"SHA-256 begins with one of {rule.first_digits}, which are {_listed(rule.seeds())}. The claims are those of",
+        "[claims.toml](../../benchmarks/claims.toml). pass@1 is the mean of all samples of the held-out problems, read",
+        "strictly; the next columns are explained in [evaluation](../evaluation.md#format-habit-arithmetic).",
+        "",
+        "## Claims",
+        "",
+        "| claim | bound | holds in | median | range |",
+        "|---|---|---|---|---|",
+    ]
+    checked = [of for record in records.values() if (of := verdicts(claims, record))]
+    for claim in claims.claims:
+        found = [of[claim] for of in checked]
+        if found:
+            values = [value for value, _ in found]
+            middle = claim.shown(statistics.median(values))
+            span = f"{claim.shown(min(values))} to {claim.shown(max(values))}"
+            holds = sum(ok for _, ok in found)
+            lines.append(f"| {claim.says} | {claim.bound} | {holds} of {len(found)} | {middle} | {span} |")
+    lines += ["", "## Cells", "", "| seed | threads | CPU | load | minutes | claims that fail |", "|" + "---|" * 6]
+    for cell, record in records.items():
+        of = verdicts(claims, record)
+        broken = [f"{claim.says}: {claim.shown(value)}" for claim, (value, ok) in of.items() if not ok]
+        said = "; ".join(broken) if broken else "none" if of else f"the run failed: {record['error']}"
+        minutes = f"{record['seconds'] / 60:.1f}"
+        lines.append(f"| {cell.seed} | {cell.threads} | {cell.cpu} | {cell.load} | {minutes} | {said} |")
+    for title, columns in (("Reasoning", REASONING), ("General prompts", GENERAL)):
+        lines += ["", f"## {title}", "", *_checkpoints(records, columns)]
+    return "\n".join([*lines, ""])
+
+
+def _checkpoints(records: Records, columns: Mapping[str, str]) -> list[str]:
+    rows = [f"| cell | checkpoint | {' | '.join(columns.values())} |", "|---" * (len(columns) + 2) + "|"]
+    done = {cell.name: record["result"]["checkpoints"] for cell, record in records.items() if "result" in record}
+    for name in ORDER:
+        medians = []
+        for key in columns:
+            values = [table[name][key] for table in done.values() if key in table.get(name, {})]
+            shown = (
+                [_shown(key, value) for value in (min(values), statistics.median(values), max(values))]
+                if values
+                else []
+            )
+            medians.append(f"{shown[1]} ({shown[0]} to {shown[2]})" if shown else "")
+        rows.append(f"| median (range) | {name} | {' | '.join(medians)} |")
+    for cell, table in done.items():
+        for name in ORDER:
+            cells = [_shown(key, table[name][key]) if key in table.get(name, {}) else "" for key in columns]
+            rows.append(f"| {cell} | {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def _shown(key: str, value: float) -> str:
+    return _PLAIN[key].format(value) if key in _PLAIN else f"{100 * value:.1f}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _span(missing: Sequence[Cell]) -> str:
+    shown = ", ".join(cell.name for cell in missing[:6])
+    return shown if len(missing) <= 6 else f"{shown} and {len(missing) - 6} more"
