@@ -39,12 +39,14 @@ def attempt(homes: Homes, kind: Fault, number: int, seed: int) -> dict[str, obje
     trial = Trial(homes, target, chance)
     began = time.monotonic()
     try:
-        outcome, why = finish(trial, kind.act(trial))
+        first = kind.act(trial)
+        struck = first.code != 0 if trial.struck is None else trial.struck
+        outcome, why = finish(trial, first)
     finally:
         clean(trial)
     place = {"kind": kind.name, "number": number, "seed": seed, "target": target, "template": template}
     took = {"seconds": round(time.monotonic() - began, 1), "notes": trial.notes, "commit": commit()}
-    return {**place, "outcome": outcome, "why": why, **took}
+    return {**place, "outcome": outcome, "struck": struck, "why": why, **took}
 
 
 def commit() -> str:
@@ -117,7 +119,10 @@ def run(homes: Homes, plan: list[tuple[Fault, int]], seed: int, journal: Path) -
             continue
         with journal.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        print(f"{record['outcome']:16}{record['seconds']:6} s  {kind.name} {number}: {record['why']}", flush=True)
+        aimed = "" if record["struck"] else "missed: "
+        print(
+            f"{record['outcome']:16}{record['seconds']:6} s  {aimed}{kind.name} {number}: {record['why']}", flush=True
+        )
 
 
 if __name__ == "__main__":

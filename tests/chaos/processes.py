@@ -10,6 +10,8 @@ from pathlib import Path
 
 from grpo.processes.lifetime import descendants
 
+GONE = ("", "Z", "X")
+"""States of processes that have ended."""
 NOT_OURS: set[int] = set()
 """Processes of the suite that have the home in their environment."""
 
@@ -41,7 +43,7 @@ def members(home: Path) -> set[int]:
     for pid in [*found]:
         found |= descendants(pid)
     found -= {os.getpid()}
-    return {pid for pid in found if state_of(pid) not in ("", "Z", "X")}
+    return {pid for pid in found if state_of(pid) not in GONE}
 
 
 def state_of(pid: int) -> str:
@@ -50,6 +52,16 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process ignores a signal; True if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def role_of(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can refuse, swallow or cut connections."""
+"""A TCP proxy on loopback that can refuse, swallow or cut connections, and counts what that disturbs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ import random
 import socket
 import struct
 import threading
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Link:
+    """A client's connection and the one to the server behind it. `waits`: the client sent the last bytes."""
+
+    client: socket.socket
+    beyond: socket.socket | None = None
+    waits: bool = False
+
+    def reset(self) -> None:
+        """Both connections, at once."""
+        for end in (self.client, self.beyond):
+            if end is not None:
+                _reset(end)
 
 
 class Proxy:
-    """Passes connections on, by `mode`: pass, refuse (reset at once) or swallow (accepted, never answered)."""
+    """Passes connections on, by `mode`: pass, refuse (reset at once), swallow (accepted, never answered) or away
+    (passed on to a server that does not answer now). `disturbed` counts connections that were refused, swallowed, or
+    cut while the client waited, and what clients sent to a server that was away.
+    """
 
     def __init__(self, target: int):
-        self.target, self.mode = target, "pass"
+        self.target, self.mode, self.disturbed = target, "pass", 0
         self._loss: tuple[random.Random, float] | None = None
-        self._open: set[socket.socket] = set()
+        self._open: set[Link] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -28,9 +47,10 @@ class Proxy:
     def cut(self) -> None:
         """Reset all open connections."""
         with self._lock:
-            connections, self._open = self._open, set()
-        for connection in connections:
-            _reset(connection)
+            links, self._open = self._open, set()
+        for link in links:
+            self._count(link.waits)
+            link.reset()
 
     def heal(self) -> None:
         """Pass everything again."""
@@ -43,45 +63,67 @@ class Proxy:
         self._listener.close()
         self.cut()
 
+    def _count(self, disturbed: bool = True) -> None:
+        with self._lock:
+            self.disturbed += disturbed
+
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            link = Link(connection)
             if self.mode == "refuse":
-                _reset(connection)
+                self._count()
+                link.reset()
                 continue
-            self._keep(connection)
+            with self._lock:
+                self._open.add(link)
             if self.mode == "swallow":
+                self._count()
                 continue
             try:
-                beyond = socket.create_connection(("127.0.0.1", self.target), timeout=10)
-                beyond.settimeout(None)
+                link.beyond = socket.create_connection(("127.0.0.1", self.target), timeout=10)
+                link.beyond.settimeout(None)
             except OSError:
-                _reset(connection)
+                self._count()
+                link.reset()
                 continue
-            self._keep(beyond)
             doomed = self._loss is not None and self._loss[0].random() < self._loss[1]
-            threading.Thread(target=_pump, args=(connection, beyond, False), daemon=True).start()
-            threading.Thread(target=_pump, args=(beyond, connection, doomed), daemon=True).start()
+            threading.Thread(target=self._ask, args=(link,), daemon=True).start()
+            threading.Thread(target=self._answer, args=(link, doomed), daemon=True).start()
 
-    def _keep(self, connection: socket.socket) -> None:
+    def _ask(self, link: Link) -> None:
+        """Copy what the client sends until it ends."""
+        assert link.beyond is not None
+        with contextlib.suppress(OSError):
+            while data := link.client.recv(65536):
+                link.waits = True
+                self._count(self.mode == "away")
+                link.beyond.sendall(data)
+        _shut(link)
+
+    def _answer(self, link: Link, doomed: bool) -> None:
+        """Copy what the server sends until it ends; a doomed connection ends with the first bytes."""
+        assert link.beyond is not None
+        with contextlib.suppress(OSError):
+            while data := link.beyond.recv(65536):
+                if doomed:
+                    self._count()
+                    link.reset()
+                    break
+                link.waits = False
+                link.client.sendall(data)
+        self._count(self.mode == "away" and link.waits)
         with self._lock:
-            self._open.add(connection)
+            self._open.discard(link)
+        _shut(link)
 
 
-def _pump(source: socket.socket, target: socket.socket, doomed: bool) -> None:
-    """Copy bytes until one side ends; a doomed connection ends with the first ones."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            if doomed:
-                break
-            target.sendall(data)
-    for end in (source, target):
-        if doomed:
-            _reset(end)
-        else:
+def _shut(link: Link) -> None:
+    for end in (link.client, link.beyond):
+        if end is not None:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 

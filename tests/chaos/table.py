@@ -27,18 +27,26 @@ def read(journal: Path) -> list[dict[str, Any]]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: fault / tries / outcomes."""
-    counts: dict[str, Counter[str]] = {}
+    """Markdown: fault / tries / how many of them it was seen to strike / outcomes."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        counts.setdefault(record["kind"], Counter())[record["outcome"]] += 1
-    lines = [f"| fault | tries | {' | '.join(OUTCOMES)} |", "|---|---:|---:|---:|---:|---:|"]
-    for kind in sorted(counts, key=str.lower):
-        numbers = [counts[kind].total(), *(counts[kind][outcome] for outcome in OUTCOMES)]
-        lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
-    every = sum(counts.values(), Counter())
-    totals = [every.total(), *(every[outcome] for outcome in OUTCOMES)]
-    lines.append(f"| **all {len(counts)} kinds** | {' | '.join(f'**{n}**' for n in totals)} |")
+        kinds.setdefault(record["kind"], []).append(record)
+    lines = [f"| fault | tries | struck | {' | '.join(OUTCOMES)} |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for kind in sorted(kinds, key=str.lower):
+        lines.append(f"| {kind} | {' | '.join(_cells(kinds[kind]))} |")
+    lines.append(f"| **all {len(kinds)} kinds** | {' | '.join(f'**{cell}**' for cell in _cells(records))} |")
     return "\n".join(lines)
+
+
+def _cells(records: list[dict[str, Any]]) -> list[str]:
+    counts = Counter(record["outcome"] for record in records)
+    return [str(len(records)), struck(records), *(str(counts[outcome]) for outcome in OUTCOMES)]
+
+
+def struck(records: list[dict[str, Any]]) -> str:
+    """In how many tries the fault was seen to strike, and how many of an earlier suite do not say."""
+    seen = Counter(record.get("struck") for record in records)
+    return f"{seen[True]}, {seen[None]} unknown" if seen[None] else str(seen[True])
 
 
 def wrong(records: list[dict[str, Any]]) -> str:

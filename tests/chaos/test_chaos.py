@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import random
+import signal
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos.__main__ import attempt
 from tests.chaos.faults.all import KINDS
+from tests.chaos.faults.kills import send
 from tests.chaos.homes import Homes
+from tests.chaos.proxy import Proxy
+from tests.chaos.reads import Watched
 from tests.chaos.servers import Server
 from tests.chaos.table import page, read, table
 from tests.chaos.trial import BY_RERUN, CLEAR, HEALED, WRONG, Ended
@@ -38,13 +48,74 @@ def test_the_journal_survives_a_kill_and_the_table_counts_the_newest_record(tmp_
     for number, outcome in [(0, WRONG), (0, HEALED), (1, CLEAR), (2, BY_RERUN), (3, WRONG)]:
         records.append({"kind": "k", "number": number, "seed": 0, "outcome": outcome, "why": "w", "commit": "abc"})
     journal.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"kind": "k", "num')
-    assert "| k | 4 | 1 | 1 | 1 | 1 |" in table(read(journal))
+    assert "| k | 4 | 0, 4 unknown | 1 | 1 | 1 | 1 |" in table(read(journal))
     target = tmp_path / "page.md"
     target.write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
     page(target, read(journal), ["k", "l"], "command", "machine")
     text = target.read_text()
     assert "old" not in text and text.startswith("before") and text.endswith("after\n")
     assert "Without a try so far: l." in text and "- k (try 3, abc): w" in text and "abc (4)" in text
+
+
+def test_the_table_counts_faults_that_struck_and_names_tries_of_a_suite_that_did_not_look() -> None:
+    base = {"kind": "k", "seed": 0, "outcome": HEALED, "why": "w", "commit": "abc"}
+    records: list[dict[str, Any]] = [{**base, "number": 0, "struck": True}, {**base, "number": 1, "struck": False}]
+    assert "| k | 2 | 1 | 2 | 0 | 0 | 0 |" in table(records)
+    assert "| k | 3 | 1, 1 unknown | 3 | 0 | 0 | 0 |" in table([*records, {**base, "number": 2}])
+
+
+def test_a_signal_strikes_who_lives_and_listens() -> None:
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert not send(signal.SIGINT, process.pid)
+        assert send(signal.SIGSTOP, process.pid)
+        assert send(signal.SIGCONT, process.pid)
+        assert send(signal.SIGKILL, process.pid)
+        assert not send(signal.SIGKILL, process.pid)  # nobody has waited for it: a zombie
+
+
+def test_a_file_counts_as_read_when_it_is_and_when_it_was_moved_or_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    written = path.stat().st_mtime_ns
+    watched = Watched([path])
+    path.stat(), path.rename(tmp_path / "moved")
+    assert not watched.were_read()
+    for look in (Path.read_bytes, mapped):
+        watched = Watched([tmp_path / "moved"])
+        look(tmp_path / "moved")
+        (tmp_path / "moved").rename(tmp_path / "again")
+        (tmp_path / "again").rename(tmp_path / "moved")
+        assert watched.were_read()
+    assert (tmp_path / "moved").stat().st_mtime_ns == written
+    watched = Watched([tmp_path])
+    assert not watched.were_read() and [*tmp_path.iterdir()]
+
+
+def mapped(path: Path) -> None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        assert content[0] == ord("c")
+
+
+def test_the_proxy_counts_requests_that_a_fault_met() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        proxy = Proxy(server.getsockname()[1])
+        client = socket.create_connection(("127.0.0.1", proxy.port))
+        beyond, _ = server.accept()
+        client.sendall(b"idle"), beyond.recv(9), beyond.sendall(b"reply"), client.recv(9)
+        assert proxy.disturbed == 0
+        proxy.mode = "away"
+        client.sendall(b"asked while it is away"), beyond.recv(99)
+        assert proxy.disturbed == 1
+        proxy.mode = "pass"
+        proxy.cut()  # the client waits for its reply
+        assert proxy.disturbed == 2
+        proxy.mode = "refuse"
+        with socket.create_connection(("127.0.0.1", proxy.port)) as refused, contextlib.suppress(ConnectionError):
+            assert refused.recv(9) == b""
+        assert proxy.disturbed == 3
+        proxy.close(), client.close(), beyond.close()
 
 
 @pytest.mark.system
@@ -55,5 +126,6 @@ def test_a_stage_that_is_killed_is_made_by_the_rerun(tmp_path: Path) -> None:
         homes.build(["problems"])
         record = attempt(homes, replace(KINDS["SIGKILL of the flow"], targets=("problems",)), 0, 0)
         assert record["outcome"] in (BY_RERUN, HEALED), record["why"]
+        assert record["struck"] is (record["outcome"] == BY_RERUN)
     finally:
         server.stop()

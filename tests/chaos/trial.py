@@ -52,9 +52,9 @@ class Ended:
 
 @dataclass
 class Trial:
-    """What a fault works with. `chance` is seeded by suite, kind and number of the try. `undo` takes the fault away,
-    `closing` what the try itself held; `keeps`: prefix and environment are not
-    part of the fault."""
+    """What a fault works with. `chance` is seeded by suite, kind and number of the try. `struck`: whether the fault was
+    seen to strike; None: a command that fails is the only sign of it. `undo` takes the fault away, `closing` what the
+    try itself held; `keeps`: prefix and environment are not part of the fault."""
 
     homes: Homes
     target: str
@@ -64,6 +64,7 @@ class Trial:
     more: list[str] = field(default_factory=list)
     killed_flow: bool = False
     seen_home: Path | None = None
+    struck: bool | None = None
     notes: list[str] = field(default_factory=list)
     wrongs: list[str] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)

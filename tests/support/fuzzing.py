@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-SHORT, ROUND = 60, 500
+SHORT, ROUND = 60, 100
 """Inputs of the short form, and of a round of the long one."""
 
 
@@ -34,9 +34,11 @@ def fuzz(check: Callable[..., Any], record: Callable[[str, object], None], **inp
         target = settings(common, **options)(given(**inputs)(counted))
         (target if number is None else seed(number)(target))()
 
-    if not budget:
-        run(max_examples=SHORT, derandomize=True)
-    began = time.monotonic()
-    while time.monotonic() - began < budget:
-        run(max_examples=ROUND, number=time.time_ns())
-    record("inputs", count)
+    try:
+        if not budget:
+            run(max_examples=SHORT, derandomize=True)
+        began = time.monotonic()
+        while time.monotonic() - began < budget:
+            run(max_examples=ROUND, number=time.time_ns())
+    finally:
+        record("inputs", count)

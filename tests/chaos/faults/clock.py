@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from tasks.store.manifest import file_sha256
 from tests.chaos.faults.registry import fault
 from tests.chaos.trial import Command, Ended, Trial
 
@@ -17,16 +18,17 @@ DAY = 86_400
 
 def jump(trial: Trial, seconds: int) -> Ended:
     """The wall clock jumps in the middle of a run, and back at its end."""
-    library, clock = trial.homes.folder / "clock.so", trial.homes.folder / "clock"
+    source, clock = Path(__file__).with_suffix(".c"), trial.homes.folder / "clock"
+    library = trial.homes.folder / f"clock-{file_sha256(source)[:8]}.so"
     if not library.exists():
-        source = Path(__file__).with_suffix(".c")
         subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
-    clock.write_bytes(struct.pack("q", 0))
+    clock.write_bytes(struct.pack("qq", 0, 0))
     trial.extra = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(clock)}
     with trial.running() as command:
         trial.moment(command, 12.0)
         with clock.open("r+b") as file:
             file.write(struct.pack("q", seconds))
+    trial.struck = struct.unpack("qq", clock.read_bytes())[1] == 1
     return command.wait()
 
 
@@ -49,6 +51,7 @@ def twice(trial: Trial) -> Ended:
     with trial.running() as command:
         time.sleep(trial.chance.uniform(0, 3))
         other = trial.start()
+        trial.struck = command.process.poll() is None
         trial.undo.append(other.kill)
     return both(trial, command, other)
 
@@ -61,6 +64,7 @@ def twice_one_killed(trial: Trial) -> Ended:
     time.sleep(trial.chance.uniform(0, 3))
     with trial.running() as other:
         trial.moment(command, 12.0)
+        trial.struck = command.process.poll() is None
         command.kill()
     return other.wait()
 
@@ -75,5 +79,6 @@ def two_recipes(trial: Trial) -> Ended:
         time.sleep(trial.chance.uniform(0, 3))
         line = [str(recipe) if part == "tiny" else part for part in trial.homes.command(trial.target)]
         other = Command(line, trial.homes.environment())
+        trial.struck = command.process.poll() is None
         trial.undo.append(other.kill)
     return both(trial, command, other)

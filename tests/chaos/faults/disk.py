@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from functools import partial
@@ -55,7 +56,12 @@ def full(trial: Trial, spare: int) -> Ended:
     trial.notes.append(f"{free} bytes free")
     in_small_disk(trial, used(trial) + free)
     trial.undo.append(partial(remount, trial, f"size={LARGE}"))
-    return trial.whole()
+    with trial.running() as command:
+        while command.process.poll() is None:
+            if not os.statvfs(trial.home).f_bavail:  # a write that did not fit took what was left
+                trial.struck = True
+            time.sleep(0.01)
+    return command.wait()
 
 
 fault("disk full in a stage without a trainer", DATA, needs=NAMESPACE, own_server=True)(partial(full, spare=1_500_000))
@@ -77,7 +83,7 @@ def fills_up(trial: Trial) -> Ended:
                     while True:
                         file.write(bytes(65536))
             except OSError:
-                pass
+                trial.struck = command.process.poll() is None
             trial.undo.append(partial(ballast.unlink, missing_ok=True))
     return command.wait()
 
@@ -95,9 +101,7 @@ def slow(trial: Trial) -> Ended:
     """Every fsync and rename takes 50 ms to 300 ms longer."""
     delay = trial.chance.randrange(50_000, 300_000)
     calls = "fsync,fdatasync,rename,renameat,renameat2"
-    inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter={delay}"]
-    trial.prefix = ["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", *inject]
-    return trial.whole()
+    return altered(trial, calls, f"delay_enter={delay}")
 
 
 @fault("fsync that fails", DATA, SFT, needs=("strace",))
@@ -105,9 +109,15 @@ def failing_fsync(trial: Trial) -> Ended:
     """EIO from every fsync from a seeded one on, in the process that calls it, as of a disk that dies."""
     first = trial.chance.randrange(1, 12)
     trial.notes.append(f"from fsync {first} on")
-    inject = ["-e", "trace=fsync", "-e", f"inject=fsync:error=EIO:when={first}+"]
-    trial.prefix = ["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", *inject]
-    with trial.running() as command:
-        pass
-    time.sleep(0.1)
-    return command.wait()
+    return altered(trial, "fsync", f"error=EIO:when={first}+")
+
+
+def altered(trial: Trial, calls: str, how: str) -> Ended:
+    """The command below an strace that alters calls, and marks them in its log."""
+    log = trial.homes.folder / "strace.log"
+    inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{how}"]
+    trial.prefix = ["strace", "-f", "--seccomp-bpf", "-o", str(log), *inject]
+    ended = trial.whole()
+    said = log.read_text(errors="replace")
+    trial.struck = "(DELAYED)" in said or "(INJECTED)" in said
+    return ended

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos.faults.registry import fault
+from tests.chaos.reads import Watched
 from tests.chaos.trial import Ended, Trial
 
 DATA, SFT, RL = "cold_start_data", "cold_start_sft", "reasoning_rl"
@@ -52,19 +53,30 @@ DAMAGES: dict[str, Damage] = {"flipped bit": flip, "truncated": truncate, "zeros
 
 
 def harm(trial: Trial, damage: Damage, patterns: tuple[str, ...]) -> Ended:
-    """Damage one file that matches, run; the file comes back before the rerun unless the run replaced its folder."""
+    """Damage one file that matches, run; the file comes back before the rerun unless the run replaced its folder. It
+    struck if the damaged file was read or, of an artifact, replaced; if one is missing: what was left of its folder."""
     found = [p for pattern in patterns for p in trial.home.glob(pattern) if p.is_file() and p.stat().st_size]
     path = trial.chance.choice(sorted(found))
     copy = trial.homes.folder / "undamaged"
     shutil.copy2(path, copy)
     damage(trial, path)
+    left = [path] if path.exists() else [path.parent, *(p for p in path.parent.iterdir() if p.is_file())]
+    watched, before = Watched(left), _inode(path)
 
     def restore() -> None:
         if path.parent.is_dir():
             shutil.copy2(copy, path)
 
     trial.undo.append(restore)
-    return trial.whole()
+    ended = trial.whole()
+    in_use = "artifacts" in path.relative_to(trial.home).parts  # the folder of an attempt goes in any case
+    if watched.were_read() or (in_use and _inode(path) != before):
+        trial.struck = True
+    return ended
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
 
 
 def artifact(stage: str, *names: str) -> tuple[str, ...]:
@@ -120,4 +132,7 @@ def half_a_checkpoint(trial: Trial) -> Ended:
     files = sorted(path for path in later.rglob("*") if path.is_file())
     for path in trial.chance.sample(files, max(1, len(files) // 2)):
         remove(trial, path)
-    return trial.whole()
+    watched = Watched([later, *(path for path in later.rglob("*") if path.is_file())])
+    ended = trial.whole()
+    trial.struck = watched.were_read()
+    return ended

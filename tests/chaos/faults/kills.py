@@ -9,25 +9,36 @@ import time
 from functools import partial
 
 from tests.chaos.faults.registry import fault
-from tests.chaos.processes import members, with_role
+from tests.chaos.processes import GONE, ignores, members, state_of, with_role
 from tests.chaos.trial import Command, Ended, Trial
 
 DATA, SFT, RL = "cold_start_data", "cold_start_sft", "reasoning_rl"
 SPAN_S = {DATA: 4.0, SFT: 6.0, RL: 12.0}
 """Seconds from the start of a role to the end of a stage, on a quiet core: signals fall anywhere in it."""
 STOPPED_S = 3.0
+SHOWS_S = 5.0
+"""A killed process is gone, a stopped one stopped, within this time."""
 NOTICED_S = 60.0
 """A stopped trainer has to be reported within this time."""
 
 
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def send(number: signal.Signals, *pids: int) -> bool:
+    """Send a signal to processes that may have ended. Whether it struck one: it was alive, does not ignore the signal,
+    and is gone after SIGKILL, stopped after SIGSTOP."""
+    hit = [pid for pid in pids if state_of(pid) not in GONE and not ignores(pid, number)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    shows = {signal.SIGKILL: GONE, signal.SIGSTOP: (*GONE, "T", "t")}.get(number)
+    deadline = time.monotonic() + SHOWS_S
+    while shows and not all(state_of(pid) in shows for pid in hit) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return any(shows is None or state_of(pid) in shows for pid in hit)
 
 
 def aim(trial: Trial, command: Command, role: str) -> int | None:
     """A process of the role, at a seeded moment of its life; None if the command ended before."""
+    trial.struck = False  # until it does
     if (pid := trial.find(command, role)) is None:
         trial.notes.append(f"no {role} was seen")
         return None
@@ -46,7 +57,7 @@ def strike(trial: Trial, role: str, number: signal.Signals) -> Ended:
         pid = aim(trial, command, role)
         if pid is not None:
             trial.killed_flow = role == "flow"
-            send(pid, number)
+            trial.struck = send(number, pid)
     return command.wait()
 
 
@@ -55,10 +66,10 @@ def stop_for_a_while(trial: Trial, role: str) -> Ended:
     with trial.running() as command:
         pid = aim(trial, command, role)
         if pid is not None:
-            send(pid, signal.SIGSTOP)
-            trial.undo.append(partial(send, pid, signal.SIGCONT))
+            trial.struck = send(signal.SIGSTOP, pid)
+            trial.undo.append(partial(send, signal.SIGCONT, pid))
             time.sleep(trial.chance.uniform(0.5, STOPPED_S))
-            send(pid, signal.SIGCONT)
+            send(signal.SIGCONT, pid)
     return command.wait()
 
 
@@ -84,8 +95,7 @@ def kill_everything(trial: Trial) -> Ended:
     with trial.running() as command:
         if aim(trial, command, "flow") is not None:
             trial.killed_flow = True
-            for pid in members(trial.homes.home):
-                send(pid, signal.SIGKILL)
+            trial.struck = send(signal.SIGKILL, *members(trial.homes.home))
     return command.wait()
 
 
@@ -100,10 +110,10 @@ def two_signals(trial: Trial) -> Ended:
         pid = aim(trial, command, "flow")
         if pid is not None and trial.find(command, "trainer") is not None:
             trial.killed_flow = True
-            send(pid, signal.SIGTERM)
+            first = send(signal.SIGTERM, pid)
             time.sleep(trial.chance.uniform(0.1, 2.0))
             asked = time.monotonic()
-            send(pid, signal.SIGINT)
+            trial.struck = send(signal.SIGINT, pid) and first
             command.wait()
             if (took := time.monotonic() - asked) > 30:
                 trial.wrongs.append(f"it took {took:.0f} s to end")
@@ -116,8 +126,8 @@ def stop_for_good(trial: Trial) -> Ended:
     with trial.running() as command:
         pid = aim(trial, command, "trainer")
         if pid is not None and pid in with_role(trial.homes.home, "trainer"):
-            send(pid, signal.SIGSTOP)
-            trial.undo.append(partial(send, pid, signal.SIGCONT))
+            trial.struck = send(signal.SIGSTOP, pid)
+            trial.undo.append(partial(send, signal.SIGCONT, pid))
             deadline = time.monotonic() + NOTICED_S
             while command.process.poll() is None and "stopped" not in command.said() and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -125,5 +135,5 @@ def stop_for_good(trial: Trial) -> Ended:
                 if "stopped" not in command.said():
                     trial.wrongs.append(f"a stopped trainer is not reported in {NOTICED_S:g} s")
                 trial.killed_flow = True
-                send(command.process.pid, signal.SIGINT)
+                send(signal.SIGINT, command.process.pid)
     return command.wait()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.chaos.faults.kills import send
 from tests.chaos.faults.registry import fault
 from tests.chaos.processes import members
 from tests.chaos.trial import Command, Ended, Trial
@@ -17,16 +20,21 @@ from tests.chaos.trial import Command, Ended, Trial
 DATA, SFT, RL = "cold_start_data", "cold_start_sft", "reasoning_rl"
 MEMORY = Path("/sys/fs/cgroup/memory")
 PAGE = resource.getpagesize()
+SAYS = re.compile("out of memory|cannot allocate memory|too many open files|file too large", re.IGNORECASE)
+"""How programs call a limit that they met."""
 
 
-def in_trainer(trial: Trial, limit: Callable[[Trial, int], None]) -> Ended:
-    """Apply a limit to a trainer at a seeded moment."""
+def in_trainer(trial: Trial, limit: Callable[[Trial, int], object]) -> Ended:
+    """Apply a limit to a trainer at a seeded moment. It struck if the command failed, or said so: the kernel does not
+    tell who met a limit."""
     with trial.running() as command:
         pid = trial.find(command, "trainer")
         if pid is not None:
             trial.moment(command, 4.0)
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 limit(trial, pid)
+    if SAYS.search(command.wait().said):
+        trial.struck = True
     return command.wait()
 
 
@@ -71,6 +79,10 @@ def little_memory(trial: Trial) -> Ended:
     return start_with(trial, f"--data={trial.chance.randrange(100_000_000, 900_000_000)}")
 
 
+def _kill(trial: Trial, pid: int) -> None:
+    trial.struck = send(signal.SIGKILL, pid)
+
+
 def _killed(group: Path) -> bool:
     return "oom_kill 0" not in (group / "memory.oom_control").read_text()
 
@@ -83,7 +95,7 @@ def out_of_memory(trial: Trial) -> Ended:
         group.mkdir()
     except OSError:
         trial.notes.append("control groups may not be made here: SIGKILL of the trainer instead")
-        return in_trainer(trial, lambda _, pid: os.kill(pid, 9))
+        return in_trainer(trial, _kill)
     trial.closing.append(group.rmdir)
     with trial.running() as command:
         if trial.find(command, "trainer") is not None:
@@ -92,7 +104,8 @@ def out_of_memory(trial: Trial) -> Ended:
                     (group / "cgroup.procs").write_text(str(pid))
             trial.moment(command, 4.0)
             _squeeze(group, command)
-            trial.notes.append("the kernel killed" if _killed(group) else "it fitted")
+            trial.struck = _killed(group)
+            trial.notes.append("the kernel killed" if trial.struck else "it fitted")
     return command.wait()
 
 

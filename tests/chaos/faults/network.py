@@ -32,6 +32,7 @@ def at_endpoint(trial: Trial, names: tuple[str, ...], share: float, asked: str) 
     with trial.running() as command:
         pass
     faulty = False
+    trial.struck = any(server.served[name] for name in names)
     return command.wait()
 
 
@@ -68,22 +69,28 @@ def with_server(trial: Trial, name: str, harm: Callable[[Trial, Server, Proxy], 
         trial.moment(command, 8.0)
         if command.process.poll() is None:
             harm(trial, server, proxy)
+    trial.struck = proxy.disturbed > 0
+    trial.notes.append(f"{proxy.disturbed} requests disturbed")
     trial.undo.append(proxy.heal)
     return command.wait()
 
 
 def restarted(trial: Trial, server: Server, proxy: Proxy) -> None:
     """Killed, away for a while, started again."""
+    proxy.mode = "away"
     server.stop()
     time.sleep(trial.chance.uniform(0, 3))
     server.start()
+    proxy.mode = "pass"
 
 
 def stopped(trial: Trial, server: Server, proxy: Proxy) -> None:
     """SIGSTOP for a while."""
+    proxy.mode = "away"
     server.signal(signal.SIGSTOP)
     time.sleep(trial.chance.uniform(1, 6))
     server.signal(signal.SIGCONT)
+    proxy.mode = "pass"
 
 
 def partitioned(trial: Trial, server: Server, proxy: Proxy) -> None:
