@@ -35,6 +35,6 @@ class DPO(Settings):
     files: list[Path] = Field(
         [],
         exclude_if=lambda files: not files,
-        description="Files of pairs or ranked responses to learn from instead of sampled ones, whole responses; see "
-        "tasks/preferences/files.py for their columns. A step takes prompts_per_step * group_size / 2 pairs.",
+        description="Files of pairs or ranked responses to learn from instead of sampled ones, whole responses; "
+        "the page Alignment has their columns. A step takes prompts_per_step * group_size / 2 pairs.",
     )

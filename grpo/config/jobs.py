@@ -143,6 +143,12 @@ class SampleTask(Settings):
         None, description="Only so many problems of each domain, in their order; none of a domain not named. None: all."
     )
     samples_per_problem: int = Field(ge=1)
+    general_samples: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="Samples of a general prompt. None: samples_per_problem.",
+    )
     enough_right: int | None = Field(
         None, ge=1, description="Problems with fewer right samples are asked again, as often as it takes. None: once."
     )

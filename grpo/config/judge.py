@@ -13,14 +13,20 @@ class JudgeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["rule", "local", "openai"] = Field(
-        default="rule", description="rule: no model; local: a Hugging Face folder; openai: a compatible endpoint."
+    kind: Literal["rule", "reference", "local", "openai"] = Field(
+        default="rule",
+        description="rule: a checklist, no model; reference: how near the prompt's reference a response comes, no "
+        "model, for an evaluation that must not ask the judge that was rewarded; local: a Hugging Face folder; openai: "
+        "a compatible endpoint.",
     )
     verifier: Literal["math", "exact"] = Field(
         default="math", description="rule: how an answer is compared with the reference."
     )
     quality_min: float = Field(
-        default=0.5, ge=0, le=1, description="rule: least mark, by tasks/judges/rule.py, of a response that is good."
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Least mark of a response that is good. rule: the rules' share of met conditions; reference: chrF.",
     )
     path: Path | None = Field(default=None, description="local: folder of the model and its tokenizer.")
     device: str = Field(default="auto", description="local: auto (cuda where there is one), cpu, cuda, cuda:1.")
@@ -140,6 +146,11 @@ class JudgeSettings(BaseModel):
         "requests under way may exceed it. None: no limit.",
     )
 
+    @property
+    def is_model(self) -> bool:
+        """Whether it reads and writes text, so that it can be asked anything."""
+        return self.kind not in ("rule", "reference")
+
     @model_validator(mode="after")
     def _kind_is_complete(self) -> JudgeSettings:
         for name in _NEEDED[self.kind]:
@@ -162,7 +173,7 @@ class JudgeSettings(BaseModel):
         return self
 
 
-_NEEDED = {"rule": (), "local": ("path",), "openai": ("base_url", "model")}
+_NEEDED = {"rule": (), "reference": (), "local": ("path",), "openai": ("base_url", "model")}
 _OF_MODELS = {
     *("temperature", "seed", "max_tokens", "ask_again", "votes", "compare_votes"),
     *("agreement_min", "on_disagreement", "calibration", "audit_share", "decides_unsure"),
@@ -170,6 +181,7 @@ _OF_MODELS = {
 }
 _USED = {
     "rule": {"verifier", "quality_min"},
+    "reference": {"quality_min"},
     "local": {"path", "device", "batch_size", *_OF_MODELS},
     "openai": {
         *("base_url", "model", "api_key_env", "request", "timeout_s", "retries", "backoff_s", "away_max_s"),

@@ -40,7 +40,7 @@ class BranchWeights(Settings):
 
 class RL(Settings):
     """One loop for GRPO, PPO, online RFT, RFT, DPO and SFT: they differ in data, reward and gradient coefficient (DSM
-    eq. 5 and table 10; `grpo.rl.methods`).
+    eq. 5 and table 10).
 
     A step is one optimizer update on `prompts_per_step * group_size` completions; a rollout samples for `minibatches`
     steps at once and is passed over `inner_epochs` times, so that the last update of it learns from samples that are
@@ -58,13 +58,15 @@ class RL(Settings):
 
     objective: str = Field(
         "grpo",
-        description="What GRPO and PPO maximise: a name in grpo/algorithms/objectives.py. R1: grpo, or grpo_sequence "
-        "as its equation 1 is printed; docs/objectives.md compares them.",
+        description="What GRPO and PPO maximise; the page Objectives of the documentation compares them. R1: grpo, or "
+        "grpo_sequence as its equation 1 is printed.",
     )
     clip_eps_low: float = Field(0.2, gt=0, description="Ratio is clipped below at 1 - this. R1: 10, never binding.")
     clip_eps_high: float = Field(0.2, gt=0, description="Ratio is clipped above at 1 + this. R1: 10.")
     kl_coef: float = Field(0.001, ge=0, description="Weight of the KL penalty to the reference. R1: 0.001.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Per token; see grpo/algorithms/kl.py. GRPO: k3.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="Estimator of the KL divergence, per token (Schulman). GRPO: k3."
+    )
     kl_stale_correction: bool = Field(False, description="Multiply the penalty by the ratio, for stale samples.")
     reference_refresh_steps: int | None = Field(
         None, ge=1, description="The reference follows the policy every so many steps. R1: 400. None: never."
@@ -74,7 +76,7 @@ class RL(Settings):
     )
 
     advantage: Literal["grpo", "dr_grpo", "batch_std", "rloo"] = Field(
-        "grpo", description="From a group's rewards to advantages; see grpo/algorithms/advantages.py. R1: grpo."
+        "grpo", description="From a group's rewards to advantages; the page Objectives explains them. R1: grpo."
     )
     std: Literal["population", "sample"] = Field("population", description="Which standard deviation. Unpublished.")
     supervision: Literal["outcome", "process"] = Field(
@@ -82,9 +84,9 @@ class RL(Settings):
     )
     step_reward: str = Field(
         "equations",
-        description="Scores steps under process supervision: a name of grpo/rewards/steps.py, module:function, the "
-        "folder of a process reward model, a path that begins with . / or ~, or 'process_reward_model', the model of "
-        "the recipe's stage of this name.",
+        description="Scores steps under process supervision: 'equations' or another step reward of the library, "
+        "module:function, the folder of a process reward model, a path that begins with . / or ~, or "
+        "'process_reward_model', the model of the recipe's stage of this name.",
     )
 
     sampling: Sampling
@@ -128,7 +130,7 @@ class RL(Settings):
 
     rewards: Rewards = Field(
         {"accuracy": RewardTerm(), "format": RewardTerm()},
-        description="Weighted sum: name = weight, or name = { weight, options }. Names of grpo/rewards/functions.py, "
+        description="Weighted sum: name = weight, or name = { weight, options }. Names of the library's rewards, "
         "'helpful' and 'safe' (reward models), 'judge' and 'rubric' (a judge), or module:function of your own. R1 adds "
         "accuracy, format and language directly.",
     )
@@ -177,8 +179,8 @@ class RL(Settings):
 
     @model_validator(mode="after")
     def _rewards_are_known(self) -> RL:
-        if self.judge and self.judge.kind == "rule":
-            raise ValueError("judge.kind 'rule' verifies no answers; take 'openai' or 'local'")
+        if self.judge and not self.judge.is_model:
+            raise ValueError(f"judge.kind {self.judge.kind!r} verifies no answers; take 'openai' or 'local'")
         for name, term in self.rewards.items():
             check_reward(name, term.options)
             if name in JUDGE_REWARDS and not self.judge:

@@ -29,7 +29,7 @@ class Scoring(Settings):
         "any",
         exclude_if=lambda choice: choice == "any",
         description="Whether programs that a model wrote may run on a machine where a wall of the sandbox does not "
-        "stand (docs/sandbox.md). any: yes, with a warning. walls: no.",
+        "stand (the page Sandbox). any: yes, with a warning. walls: no.",
     )
     max_failure_share: float = Field(
         0.5,

@@ -20,6 +20,8 @@ from grpo.config.common import Hardware
 from grpo.distributed.process_group import Parallel
 
 T = TypeVar("T")
+_SERIAL, _ROW = 2**15, 2**10
+"""Elements that torch reduces in one thread, and the length of rows that longer tensors are cut into."""
 
 
 class Sharded(nn.Module):
@@ -126,11 +128,21 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     """Scales the gradients of all processes to a total norm of at most `max_norm`. Returns the norm before, the same in
     each process."""
     parameters = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    norm = _full(norm)
+    norm = _full(nn.utils.get_total_norm([part for p in parameters for part in _norm_parts(p.grad)]))
     if (value := norm.item()) > max_norm:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return value
+
+
+def _norm_parts(gradient: Tensor | None) -> list[Tensor]:
+    """Tensors whose norm is that of `gradient`. On a CPU torch divides one long sum among threads, and so rounds by
+    their number; the rows of a matrix have a norm each, which one thread computes."""
+    if gradient is None:
+        return []
+    if gradient.device.type != "cpu" or isinstance(gradient, DTensor) or gradient.numel() <= _SERIAL:
+        return [gradient]
+    flat, whole = gradient.flatten(), gradient.numel() // _ROW * _ROW
+    return [torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1), flat[whole:]]
 
 
 def local(tensor: Tensor) -> Tensor:

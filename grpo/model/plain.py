@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from grpo.distributed.threads import use_all_threads
 from grpo.model.equal_forwards import run_forwards
 from grpo.model.rope import reset_rope
 
@@ -23,6 +24,7 @@ Draw = Callable[[Tensor], Tensor]
 def plain_states(backbone: Any, sequences: Sequence[Sequence[int]], rows: Tensor, columns: Tensor) -> Tensor:
     """Last hidden states [K, H] of the tokens at `columns` of the sequences `rows`, [K] each."""
     device = next(backbone.parameters()).device
+    use_all_threads(device)
     by_length: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         by_length.setdefault(len(sequence), []).append(row)
@@ -57,6 +59,7 @@ def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | Non
 
     The model's own generation settings, such as a repetition penalty, do not apply.
     """
+    use_all_threads(prompts.device)
     reset_rope(model)
     ends = dict(eos_token_id=eos_id, pad_token_id=0 if eos_id is None else eos_id)
     settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, **ends)

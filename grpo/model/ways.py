@@ -85,7 +85,7 @@ def _packed_problem(loaded: Any, expected: list[Tensor], compare: Compare, own_a
     """What a model gets wrong packed, after those of its modules that need it were set to run by rows, where they
     attend by `own_attention`."""
     backbone = backbone_of(loaded)
-    if not is_unfused(backbone) and is_policy(loaded):
+    if not is_unfused(backbone):
         fuse(loaded)
         fuse_blocks(loaded)
     while (problem := _problem(loaded, expected, compare)) is not None:

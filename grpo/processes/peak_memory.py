@@ -16,9 +16,9 @@ FILE = "memory.json"
 class MemoryUsed:
     """Measures from the moment the job's code is loaded, before its models are.
 
-    The first process writes ``{"peak_bytes": ..., "device": "cuda" | "cpu"}`` to `FILE` beside the job's result. Memory
-    that the CUDA allocator reserves without using does not count. On a CPU this needs Linux; elsewhere nothing is
-    written.
+    The first process writes ``{"peak_bytes": ..., "device": "cuda" | "cpu"}``, with the `name` of a GPU, to `FILE`
+    beside the job's result. Memory that the CUDA allocator reserves without using does not count. On a CPU this needs
+    Linux; elsewhere nothing is written.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,8 @@ class MemoryUsed:
             return
         torch = sys.modules.get("torch")  # if nothing has loaded torch, the job has used no GPU
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            peak_memory = {"peak_bytes": torch.cuda.max_memory_allocated(), "device": "cuda"}
+            name = torch.cuda.get_device_name()
+            peak_memory = {"peak_bytes": torch.cuda.max_memory_allocated(), "device": "cuda", "name": name}
         elif (peak := _resident("VmHWM")) is not None and self._before is not None:
             peak_memory = {"peak_bytes": max(0, peak - self._before), "device": "cpu"}
         else:

@@ -17,6 +17,7 @@ MAX_BITS = 10_000
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?%?|\.\d+%?"
 _TOKEN = re.compile(rf"\*\*|[-+*/^()]|{_NUMBER}")
 _RUN = re.compile(rf"(?<![\w.])(?:{_NUMBER})(?: ?(?:[-+*/^()=]|{_NUMBER}))*|[-+*/^()=](?: ?(?:[-+*/^()=]|{_NUMBER}))*")
+_OPERAND = re.compile(_NUMBER)
 _SPELLINGS = {
     **dict.fromkeys(("×", "·", "\\times", "\\cdot"), "*"),
     **dict.fromkeys(("÷", "\\div"), "/"),
@@ -46,6 +47,19 @@ def chains(line: str) -> list[list[Side]]:
     spellings are read. A list mark at the start of the line is skipped."""
     text = _LIST_MARK.sub("", " ".join(_plain(line).split()))
     return [_sides(text, run.start(), run.end()) for run in _RUN.finditer(text)]
+
+
+def expressions(line: str) -> list[str]:
+    """The calculations of a line, in order and without spaces: "compute 4 - 1 = 3" has "4-1". A number alone is none,
+    nor is what has no value."""
+    text = _LIST_MARK.sub("", " ".join(_plain(line).split()))
+    found = []
+    for run in _RUN.finditer(text):
+        parts = re.split("=+", run[0])
+        for part, side in zip(parts, _sides(text, run.start(), run.end()), strict=True):
+            if side.value is not None and len(_OPERAND.findall(part)) > 1:
+                found.append(part.replace(" ", ""))
+    return found
 
 
 def agree(one: Side, other: Side) -> bool:

@@ -7,13 +7,14 @@ it for a score.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from grpo.data.records import Problem
-from grpo.data.template import Parts, form_of
+from grpo.data.template import TAG, AnswerForm, Parts, form_of
 from grpo.rewards.language import language_consistency
 from grpo.rewards.text import conclusions, marks_in_order, repeated_ngram_share, single_marks
 from grpo.rewards.verifiers import agree, verify
@@ -38,6 +39,19 @@ class Response:
 def accuracy(problem: Problem, response: Response) -> float:
     """The verifier's score of the answer, 0..1; 0 without an answer block."""
     return verify(problem, response.parts.answer)
+
+
+def stated(problem: Problem, response: Response) -> float:
+    """The verifier's score of the last result that the completion states, however it is written: accuracy without the
+    demand for a format, 0..1.
+
+    An answer in tags or in a box counts if there is one; else what `grpo.rewards.text.conclusions` finds, such as "so
+    the result is 7". What a base model writes after it has opened another turn is not read.
+    """
+    text = re.split(r"\nUser:", response.text, maxsplit=1)[0]
+    marked = AnswerForm("auto").parse(text).answer
+    readings = [marked] if marked else conclusions(TAG.sub(" ", text))
+    return max((verify(problem, reading) for reading in readings), default=0.0)
 
 
 def format_(problem: Problem, response: Response) -> float:

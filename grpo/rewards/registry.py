@@ -30,10 +30,12 @@ from grpo.rewards.functions import (
     length,
     overlong,
     repetition,
+    stated,
     tag_count,
 )
+from grpo.rewards.judged import JUDGED
 from grpo.rewards.language import load as load_frequencies
-from grpo.rewards.verifiers import QUICK
+from grpo.rewards.verifiers import QUICK, VERIFIERS
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,29 @@ class Reward:
     quick: Callable[[Problem], bool] = lambda problem: False
     """Whether its time is linear in the length of a completion to the problem, mostly microseconds; a group is then
     scored in one task."""
+    verifiers: Callable[[str], bool] = lambda verifier: True
+    """Whether it scores problems that are checked by this verifier."""
+
+    def scores(self, problem: Problem) -> bool:
+        """Whether completions to the problem are scored by it."""
+        return problem.domain in self.domains and self.verifiers(problem.verifier)
 
 
 def _always(problem: Problem) -> bool:
     return True
 
 
+def _quickly_verified(problem: Problem) -> bool:
+    return problem.verifier in QUICK
+
+
+_STATED_IN_WORDS = set(VERIFIERS) - {"code", "none", *JUDGED}
+"""Verifiers of results that a sentence can state. Programs, and answers that only a judge can check, are not."""
+
+
 REWARDS: dict[str, Reward] = {
-    "accuracy": Reward(accuracy, ("reasoning",), quick=lambda problem: problem.verifier in QUICK),
+    "accuracy": Reward(accuracy, ("reasoning",), _quickly_verified, lambda verifier: verifier not in JUDGED),
+    "stated": Reward(stated, ("reasoning",), _quickly_verified, lambda verifier: verifier in _STATED_IN_WORDS),
     "format": Reward(format_, quick=_always),
     "format_soft": Reward(format_soft, quick=_always),
     "tag_count": Reward(tag_count, quick=_always),

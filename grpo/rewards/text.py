@@ -82,5 +82,11 @@ def conclusions(reasoning: str) -> list[str]:
     return [*re.findall(_NUMBER, reasoning)[-1:], *(_right_side(line) for line in lines[-1:])]
 
 
+def before_result(text: str) -> str:
+    """The lines before the one that states the last result ("the answer is ..."); all where none does."""
+    stated = [*_STATED.finditer(text)]
+    return text[: text.rfind("\n", 0, stated[-1].start()) + 1] if stated else text
+
+
 def _right_side(text: str) -> str:
     return text.rsplit("=", 1)[-1].strip(" \t.$")

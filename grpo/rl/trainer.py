@@ -21,7 +21,7 @@ from grpo.generation.sampler import generator_for
 from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
-from grpo.processes.metrics_log import Metrics, closing_means, write_result
+from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
@@ -79,7 +79,9 @@ class Trainer:
         self.findings: list[dict[str, Any]] = []
         if latest := self._latest():
             self._restore(*latest)
-        self.metrics = self._open_metrics()
+        self.metrics: Metrics | None = None
+        self.completions: Metrics | None = None
+        self._open_logs()
 
     def _collector(self) -> RolloutCollector | Demonstrations:
         if self.scorer is None:
@@ -97,8 +99,11 @@ class Trainer:
             return None
         return Validator(self.job, self.collect, self.models, self.parallel)
 
-    def _open_metrics(self) -> Metrics | None:
-        return Metrics(self.job.metrics, self.step) if self.parallel.is_main else None
+    def _open_logs(self) -> None:
+        """Opens the files of metrics and of completions, without what follows the step."""
+        if self.parallel.is_main:
+            self.metrics = Metrics(self.job.metrics, self.step)
+            self.completions = Metrics(self.job.metrics.with_name(COMPLETIONS), self.step - 1)
 
     def _tensors(self) -> tuple[dict[str, torch.nn.Module], dict[str, torch.optim.Optimizer]]:
         return self.models.modules(), {"adamw": self.update.optimizer}
@@ -179,6 +184,9 @@ class Trainer:
             updates += [order[number::minibatches] for number in range(minibatches)]
         if self.step == 0 or self.step // settings.samples_every != (self.step + minibatches) // settings.samples_every:
             self.samples += rollout.samples
+            if self.completions is not None:
+                for sample in rollout.samples:
+                    self.completions.log(**sample, of=settings.steps)
         rollout.samples = []
         return Pending(rollout, updates[:left], 0, time.perf_counter() - started)
 
@@ -230,7 +238,7 @@ class Trainer:
             raise TrainingStopped(f"{finding.name}: {finding.message} ({why})")
         self._restore(*latest)
         self.attempt, self.findings, self.pending = attempt, findings, None
-        self.metrics = self._open_metrics()
+        self._open_logs()
         logger.warning("rolled back to step %d, attempt %d", self.step, attempt + 1)
 
     def _save(self) -> None:

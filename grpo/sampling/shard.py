@@ -94,12 +94,17 @@ class Shard:
         # A problem that was not sampled in a round had enough before it.
         return self.task.samples_max if None in groups else sum(group.right for group in groups if group)
 
-    def _by_sampling(self, problems: list[Problem]) -> Iterator[tuple[Sampling, list[Problem]]]:
-        other = self.task.sampling_by_source
+    def _by_sampling(self, problems: list[Problem], count: int) -> Iterator[tuple[Sampling, int, list[Problem]]]:
+        """Problems that are sampled alike: how, and how often, `count` times where the task does not say otherwise."""
+        other, general = self.task.sampling_by_source, self.task.general_samples
         for source in [*sorted(other), None]:
             chosen = [p for p in problems if (p.source if p.source in other else None) == source]
-            if chosen:
-                yield self.task.sampling if source is None else other[source], chosen
+            sampling = self.task.sampling if source is None else other[source]
+            rest = [p for p in chosen if general is None or p.domain != "general"]
+            if rest:
+                yield sampling, count, rest
+            if general is not None and (of_domain := [p for p in chosen if p.domain == "general"]):
+                yield sampling, general, of_domain
 
     def _written(
         self, asked_problems: list[Problem], number: int, journal: Journal, engine: TextEngine
@@ -109,9 +114,10 @@ class Shard:
         task, count = self.task, self.task.samples_per_problem
         if number:
             count = min(count, task.samples_max - number * count)
-        for sampling, problems in self._by_sampling([p for p in asked_problems if (p.id, number) not in self.groups]):
+        missing = [p for p in asked_problems if (p.id, number) not in self.groups]
+        for sampling, times, problems in self._by_sampling(missing, count):
             seeds = [seed_of_name(self.seed, problem.id, number) for problem in problems]
-            for index, written in engine.write(problems, count, sampling, seeds):
+            for index, written in engine.write(problems, times, sampling, seeds):
                 group = SampledProblem(
                     problem=problems[index].id,
                     round=number,

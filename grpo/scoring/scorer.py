@@ -21,7 +21,6 @@ from grpo.errors import InputError, TrainingStopped
 from grpo.judging.answers import AnswerJudge
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
-from grpo.rewards.judged import JUDGED
 from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, find, load, score_many, score_one
 from grpo.rewards.steps import is_folder, step_rewards
 from grpo.scoring.judged import JudgedGroup, ask
@@ -97,9 +96,7 @@ class Scorer:
         """Starts to score the responses to a problem."""
         submit = self.pool.submit
         judged = ask(self.judge, problem, responses, self.rewards)
-        rules = {n: rule for n, rule in self.rules.items() if problem.domain in rule[0].domains}
-        if problem.verifier in JUDGED:
-            rules.pop("accuracy", None)
+        rules = {n: rule for n, rule in self.rules.items() if rule[0].scores(problem)}
         quick = {name: options for name, (reward, options) in rules.items() if reward.quick(problem)}
         slow = [
             {name: submit(score_one, name, rules[name][1], problem, response) for name in rules if name not in quick}

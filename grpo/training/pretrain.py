@@ -16,7 +16,7 @@ from grpo.data.examples import Example, Tokens, compact
 from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.packed.attention import NAME
+from grpo.model.ways import choose_way
 from grpo.processes.metrics_log import write_result
 from grpo.training.sft import cross_entropy
 from grpo.training.supervised import closing_loss, fit
@@ -55,7 +55,8 @@ def pretrain(job: PretrainJob) -> None:
             tie_word_embeddings=True,
         )
     )
-    model.to(getattr(torch, settings.hardware.to_train().dtype)).set_attn_implementation(NAME)
+    model.to(getattr(torch, settings.hardware.to_train().dtype))
+    choose_way(model, "the new model", settings.hardware)
     parallel = Parallel.start(settings.hardware)
     parameters = sum(p.numel() for p in model.parameters())
     sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))

@@ -20,6 +20,10 @@ from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
 """Bytes of a process for Python, torch, CUDA and its other libraries. Assumed."""
+CPU_TRAINING, CPU_SAMPLING = 0.4e9, 0.5e9
+"""Bytes that a trainer on a processor holds beyond the tensors that are counted: data and tokenizer in Python, compiled
+kernels, what the allocator keeps, PyTorch's buffers for each thread. Upper bounds of what `benchmarks/estimates.py`
+measures with `tiny`; CUDA's count begins after them."""
 ROLLOUT_TOKEN_BYTES = 60
 """Of a token in a rollout: a Python integer, and log-probabilities and advantages in float32. Each process is counted
 with the whole rollout."""
@@ -54,9 +58,14 @@ def rl_memory(
     if value_model(settings) == "model":
         trained = a.weights() * _BYTES[settings.hardware.to_train().dtype]
         more["value model"] = (2 * trained + 2 * a.weights() * moment_bytes(settings)) / devices(settings)
-    beside = sum(more.values())
-    phases = {name: size + beside for name, size in step.phases.items()}
-    return JobMemory(step.held | step.sampling | step.reference_pass | step.update | more, phases)
+    return _with_program(
+        JobMemory(
+            step.held | step.sampling | step.reference_pass | step.update | more,
+            {name: size + sum(more.values()) for name, size in step.phases.items()},
+        ),
+        device,
+        CPU_SAMPLING,
+    )
 
 
 def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory) -> JobMemory:
@@ -73,7 +82,7 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
     )
     step = step_memory(a, as_rl, device, Lengths(0, 1))
     phases = {name: step.phases[name] for name in ("loading", "update")}
-    return JobMemory(step.held | step.update, phases)
+    return _with_program(JobMemory(step.held | step.update, phases), device, CPU_TRAINING)
 
 
 def sampling_memory(
@@ -105,7 +114,14 @@ def sampling_memory(
         parts["weights"] = whole
     if reward_models:
         parts["reward models"] = reward_models * whole
-    return JobMemory(parts, {"sampling": sum(parts.values())})
+    return _with_program(JobMemory(parts, {"sampling": sum(parts.values())}), device, CPU_SAMPLING)
+
+
+def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemory:
+    """The same with the program's own memory, which counts on a processor."""
+    if device.kind != "cpu":
+        return job
+    return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
 
 
 def host_bytes(a: Architecture, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:

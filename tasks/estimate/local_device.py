@@ -13,6 +13,8 @@ from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
 
 _FILE = "calibration.json"
+MOST_CORES = 16
+"""Cores that one job is assumed to make use of."""
 
 
 def local_device(home: Path) -> Device:
@@ -31,8 +33,8 @@ def local_device(home: Path) -> Device:
 
 
 def processor(home: Path) -> Device:
-    """This machine's processor, as measured, or as assumed."""
-    return replace(_calibrated(home) or DEVICES["cpu"], memory=_ram(), host_memory=_ram())
+    """This machine's processor, as measured, or as assumed of each of its cores."""
+    return replace(_calibrated(home) or _assumed(), memory=_ram(), host_memory=_ram())
 
 
 def calibrate(home: Path) -> Device:
@@ -65,6 +67,11 @@ def _calibrated(home: Path) -> Device | None:
         sampling_share=1.0,
         layer_s=measured["layer_s"],
     )
+
+
+def _assumed() -> Device:
+    core, cores = DEVICES["cpu"], min(MOST_CORES, os.cpu_count() or 1)
+    return replace(core, operations_16=cores * core.operations_16, operations_32=cores * core.operations_32)
 
 
 def _gpu() -> tuple[str, float, int] | None:

@@ -7,7 +7,7 @@ start of processes, and devices of a server that samples beside the trainer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
@@ -34,7 +34,7 @@ class Assumed:
 
     prompt_tokens: float = 256
     completion_share: float = 0.5  # mean length over max_new_tokens
-    kept_share: float = 0.5  # share of sampled completions that pass the filters
+    kept_share: float = 0.35  # share of sampled completions that are trained on: filters and duplicates take the rest
     step_tokens: float = 30  # of a step of the reasoning, a line
     text_bytes: float = 5  # on disk, per token, metadata included
 
@@ -51,6 +51,16 @@ class Estimate:
     disk: float = 0.0  # bytes kept after the stage
     scratch: float = 0.0  # additional bytes while the stage runs
     network: float = 0.0
+    source: Literal["computed", "scaled", "measured"] = "computed"  # from settings alone, or from an earlier build
+    source_key: str | None = None  # key of that build
+    measured_peak: float | None = None  # its peak memory, bytes; goes before `memory`
+
+    @property
+    def peak(self) -> float | None:
+        """Peak memory of each device, bytes; None if no model takes part."""
+        if self.memory is None:
+            return None
+        return self.memory.peak if self.measured_peak is None else self.measured_peak
 
     def __add__(self, after: Estimate) -> Estimate:
         """Estimate of both stages in sequence."""
@@ -70,10 +80,13 @@ class Estimate:
         values: dict[str, Any] = {"devices": self.devices, "seconds": round(self.seconds, 3)}
         values["device_hours"] = self.device_seconds / 3600
         if self.memory is not None:
-            values["peak_memory_gb"] = self.memory.peak / 1e9
+            values["peak_memory_gb"] = (self.peak or 0.0) / 1e9
             values["peak_phase"] = self.memory.phase
             values["phases_gb"] = {name: size / 1e9 for name, size in self.memory.phases.items()}
             values["memory_gb"] = {name: size / 1e9 for name, size in self.memory.parts.items()}
+        values["source"] = self.source
+        if self.source_key is not None:
+            values["source_key"] = self.source_key
         return values | {f"{name}_gb": getattr(self, name) / 1e9 for name in ("host", "disk", "scratch", "network")}
 
 

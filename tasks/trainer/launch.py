@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from grpo.processes.metrics_log import COMPLETIONS
 from grpo.processes.notices import PREFIX
 from tasks.trainer import fork_client
 from tasks.trainer.outcome import StageFailed, read_result
@@ -21,6 +22,10 @@ from tasks.trainer.process_group import command, run_watched, trainer_environmen
 from tasks.trainer.rendezvous import ENDPOINT, RANK, Rendezvous
 
 logger = logging.getLogger(__name__)
+
+LOG = "trainer.log"
+"""What a trainer wrote to stdout and stderr, in its work folder."""
+__all__ = ["COMPLETIONS", "LOG", "hardware_of", "launch", "preload", "read_metrics"]
 
 
 def preload() -> None:
@@ -33,6 +38,7 @@ def launch(
     work: Path,
     *,
     on_metrics: Callable[[list[dict[str, Any]]], None],
+    on_completions: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     rendezvous: Rendezvous | None = None,
     time_limit_s: float | None = None,
     lock_fd: int | None = None,
@@ -40,7 +46,8 @@ def launch(
 ) -> dict[str, Any]:
     """Run the training job in the processes that its hardware settings ask for. Returns the trainer's result.json.
 
-    `on_metrics` receives each new record of metrics.jsonl once. `work` is the folder for the job file, log and result.
+    `on_metrics` receives each new record of metrics.jsonl once, `on_completions` each of completions.jsonl. `work` is
+    the folder for the job file, log and result.
     A job for several machines calls the others through `rendezvous`. Whatever ends this call early (an exception,
     Ctrl-C, a cancellation, the time limit) stops every process of the trainer first.
 
@@ -51,18 +58,23 @@ def launch(
     hardware = hardware_of(job)
     processes, nodes = hardware.processes, hardware.nodes
     work.mkdir(parents=True, exist_ok=True)
-    job_path, log_path, result_path = work / "job.json", work / "trainer.log", work / "result.json"
+    job_path, log_path, result_path = work / "job.json", work / LOG, work / "result.json"
     _write(job_path, job)
     result_path.unlink(missing_ok=True)  # the result of an earlier attempt proves nothing about this one
-    metrics = _MetricsTail(work / "metrics.jsonl")
+    metrics, completions = _MetricsTail(work / "metrics.jsonl"), _MetricsTail(work / COMPLETIONS)
     log_start = log_path.stat().st_size if log_path.exists() else 0
     notices = _NoticesTail(log_path, log_start)
     mark = uuid.uuid4().hex
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
 
-    def poll() -> None:
+    def hand_on() -> None:
         if records := metrics.read():
             on_metrics(records)
+        if rows := completions.read():
+            on_completions(rows)
+
+    def poll() -> None:
+        hand_on()
         notices.hand_on()
         if deadline is not None and time.monotonic() > deadline:
             raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
@@ -73,12 +85,10 @@ def launch(
             code = run_watched(command(job_path, processes, nodes), log_path, environment, mark, poll, lock_fd)
         except BaseException:
             # Records written between SIGTERM and the end: the next attempt starts reading after them.
-            if records := metrics.read():
-                with contextlib.suppress(Exception):
-                    on_metrics(records)
+            with contextlib.suppress(Exception):
+                hand_on()
             raise
-    if records := metrics.read():
-        on_metrics(records)
+    hand_on()
     notices.hand_on()
     return read_result(code, processes * nodes, result_path, log_path, log_start)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpo
+from grpo.processes.cpu_instructions import instruction_variables
 from tasks.trainer.fork_client import MARK, ForkedTrainer, fork_trainer
 from tasks.trainer.outcome import StageFailed
 
@@ -78,6 +79,7 @@ def run_watched(
 def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> dict[str, str]:
     """The environment of a trainer; `mark` identifies its processes."""
     env = {**os.environ, **extra}
+    env |= instruction_variables(env)
     if processes > 1:  # torchrun's default of 1 wastes a host with many cores
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # The trainer imports the grpo that this process imports, from wherever the flow was started.

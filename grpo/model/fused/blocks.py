@@ -17,6 +17,7 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
+from grpo.distributed.threads import adapt_threads
 from grpo.model.cpu import kernels
 from grpo.model.fused.layers import all_close
 from grpo.model.packed.attention import NAME
@@ -89,6 +90,7 @@ def _backbone(
     if layout is None or others or input_ids is None:
         others |= dict(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask)
         return type(self).forward(self, use_cache=use_cache, **others)
+    adapt_threads(input_ids.device)
     x = self.embed_tokens(input_ids)
     rotation = self.rotary_emb(x, position_ids)
     for block in self.layers:

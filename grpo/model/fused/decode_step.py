@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from grpo.distributed.threads import adapt_threads
 from grpo.model.cpu import kernels
 from grpo.model.cpu.prepacked_linear import PrepackedLinear
 from grpo.model.fused.blocks import has_fused_blocks
@@ -76,6 +77,7 @@ class DecodeStep:
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
+        adapt_threads(ids.device)
         count = len(ids)
         x = self.embed(ids)
         cos, sin = self.angles(positions)

@@ -21,6 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sliding_window_causal_mask_function
 
+from grpo.distributed.threads import use_all_threads
 from grpo.errors import InputError
 from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
@@ -100,6 +101,7 @@ def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout)
     """Last hidden states [N, hidden size] of a transformer without its head, for tokens [1, N] at positions [1, N]."""
     if not is_packed(backbone):  # any other would silently ignore the layout
         raise RuntimeError(f"load the model with attn_implementation={NAME!r}, or call set_attn_implementation on it")
+    use_all_threads(ids.device)
     with running(layout):
         states: Tensor = backbone(use_cache=False, **packed_inputs(ids, positions, layout)).last_hidden_state[0]
     return states

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from grpo.rewards.arithmetic import MAX_BITS, Side, agree, chains, value
+from grpo.rewards.arithmetic import MAX_BITS, Side, agree, chains, expressions, value
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,18 @@ def test_a_decimal_number_may_be_rounded():
     assert not agree(third, Side(Fraction("3.34"), decimals=2))
     assert not agree(third, Side(Fraction(3)))  # 3 has no decimals, and is no rounding
     assert [side.decimals for side in chains("10 / 3 = 3.33")[0]] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("compute 4 - 1 + 7", ["4-1+7"]),
+        ("was ist -4 \u2212 1?", ["-4-1"]),
+        ("5 \u00d7 3 = 15 and 2 + 1 = 3", ["5*3", "2+1"]),
+        ("then -3", []),
+        ("x + 1 = 7", []),
+        ("", []),
+    ],
+)
+def test_calculations_of_a_line(line, found):
+    assert expressions(line) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 import subprocess
@@ -29,6 +30,32 @@ def response(text: str = "", tokens: int = 10, finished: bool = True, max_tokens
 
 def score(name: str, text: str = "", problem: Problem = REASONING, **options) -> float:
     return score_one(name, options, problem, response(text))
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("<think>we subtract</think><answer>277</answer>", 1),
+        ("first 297\nthen 277\nso the result is 277", 1),
+        ("zuerst 297\nalso ist das ergebnis 277\n277", 1),
+        ("so \\boxed{277}", 1),
+        ("the result is 305. no, the answer is 277", 1),
+        ("the result is 277. no, the answer is 305", 0),
+        ("<think>the result is 277</think><answer>305</answer>", 0),
+        ("the result is 305\nUser: and now?\nAssistant: the result is 277", 0),
+        ("we subtract", 0),
+        ("", 0),
+    ],
+)
+def test_a_stated_result_counts_however_it_is_written(completion, right):
+    assert score("stated", completion) == right
+
+
+def test_programs_and_judged_answers_state_no_result():
+    programs, judged = (dataclasses.replace(REASONING, verifier=name) for name in ("code", "judge"))
+    assert not REWARDS["stated"].scores(programs) and REWARDS["accuracy"].scores(programs)
+    assert not REWARDS["stated"].scores(judged) and not REWARDS["accuracy"].scores(judged)
+    assert not REWARDS["stated"].scores(GENERAL) and REWARDS["stated"].scores(REASONING)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +187,8 @@ def test_a_loop_nears_minus_one():
 
 
 def test_a_reward_knows_its_domains():
-    assert [name for name, reward in REWARDS.items() if "general" not in reward.domains] == ["accuracy", "consistency"]
+    reasoning = [name for name, reward in REWARDS.items() if "general" not in reward.domains]
+    assert reasoning == ["accuracy", "stated", "consistency"]
     assert all("reasoning" in reward.domains for reward in REWARDS.values())
 
 
@@ -234,7 +262,7 @@ def test_only_finite_numbers_are_rewards(own, value):
     [
         ("acuracy", "unknown reward 'acuracy'; did you mean 'accuracy'?"),
         ("helpfull", "did you mean 'helpful'"),
-        ("xyz", "known are accuracy, format, format_soft, tag_count, consistency, language, .*, helpful, safe"),
+        ("xyz", "known are accuracy, stated, format, format_soft, tag_count, consistency, language, .*, helpful, safe"),
         ("no_module:f", r"cannot import module 'no_module' \(ModuleNotFoundError"),
         ("broken_rewards:f", "cannot import module 'broken_rewards'"),
         ("math:nothing", "module 'math' has no function 'nothing'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.data.template import AnswerForm
-from grpo.rewards.text import conclusions, marks_in_order, repeated_ngram_share, single_marks
+from grpo.rewards.text import before_result, conclusions, marks_in_order, repeated_ngram_share, single_marks
 
 TAGS, BOXED = AnswerForm(), AnswerForm("boxed")
 
@@ -60,3 +60,16 @@ def test_repeated_share():
     assert repeated_ngram_share("減法減法", 2) == pytest.approx(1 / 3)  # in characters: 減法 法減 減法
     assert repeated_ngram_share("はいはい", 2) == pytest.approx(1 / 3)
     assert repeated_ngram_share("a b", 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("first 7\nthe answer is 7\n7", "first 7\n"),
+        ("the answer is 7\nno\nthe result is 8", "the answer is 7\nno\n"),
+        ("the answer is 7", ""),
+        ("first 7\n7", "first 7\n7"),
+    ],
+)
+def test_lines_before_the_result(text, before):
+    assert before_result(text) == before

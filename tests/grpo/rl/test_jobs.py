@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,10 @@ from tests.support.job_runner import (
 pytestmark = pytest.mark.system
 
 
+def completions(folder):
+    return [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+
+
 def test_grpo(rl, sft):
     written = result(rl)
     assert written["steps_completed"] == written["steps_planned"] == 40
@@ -48,6 +53,7 @@ def test_grpo(rl, sft):
     AutoModelForCausalLM.from_pretrained(rl / "out")
     assert not same(weights(rl), weights(sft))
     assert {s["step"] for s in written["samples"]} == {0, 8, 18, 28, 38}
+    assert completions(rl) == [{"of": 40, **sample} for sample in written["samples"]]
     assert written["samples"][0].keys() >= {"problem", "gold", "completion", "reward", "advantage", "accuracy"}
 
 
@@ -59,6 +65,7 @@ def test_a_killed_grpo_job_ends_where_an_undisturbed_one_does(rl, rl_fields, tmp
     assert [r["reward"] for r in metrics(tmp_path)] == [r["reward"] for r in metrics(rl)]
     assert same(weights(tmp_path), weights(rl))
     assert result(tmp_path) == result(rl)
+    assert completions(tmp_path) == completions(rl)
 
 
 METHODS = {

@@ -89,6 +89,20 @@ def test_the_last_round_goes_up_to_the_most_and_no_further(tmp_path):
     assert len(found) == 40 * 6
 
 
+def test_general_prompts_can_be_sampled_less_often(tmp_path):
+    path = job(tmp_path, count=4, general_samples=1)
+    rows = [
+        Problem(f"{domain}{i}", user(f"What is {i} + 1?"), str(i + 1), "number", domain, "en", "sums")
+        for i in range(4)
+        for domain in ("reasoning", "general")
+    ]
+    write_rows(tmp_path / "problems.parquet", rows, Problem)
+    run(path)
+    expected = [("general0", 0), ("general1", 0), ("general2", 0), ("general3", 0)]
+    expected += [(f"reasoning{i}", number) for i in range(4) for number in range(4)]
+    assert sorted((s.problem_id, s.number) for s in samples(tmp_path)) == expected
+
+
 def test_a_source_has_sampling_of_its_own(tmp_path):
     sampling = {"surely": {"max_new_tokens": 10, "temperature": 1.0}}
     run(job(tmp_path, count=20, sources=("sums", "surely"), sampling_by_source=sampling))

@@ -1,0 +1,55 @@
+"""Which CPU instructions trainers use, so that a trained model is the same, bit by bit, on every x86 CPU with AVX2.
+
+MKL, PyTorch and Numba choose the widest vectors that a CPU has, and MKL may divide a sum among threads. Both change the
+order of sums, and so the last bits of a model. A trainer is therefore held to AVX2 and to sums whose order does not
+depend on the number of threads. On a GPU none of this matters; on a CPU with AVX-512 a large model trains slower.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo.errors import InputError
+
+VARIABLE = "R1FLOW_CPU_INSTRUCTIONS"
+"""`portable` (the default) or `native`: whatever the CPU has."""
+PORTABLE = {
+    "MKL_CBWR": "AVX2,STRICT",  # conditional numerical reproducibility, also across numbers of threads
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx2,+fma",
+}
+
+
+def instruction_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables to add to a trainer's environment. Those that the user has set himself stay as they are.
+
+    Raises InputError if R1FLOW_CPU_INSTRUCTIONS is neither `portable` nor `native`.
+    """
+    choice = environment.get(VARIABLE, "portable")
+    if choice not in ("portable", "native"):
+        raise InputError(f"{VARIABLE} is {choice!r}; it must be 'portable' or 'native'")
+    if choice == "native" or not _has_avx2():
+        return {}
+    return {name: value for name, value in PORTABLE.items() if name not in environment}
+
+
+def sums_ignore_threads() -> bool:
+    """Whether this process was started so that the number of threads changes no result."""
+    return all(os.environ.get(name) == value for name, value in PORTABLE.items())
+
+
+@functools.cache
+def _has_avx2() -> bool:
+    if platform.machine() != "x86_64" or os.name != "posix":
+        return False
+    try:
+        described = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    flags = next((line.split() for line in described.splitlines() if line.startswith("flags")), [])
+    return {"avx2", "fma"} <= {*flags}

@@ -1,0 +1,75 @@
+"""Where a run and its artifacts come from: the code, the user, the machine and the libraries."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tasks.estimate.measured import processor_name
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = ("torch", "transformers", "vllm")
+_DIRTY = "-dirty"
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+@cache
+def origin() -> dict[str, str]:
+    """ "version" of r1flow, "commit" of its code and "dirty" (whether tracked files differ from it), "user", "machine"
+    (its GPUs, or its processor), and the version of each library that is there. What is unknown is left out."""
+    code = code_version()
+    known = {"version": _version("r1flow"), "user": _user(), "machine": _gpus() or processor_name()}
+    if code != known["version"]:
+        commit = code.removesuffix(_DIRTY)
+        known |= {"commit": commit, "dirty": str(commit != code).lower()}
+    known |= {name: _version(name) for name in LIBRARIES}
+    return {name: value for name, value in known.items() if value}
+
+
+@cache
+def code_version(root: Path = ROOT) -> str:
+    """The git commit of a checkout, with `-dirty` where tracked files differ from it; the package's version where this
+    is none."""
+    if (root / ".git").exists():  # not a repository that the installation happens to lie in
+        command = ["git", "-C", str(root), "describe", "--always", f"--dirty={_DIRTY}", "--abbrev=12", "--exclude=*"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            done = None
+        if done is not None and done.returncode == 0:
+            return done.stdout.strip()
+    return _version("r1flow") or "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return None
+
+
+def _gpus(folder: Path = _GPUS) -> str | None:
+    """Names of the NVIDIA GPUs as their driver lists them, "8 x NVIDIA H100 80GB HBM3"; None without one.
+
+    `nvidia-smi` takes seconds where the driver is not kept loaded.
+    """
+    names: Counter[str] = Counter()
+    for path in sorted(folder.glob("*/information")):
+        try:
+            found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        names[found[1] if found else "NVIDIA GPU"] += 1
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items()) or None

@@ -1,0 +1,84 @@
+"""Trainers round the same on every x86 CPU with AVX2, and with any number of threads."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import InputError
+from grpo.processes import cpu_instructions
+from grpo.processes.cpu_instructions import PORTABLE, VARIABLE, instruction_variables
+from tasks.trainer.launch import launch
+from tasks.trainer.process_group import trainer_environment
+
+needs_avx2 = pytest.mark.skipif(not cpu_instructions._has_avx2(), reason="this CPU has no AVX2")
+PRETRAIN = {
+    "vocabulary": 300,
+    "hidden": 96,
+    "feed_forward": 288,
+    "layers": 2,
+    "heads": 3,
+    "context": 256,
+    "batch_size": 16,
+    "steps": 10,
+    "save_every": 100,
+    "optimizer": {"learning_rate": 6e-3},
+    "hardware": {"device": "cpu"},
+}
+
+
+@needs_avx2
+def test_a_trainer_is_held_to_avx2() -> None:
+    environment = trainer_environment({}, "mark", 1)
+    assert {name: environment[name] for name in PORTABLE} == PORTABLE
+
+
+@needs_avx2
+def test_what_the_user_has_set_stays() -> None:
+    variables = instruction_variables({"ATEN_CPU_CAPABILITY": "default", "PATH": "/bin"})
+    assert variables == {name: value for name, value in PORTABLE.items() if name != "ATEN_CPU_CAPABILITY"}
+
+
+def test_native_takes_what_the_cpu_has() -> None:
+    assert instruction_variables({VARIABLE: "native"}) == {}
+
+
+def test_a_cpu_without_avx2_is_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr(cpu_instructions, "_has_avx2", lambda: False)
+    assert instruction_variables({}) == {}
+
+
+def test_another_choice_is_refused() -> None:
+    with pytest.raises(InputError, match="R1FLOW_CPU_INSTRUCTIONS is 'avx9'; it must be 'portable' or 'native'"):
+        instruction_variables({VARIABLE: "avx9"})
+
+
+@needs_avx2
+@pytest.mark.system
+def test_a_model_is_the_same_with_any_number_of_threads_and_narrower_vectors(tmp_path) -> None:
+    # Natively, one and two threads differ after these steps on some CPUs, and AVX2 and AVX-512 do after the first.
+    corpus = tmp_path / "corpus.txt"
+    rng = random.Random(0)
+    words = [f"w{number}" for number in range(60)]
+    corpus.write_text("\n\n".join(" ".join(rng.choices(words, k=40)) for _ in range(300)))
+    settings = [
+        {"OMP_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "2"},
+        {"OMP_NUM_THREADS": "3", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    ]
+    digests = [_digest(tmp_path / str(number), corpus, variables) for number, variables in enumerate(settings)]
+    assert digests == digests[:1] * 3
+
+
+def _digest(folder: Path, corpus: Path, variables: dict[str, str]) -> str:
+    """SHA-256 of the weights that a pretraining job ends with."""
+    own = {name: str(folder / name) for name in ("out", "state")}
+    for path in own.values():
+        Path(path).mkdir(parents=True)
+    files = {"metrics": str(folder / "metrics.jsonl"), "result": str(folder / "result.json")}
+    job = {"kind": "pretrain", "seed": 0, "corpus": str(corpus), "settings": PRETRAIN, **own, **files}
+    launch(job, folder, on_metrics=lambda records: None, env=variables)
+    return hashlib.sha256((folder / "out" / "model.safetensors").read_bytes()).hexdigest()
