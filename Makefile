@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check test test-system test-all test-slow fuzz chaos architectures audit lint ui vllm clean
+.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures audit lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -61,6 +61,13 @@ audit: $(INSTALLED)
 	test -d $(AUDIT) || $(BIN)/python -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir pip-audit==2.10.1
 	$(AUDIT)/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
+
+# Every Python of ours that this machine has reads all code, without warnings; `make test PYTHON=python3.13 VENV=build/venv3.13` runs tests.
+compile:
+	for python in python3.11 python3.12 python3.13; do \
+		$$python --version 2>/dev/null || continue; \
+		PYTHONPYCACHEPREFIX=build/compiled $$python -W error -m compileall -q r1flow.py grpo tasks flows tests benchmarks docs || exit 1; \
+	done
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

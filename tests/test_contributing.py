@@ -169,11 +169,11 @@ def test_the_new_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_new_stages_deployment() -> None:
     text = (ROOT / "deployments" / "prefect.yaml").read_text()
-    assert text.count("\n  - { <<: *light") >= 1  # as in the file
+    assert text.count("\n  - <<: *light\n") >= 1  # as in the file
     line = textwrap.indent(example("A new stage", "yaml"), "  ")
     added = yaml.safe_load(f"{text}\n{line}")["deployments"][-1]
     assert added["entrypoint"] == "flows.stages.prompt_lengths.prompt_lengths"
-    assert added["work_pool"]["name"] == "r1-tasks" and added["name"] == "r1flow"
+    assert added["work_pool"]["name"] == "r1-tasks" and added["name"] == "prompt_lengths"
 
 
 def test_the_new_judge() -> None:
@@ -181,7 +181,7 @@ def test_the_new_judge() -> None:
     exec(example("A new judge"), names)
     copy = edited(
         judge_settings,
-        ('"rule", "local", "openai"]', '"rule", "local", "openai", "brief"]'),
+        ('"rule", "reference", "local", "openai"]', '"rule", "reference", "local", "openai", "brief"]'),
         ("_NEEDED = {", '_NEEDED = {"brief": (), '),
         ("_USED = {", '_USED = {"brief": set(), '),
     )

@@ -16,8 +16,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_the_image_has_every_package_and_all_that_the_build_reads() -> None:
     copied = {name for line in re.findall(r"^COPY (.+) \S+$", TEXT, re.MULTILINE) for name in line.split()}
     assert all((ROOT / name).exists() for name in copied)
-    packages = {name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert packages | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"} == copied
+    build = PROJECT["tool"]["setuptools"]
+    packages = {name.rstrip("*") for name in build["packages"]["find"]["include"]}
+    modules = {f"{name}.py" for name in build["py-modules"]}
+    assert packages | modules | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"} == copied
     ignored, *let_in = (ROOT / "deployments" / "Dockerfile.dockerignore").read_text().split()
     assert ignored == "*" and {name.removeprefix("!") for name in let_in if name.startswith("!")} == copied
 

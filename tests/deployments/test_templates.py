@@ -18,6 +18,7 @@ from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
+from flows.home import LOGGERS
 from flows.installation.resources import FOLDER, desired
 from tests.support.kubernetes_types import faults
 
@@ -61,6 +62,13 @@ def test_a_process_has_the_gpus_that_its_run_names_and_beats_every_30_seconds() 
     assert (named.env["CUDA_VISIBLE_DEVICES"], named.env["MINE"]) == ("2,3", "1")
     assert named.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert named.working_dir is None
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_lines_of_ours_reach_the_logs_of_a_run(kind: str) -> None:
+    env = render(kind, "r1-tasks", env={"MINE": "1"}).env
+    assert (env["PREFECT_LOGGING_EXTRA_LOGGERS"], env["MINE"]) == (LOGGERS, "1")
+    assert env["PREFECT_CLIENT_MAX_RETRIES"] == "20"  # of the variable `env`
 
 
 def test_a_process_has_else_the_gpus_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
