@@ -23,7 +23,8 @@ Scores = Mapping[str, Mapping[str, float]]
 def problem_scores(
     samples: Sequence[Sample], problems: Mapping[str, Problem], k: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """pass@1, pass@k and cons@k of each problem. `k`: None for as many as a problem has samples."""
+    """pass@1, pass@k and cons@k of each problem, and `stated`, the mean accuracy of results however they are written,
+    where samples were scored by it. `k`: None for as many as a problem has samples."""
     groups = by_problem(samples)
     classes = votes(groups, problems)
     scores: dict[str, dict[str, float]] = {"pass@1": {}, "pass@k": {}, "cons@k": {}}
@@ -32,6 +33,8 @@ def problem_scores(
         scores["pass@1"][pid] = mean(accuracy)
         scores["pass@k"][pid] = pass_at_k(len(group), sum(value >= 1.0 for value in accuracy), k or len(group))
         scores["cons@k"][pid] = consensus(group, classes[pid], k or len(group))
+        if all("stated" in sample.rewards for sample in group):
+            scores.setdefault("stated", {})[pid] = mean([sample.rewards["stated"] for sample in group])
     return scores
 
 

@@ -1,21 +1,21 @@
-"""Exports a checkpoint as a plain Hugging Face folder with a model card, atomically."""
+"""Writes an artifact's files and a card as a folder in Hugging Face's form, atomically."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo.errors import InputError
-from tasks.export.model_card import About, card
-from tasks.store.manifest import MANIFEST
+from tasks.store.manifest import Manifest
 from tasks.store.store import Store
 
 CARD = "README.md"
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError unless a checkpoint can be written there: the folder must be new or empty, and its parent
+    """Raises InputError unless an artifact can be written there: the folder must be new or empty, and its parent
     exist."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"{folder}: is no folder; give a new one")
@@ -25,21 +25,38 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder.absolute().parent}: no such folder; make it first")
 
 
-def export(about: About, folder: Path, store: Store) -> None:
-    """Copy the checkpoint's files, after comparing them with their hashes, and write the card beside them.
+def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:
+    """Copy the artifact's files, after comparing them with their hashes, and write the card beside them. The files'
+    modes are by the umask.
 
     Raises:
         InputError: for a folder that is not empty, or an artifact whose files are not what its manifest says.
     """
     check_folder(folder)
-    checkpoint = about.checkpoint
-    store.check(checkpoint, every_byte=True)
+    store.check(artifact, every_byte=True)
     partial = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
     try:
-        shutil.copytree(checkpoint.path, partial, ignore=shutil.ignore_patterns(MANIFEST))
-        (partial / CARD).write_text(card(about), encoding="utf-8")
+        write(artifact, card, partial, shutil.copyfile)
         partial.replace(folder)  # replaces an empty folder, too
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}; give a folder that can be written, with room enough") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write(artifact: Manifest, card: str, folder: Path, copy: Callable[[Path, Path], object]) -> None:
+    """Makes `folder` of the artifact's files, each by `copy`, and of the card."""
+    folder.mkdir()
+    for name in artifact.files:
+        if name != CARD:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            copy(artifact.path / name, folder / name)
+    (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file; a copy where the file system has no hard links, or it is another one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -36,6 +36,10 @@ class About:
     evaluation: Manifest | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
+    place: str = "."
+    """What transformers finds it by: a repository of the hub, or a path, as of the folder around it."""
+    plain: str | None = None
+    """The plain-text template of a model that does not chat, with {prompt} in it."""
 
 
 def lineage(checkpoint: Manifest, known: Mapping[str, Manifest]) -> list[Manifest]:
@@ -70,6 +74,7 @@ def card(about: About) -> str:
         f"---\n{_header(about)}\n---",
         f"# {about.name}",
         _opening(about),
+        _use(about),
         *_section("Results", _results(about)),
         *_section("Data", _data(about)),
         *_section("Made from", _lineage(about)),
@@ -118,6 +123,24 @@ def _opening(about: About) -> str:
         f"What the stage `{stage.stage}`{recipe} made{steps}, {stage.created[:10]}. A whole model: weights, tokenizer, "
         "chat template; adapters, if there were any, are merged into the weights."
     )
+
+
+_USE = """\
+```python
+from transformers import pipeline
+
+model = pipeline("text-generation", "{place}")
+{prompt}
+answer = model(prompt, max_new_tokens=512, return_full_text=False)[0]["generated_text"]
+print(answer)
+```"""
+
+
+def _use(about: About) -> str:
+    prompt = 'prompt = [{"role": "user", "content": "compute 3 + 4"}]'
+    if about.plain is not None:
+        prompt = f"template = {about.plain!r}\nprompt = template.replace('{{prompt}}', 'compute 3 + 4')"
+    return _USE.format(place=about.place, prompt=prompt)
 
 
 def _results(about: About) -> str:

@@ -1,4 +1,4 @@
-"""Creates the judge of the settings: rules, a local Hugging Face model, or an OpenAI-compatible endpoint."""
+"""Creates the judge of the settings: rules, references, a local Hugging Face model, an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from grpo.config.judge import JudgeSettings
 from grpo.judging.create import MODELS
 from tasks.judges.base import Judge
 from tasks.judges.llm import ModelJudge
+from tasks.judges.reference import ReferenceJudge
 from tasks.judges.rule import RuleJudge
 
 JUDGES: dict[str, Callable[..., Judge]] = {
     "rule": RuleJudge,
+    "reference": ReferenceJudge,
     "local": ModelJudge,
     "openai": ModelJudge,
 }

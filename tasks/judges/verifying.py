@@ -22,11 +22,11 @@ def judge_of_samples(settings: JudgeSettings, *files: Path) -> JudgeSettings | N
     """
     verifiers = (pq.read_table(file, columns=["verifier"])["verifier"].to_pylist() for file in files)
     judged = [name for of_file in verifiers for name in of_file if name in JUDGED]
-    if settings.kind == "rule":
+    if not settings.is_model:
         if judged:
             raise InputError(
-                f"{len(judged):,} problems have verifier {judged[0]!r}, and judge.kind is 'rule'; set judge to a model "
-                "(kind 'openai' or 'local')"
+                f"{len(judged):,} problems have verifier {judged[0]!r}, and judge.kind is {settings.kind!r}; set "
+                "judge to a model (kind 'openai' or 'local')"
             )
         return None
     return settings if judged or settings.decides_unsure or settings.audit_share else None
@@ -47,5 +47,6 @@ def check_comparable(judge: Judge, problems: Sequence[Problem]) -> None:
     if blind:
         raise InputError(
             f"the judge has nothing to compare responses by for {len(blind):,} of {len(problems):,} general prompts, "
-            f"the first: {blind[0].text[:60]!r}; set judge to a model, or keep their metadata (mentions, harmful)"
+            f"the first: {blind[0].text[:60]!r}; set judge to a model, or keep their metadata (rule: mentions, "
+            "harmful; reference: reference)"
         )

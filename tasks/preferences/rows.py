@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from grpo.data.conversations import to_columns
 from grpo.data.records import Message
-from tasks.problems.load import normalise
+from tasks.problems.normal_form import normalise
 from tasks.sft_data.statistics import prompt_text
 
 

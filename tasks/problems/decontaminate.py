@@ -4,7 +4,9 @@ Departure from the paper, which says only "10-gram match": text that held-out pr
 template ("State the final answer to the following arithmetic problem: ...") and proves nothing, so an n-gram is
 ignored when it is, or contains, boilerplate. Boilerplate is looked for in grams of n // 2 tokens: a template of nine
 words is in no 10-gram by itself, yet it would make a collision of any two problems that go on with one same number.
-Equality of all tokens is always a collision, template or not.
+Equality of all tokens is always a collision, template or not, and so is the same calculation in other words
+(tasks/problems/normal_form.py). A completion that works out a held-out calculation of three or more numbers collides,
+too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Literal
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from tasks.problems.normal_form import long_calculations, normal_form
 
 Tokens = tuple[str, ...]
 
@@ -40,7 +43,8 @@ class Collision:
 
 @dataclass(frozen=True)
 class Match:
-    """The overlap of a text with a held-out prompt: all its tokens ("equal") or n in a row ("overlapping")."""
+    """The overlap of a text with a held-out prompt: all its tokens or its calculation ("equal"), or n tokens in a row
+    ("overlapping")."""
 
     kind: Literal["equal", "overlapping"]
     held_out_id: str
@@ -64,9 +68,14 @@ class HeldOut:
         boilerplate = _boilerplate(prompts, n // 2, max(BOILERPLATE_MIN, boilerplate_share * len(problems)))
         self.boilerplate = len(boilerplate)
         self._whole: dict[Tokens, str] = {}
+        self._forms: dict[str, str] = {}
+        self._calculations: dict[str, str] = {}
         self._parts: dict[Tokens, str] = {}
         for problem, words in zip(problems, prompts, strict=True):
             self._whole.setdefault(words, problem.id)
+            self._forms.setdefault(normal_form(problem.text), problem.id)
+            for calculation in long_calculations(problem.text):
+                self._calculations.setdefault(calculation, problem.id)
             for gram in _evidence(words, n, boilerplate):
                 self._parts.setdefault(gram, problem.id)
 
@@ -75,10 +84,16 @@ class HeldOut:
         words = tokens(text)
         if words in self._whole:
             return Match("equal", self._whole[words], " ".join(words))
+        if (form := normal_form(text)) in self._forms:
+            return Match("equal", self._forms[form], form)
         return self._overlap(words)
 
     def match_passage(self, text: str) -> Match | None:
-        """The same for a text that is no prompt, such as a completion: equality alone says nothing there."""
+        """The same for a text that is no prompt, such as a completion: equality alone says nothing there, but a long
+        calculation does."""
+        for calculation in long_calculations(text) if self._calculations else ():
+            if calculation in self._calculations:
+                return Match("equal", self._calculations[calculation], calculation)
         return self._overlap(tokens(text))
 
     def _overlap(self, words: Tokens) -> Match | None:

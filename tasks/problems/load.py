@@ -1,13 +1,11 @@
 """Problem sets: what sources give, and which of it is held out.
 
-`load` reads a source into `Problem`s and counts what was dropped. `split` decides by the prompt's text alone, so the
-same text is never on both sides, whatever its order or source.
+`load` reads a source into `Problem`s and counts what was dropped. `split` decides by the prompt's normal form alone, so
+the same problem is never on both sides, whatever its order, source or wording.
 """
 
 from __future__ import annotations
 
-import hashlib
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
 from grpo.validate import validate
 from tasks.problems.files import rows
+from tasks.problems.normal_form import normal_form, normalise, place
 from tasks.problems.reasoning_gym import generate
 from tasks.problems.rows import read_row
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource, label, short
@@ -117,17 +116,17 @@ def split(
 ) -> tuple[list[Problem], list[Problem]]:
     """(train, held_out), each in the order given.
 
-    A text is held out when its salted hash, as a number in [0, 1), is below `held_out_share`. Beyond `held_out_max`
-    the texts of the largest hashes are dropped: moved to train they would be trained on by one run and be held out
-    by another. Fewer than `held_out_min` is an error for the same reason.
+    A problem is held out when the salted hash of its normal form, as a number in [0, 1), is below `held_out_share`.
+    Beyond `held_out_max` those of the largest hashes are dropped: moved to train they would be trained on by one run
+    and be held out by another. Fewer than `held_out_min` is an error for the same reason.
     """
     if not 0 <= held_out_share <= 1:
         raise InputError(f"held_out_share is {held_out_share}; it is a share between 0 and 1")
     if held_out_max is not None and held_out_max < held_out_min:
         raise InputError(f"held_out_max {held_out_max} is less than held_out_min {held_out_min}")
-    place = [_place(problem.text, salt) for problem in problems]
-    train = [problem for problem, p in zip(problems, place, strict=True) if p >= held_out_share]
-    held_out = [(p, problem) for problem, p in zip(problems, place, strict=True) if p < held_out_share]
+    places = [place(normal_form(problem.text), salt) for problem in problems]
+    train = [problem for problem, p in zip(problems, places, strict=True) if p >= held_out_share]
+    held_out = [(p, problem) for problem, p in zip(problems, places, strict=True) if p < held_out_share]
     if len(held_out) < held_out_min:
         raise InputError(
             f"{len(held_out)} of {len(problems)} problems are held out, fewer than held_out_min {held_out_min}; raise "
@@ -137,13 +136,3 @@ def split(
         chosen = {problem.id for _, problem in sorted(held_out, key=lambda x: (x[0], x[1].id))[:held_out_max]}
         held_out = [(p, problem) for p, problem in held_out if problem.id in chosen]
     return train, [problem for _, problem in held_out]
-
-
-def normalise(text: str) -> str:
-    """The text by which prompts are compared: composed Unicode (x² stays unlike x2), no case, single spaces."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
-
-
-def _place(text: str, salt: str) -> float:
-    digest = hashlib.sha256(f"{salt}\0{normalise(text)}".encode()).digest()
-    return int.from_bytes(digest[:6]) / 2**48  # 48 bits are exact in a float, and stay below 1

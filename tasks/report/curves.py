@@ -12,6 +12,8 @@ from tasks.tracking.recipe_run import StageRun
 Points = list[tuple[float, float]]
 _MOST_POINTS = 240
 _VALIDATION = "validation/"
+_FINAL = "final/"
+"""Begins the names of numbers that a stage logs once, at its end."""
 _NOT_PARTS = ("_mean", "_std", "_failures")
 
 
@@ -25,10 +27,12 @@ class Picture:
 
 def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
     """The pictures of a stage that logged these metrics."""
-    names = set(metrics)
+    names = {name for name in metrics if not name.startswith(_FINAL)}
     if "reward" in names:
-        parts = [m for m in sorted(names) if m.startswith("reward_") and not m.endswith(_NOT_PARTS) and "/" not in m]
-        yield Picture("Reward and its parts", (("total", "reward"), *((p.removeprefix("reward_"), p) for p in parts)))
+        yield Picture("Reward", (("reward", "reward"),))
+        for name in sorted(names):  # each on axes of its own: a rule gives 0 or 1, a reward model any number
+            if name.startswith("reward_") and not name.endswith(_NOT_PARTS) and "/" not in name:
+                yield Picture(f"Reward, {name.removeprefix('reward_').replace('_', ' ')}", ((name, name),))
     asked = [m for m in sorted(names) if m.startswith(_VALIDATION) and not m.startswith(f"{_VALIDATION}completion_")]
     if asked:
         yield Picture("On validation problems", tuple((m.removeprefix(_VALIDATION), m) for m in asked))
@@ -42,14 +46,14 @@ def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
         return
     losses = [name for name in sorted(names) if name == "loss" or name.endswith("/loss")]
     if losses:
-        yield Picture("Training loss", tuple((name.removesuffix("/loss"), name) for name in losses))
+        yield Picture("Training loss, nats", tuple((name.removesuffix("/loss"), name) for name in losses))
 
 
 def read(reader: RunReader, stage: StageRun) -> Iterator[tuple[Picture, dict[str, Points]]]:
-    """Every picture of a stage with its curves, thinned to what a picture can show."""
+    """Every picture of a stage with its curves, thinned to what a picture can show. A single point is no curve."""
     for picture in pictures(stage.maker.metrics):
         curves = {name: thin(reader.curve(stage.maker.id, metric)) for name, metric in picture.parts}
-        if shown := {name: points for name, points in curves.items() if points}:
+        if shown := {name: points for name, points in curves.items() if len(points) > 1}:
             yield picture, shown
 
 

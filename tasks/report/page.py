@@ -20,12 +20,11 @@ from tasks.tracking.names import flatten
 from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun
 from tasks.tracking.tags import (
-    BEFORE_TAG,
-    DIFFERS_TAG,
     ERROR_TAG,
     FAILED_TAG,
     FLOW_TAG,
     KEY_TAG,
+    OVERRIDES_TAG,
     RECIPE_TAG,
     SEED_TAG,
     gate_tag,
@@ -56,6 +55,7 @@ def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: 
         checkpoints=list(table),
         rows=paper_rows(table),
         sizes=sizes(table),
+        confidence=confidence(run),
         sets=set_sections(table),
         pipeline=pipeline(run),
         learning=learning(run, reader),
@@ -67,6 +67,13 @@ def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: 
         lineage=lineage(run),
         config=sorted(flatten(run.config)),
     )
+
+
+def confidence(run: RecipeRun) -> str:
+    """Level of the intervals of the evaluation, "95%"; "" where none is left to say it."""
+    evaluation = run.manifests.get("evaluate")
+    level = evaluation.config.get("confidence") if evaluation else None
+    return f"{100 * level:g}%" if level else ""
 
 
 def header(run: RecipeRun) -> dict[str, Any]:
@@ -82,8 +89,7 @@ def header(run: RecipeRun) -> dict[str, Any]:
         "status": _ENDED.get(run.run.status, run.run.status.lower()),
         "began": _time(run.run.began),
         "seconds": run.run.ended - run.run.began if run.run.ended else None,
-        "before": tags.get(BEFORE_TAG, "")[:8],
-        "differs": [part for part in tags.get(DIFFERS_TAG, "").split("; ") if part],
+        "overrides": tags.get(OVERRIDES_TAG, ""),
         "failed": {"stage": tags[FAILED_TAG], "error": tags.get(ERROR_TAG, "")} if FAILED_TAG in tags else None,
     }
 
@@ -131,7 +137,7 @@ def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
             losses.append({**pictures[0], "title": name})
         elif pictures:
             sections.append({"title": name, "reused": stage.status == "reused", "pictures": pictures})
-    return ([{"title": "Losses", "reused": False, "pictures": losses}] if losses else []) + sections
+    return ([{"title": "Losses, nats", "reused": False, "pictures": losses}] if losses else []) + sections
 
 
 def gates(run: RecipeRun) -> list[dict[str, Any]]:

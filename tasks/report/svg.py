@@ -15,7 +15,7 @@ SERIES = 6
 WIDTH, HEIGHT = 300, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 36
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4")
-_ROW, _ARC_WIDTH, _LETTER = 28, 120, 7
+_ROW, _ARC_WIDTH, _LETTER = 28, 120, 8
 
 
 def style_of(number: int) -> Markup:
@@ -27,23 +27,24 @@ def style_of(number: int) -> Markup:
 
 
 def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str = "step") -> Markup:
-    """Lines on one pair of axes. Each series has at least one point, all finite."""
+    """Lines on one pair of axes. Each series has at least two points, all finite."""
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     x_low, x_high = min(xs), max(xs)
     y_ticks = ticks(min(ys), max(ys))
     y_low, y_high = min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys))
+    edge = max(_LEFT, 10 + _LETTER * max(len(number(tick)) for tick in y_ticks))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         up = (y - y_low) / (y_high - y_low)
-        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+        return edge + across * (WIDTH - edge - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
 
     parts = [_title(title, _said(series))]
     for tick in y_ticks:
         _, y = place(x_low, tick)
-        parts.append(_line(_LEFT, y, WIDTH - _RIGHT, y, "grid"))
-        parts.append(_text(_LEFT - 6, y + 4, number(tick), "end"))
+        parts.append(_line(edge, y, WIDTH - _RIGHT, y, "grid"))
+        parts.append(_text(edge - 6, y + 4, number(tick), "end"))
     free_from = 0.0
     for tick in ticks(x_low, x_high, most=7):
         x, _ = place(tick, y_low)
@@ -51,23 +52,13 @@ def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_la
         if x_low <= tick <= x_high and left > free_from:
             parts.append(_text(left, HEIGHT - 20, number(tick), "start"))
             free_from = left + _LETTER * (len(number(tick)) + 1)
-    parts.append(_line(_LEFT, HEIGHT - _BOTTOM, WIDTH - _RIGHT, HEIGHT - _BOTTOM, "axis"))
-    parts.append(_text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 4, x_label, "middle"))
+    parts.append(_line(edge, HEIGHT - _BOTTOM, WIDTH - _RIGHT, HEIGHT - _BOTTOM, "axis"))
+    parts.append(_text((WIDTH + edge - _RIGHT) / 2, HEIGHT - 4, x_label, "middle"))
     for place_in_legend, (name, points) in enumerate(series.items()):
         corners = [place(x, y) for x, y in points]
         shape = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         label = Markup("<title>{}</title>").format(name)
-        if len(corners) == 1:
-            x, y = corners[0]
-            parts.append(
-                Markup('<circle cx="{:.1f}" cy="{:.1f}" r="3" {}>{}</circle>').format(
-                    x, y, style_of(place_in_legend), label
-                )
-            )
-        else:
-            parts.append(
-                Markup('<polyline points="{}" {}>{}</polyline>').format(shape, style_of(place_in_legend), label)
-            )
+        parts.append(Markup('<polyline points="{}" {}>{}</polyline>').format(shape, style_of(place_in_legend), label))
     return _picture(WIDTH, HEIGHT, parts)
 
 
@@ -119,7 +110,10 @@ def number(value: float) -> str:
         return f"{value / 1000:,.0f}k"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+    if abs(value) >= 0.001:
+        return f"{value:.3g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def _said(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:

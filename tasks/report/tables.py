@@ -15,11 +15,15 @@ from tasks.evaluation.records import INTERVAL, by_set
 
 COLUMNS = {
     "pass@1": "pass@1",
-    "pass@1_ci95": "95% interval",
+    "pass@1_ci95": "pass@1 interval",
     "pass@k": "pass@k",
     "pass@k_ci95": "pass@k interval",
     "cons@k": "cons@k",
     "cons@k_ci95": "cons@k interval",
+    "stated": "any stated result",
+    "stated_stepwise": "of worked ones",
+    "steps_right": "steps right",
+    "stepwise": "worked out",
     "format": "format",
     "language": "language",
     "mean_tokens": "tokens",
@@ -27,24 +31,26 @@ COLUMNS = {
     "alignment": "alignment",
     "alignment_ci95": "alignment interval",
     "win_rate_dev3": "win rate over dev3",
-    "win_rate_dev3_lc": "at equal length",
+    "win_rate_dev3_lc": "win rate over dev3, equal length",
     "refusal": "refuses harmful",
     "over_refusal": "look-alikes",
     "refused_harmless": "harmless",
     "instructions": "instructions",
     "win_rate_dev1": "win rate over dev1",
-    "win_rate_dev1_lc": "at equal length",
+    "win_rate_dev1_lc": "win rate over dev1, equal length",
 }
 PLAIN = {"mean_tokens", "alignment", "alignment_ci95"}
 """Metrics that are not shares; all others are shown in percent."""
 _NEITHER, _LOWER = {"mean_tokens"}, {"cut_off", "over_refusal", "refused_harmless"}
 _TITLES = {
+    "stated": "any stated result right",
+    "stated_stepwise": "stated result right, if worked out",
+    "steps_right": "steps right",
+    "stepwise": "worked out step by step",
     "format": "format kept",
     "language": "one language",
     "mean_tokens": "tokens a completion",
     "alignment": "alignment reward",
-    "win_rate_dev3_lc": "win rate at equal length",
-    "win_rate_dev1_lc": "win rate at equal length",
     "over_refusal": "refuses look-alikes",
     "refused_harmless": "refuses harmless",
     "instructions": "instructions followed",
@@ -114,7 +120,8 @@ def set_sections(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The closing table in the paper's form: a row a metric, a cell a checkpoint, the best ones marked."""
+    """The closing table in the paper's form: a row a metric with its unit, a cell a checkpoint, the best ones
+    marked."""
     rows = []
     for key in COLUMNS:
         if key.endswith(INTERVAL) or not any(key in metrics for metrics in table.values()):
@@ -130,7 +137,8 @@ def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             for value, metrics in zip(values, table.values(), strict=True)
         ]
-        rows.append({"title": _TITLES.get(key, COLUMNS[key]), "cells": cells})
+        unit = "" if key in PLAIN else "%"
+        rows.append({"title": _TITLES.get(key, COLUMNS[key]), "unit": unit, "cells": cells})
     return rows
 
 

@@ -17,6 +17,8 @@ CARD = "README.md"
 _SPLITS = {"train": "examples/train/*.parquet", "validation": "examples/validation/*.parquet"}
 _SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 _SHOWN_CHARACTERS = 600
+PLACE = "path/to/this/folder"
+"""Stands in the card for where the data set is, until it is exported."""
 
 
 def write_card(folder: Path, statistics: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -88,13 +90,13 @@ also where `think` is false and the completion has none.
 ```python
 import datasets
 
-data = datasets.load_dataset("path/to/this/folder")  # {splits}
+data = datasets.load_dataset("{place}")  # {splits}
 ```"""
 
 
 def _use(statistics: Mapping[str, Any]) -> str:
     splits = ", ".join(_splits(statistics))
-    return _USE.format(kept=statistics["kept"], sampled=statistics["sampled"], splits=splits)
+    return _USE.format(place=PLACE, kept=statistics["kept"], sampled=statistics["sampled"], splits=splits)
 
 
 def _size(statistics: Mapping[str, Any]) -> str:

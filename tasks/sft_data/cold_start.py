@@ -16,6 +16,7 @@ from grpo.data.template import form_of
 from grpo.errors import InputError
 from grpo.rewards.functions import Response
 from grpo.rewards.registry import REWARDS
+from tasks.problems.decontaminate import HeldOut
 from tasks.problems.miniature.writers import Habits, demonstrate
 from tasks.sft_data.examples import example
 from tasks.sft_data.filters import FilterSettings, reject
@@ -71,6 +72,13 @@ def sampled(
     return list(chosen.values()), dict(reasons)
 
 
+def without(held_out: HeldOut, examples: Sequence[Any]) -> tuple[list[Any], int]:
+    """The examples whose completions share nothing with held-out problems, and how many do. Their prompts are training
+    prompts, which share nothing."""
+    kept = [example for example in examples if held_out.match_passage(example["completion"]) is None]
+    return kept, len(examples) - len(kept)
+
+
 def as_sample(problem: Problem, completion: str) -> Sample:
     """A written completion with the rewards that the filters read."""
     response = Response.to(problem, completion, tokens=0, finished=True, max_tokens=0)
@@ -83,7 +91,7 @@ def as_sample(problem: Problem, completion: str) -> Sample:
         reasoning=parts.reasoning,
         summary=parts.summary,
         answer=parts.answer or "",
-        rewards={n: r.function(problem, response) for n, r in rules.items() if problem.domain in r.domains},
+        rewards={n: r.function(problem, response) for n, r in rules.items() if r.scores(problem)},
         tokens=0,
         finish_reason="stop",
         domain=problem.domain,

@@ -47,6 +47,7 @@ class Attempt:
         self.work = root / "work" / f"{stage}-{key[:16]}"
         self.out = self.work / "out"
         self.state = self.work / "state"
+        self.continues = False  # what an earlier attempt left
         self._root = root
         self._began = time.monotonic()
 
@@ -64,6 +65,7 @@ class Attempt:
             values = {"stage": self.stage, "key": self.key, "forced": force, "began": utc_now()}
             _write_json(record, {**values, "uses": sorted(uses)})
         else:
+            self.continues = True
             logger.info("continuing what an earlier attempt left in %s", self.work)
         self.out.mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
@@ -85,6 +87,9 @@ class Attempt:
         steps_completed: int | None = None,
         mlflow_run_id: str | None = None,
         seconds: float | None = None,
+        machine: str | None = None,
+        peak_memory: int | None = None,
+        origin: Mapping[str, str] | None = None,
     ) -> Manifest:
         """Turn `out` into an artifact. `seconds` defaults to the time since this attempt took the lock.
 
@@ -115,6 +120,9 @@ class Attempt:
                 steps_completed=steps_completed,
                 tokenizer_sha256=tokenizer_digest(files),
                 mlflow_run_id=mlflow_run_id,
+                machine=machine,
+                peak_memory=peak_memory,
+                origin=None if origin is None else dict(origin),
             ).sealed()
             _write_json(manifest_path, manifest.to_dict())
             for folder, _, _ in os.walk(self.out):

@@ -47,7 +47,8 @@ class Difference:
         if self.kind == "version":
             return f"stage version {self.old} -> {self.new}"
         if self.kind == "field":
-            return f"{self.name}: {self.old} -> {self.new}"
+            old, new = _shorten_both(str(self.old), str(self.new))
+            return f"{self.name}: {old} -> {new}"
         if self.old is None or self.new is None:
             return f"input {self.name} is {'new' if self.old is None else 'gone'}"
         return f"input {self.name} changed"
@@ -86,3 +87,14 @@ def shorten(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _shorten_both(old: str, new: str) -> tuple[str, str]:
+    """Two texts on one line, each cut after 40 characters; of long ones what both begin with is left out, too."""
+    old, new = " ".join(old.split()), " ".join(new.split())
+    if max(len(old), len(new)) > _SHOWN_CHARACTERS:
+        pairs = enumerate(zip(old, new, strict=False))
+        differs = next((at for at, (a, b) in pairs if a != b), min(len(old), len(new)))
+        same = max(0, differs - _SHOWN_CHARACTERS // 4)
+        old, new = (f"…{text[same:]}" if same else text for text in (old, new))
+    return shorten(old), shorten(new)

@@ -19,6 +19,8 @@ from typing_extensions import TypedDict
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+_NEWER = {"machine", "peak_memory", "origin", "checksum"}
+"""Fields that manifests of earlier versions lack; left out where they are None."""
 
 
 class FileEntry(TypedDict):
@@ -30,7 +32,7 @@ class FileEntry(TypedDict):
 
 Files = dict[str, FileEntry]
 """Relative path -> {"size": bytes, "sha256": hex}."""
-_TOKENIZER_FILES = {
+TOKENIZER_FILES = {
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -65,9 +67,7 @@ def artifact_digest(key: str, files: Mapping[str, FileEntry]) -> str:
 def tokenizer_digest(files: Mapping[str, FileEntry]) -> str | None:
     """sha256 over the tokenizer files and the chat template; None if there are none."""
     # By base name: the same tokenizer in two folders, or in two artifacts with different layouts, is one tokenizer.
-    hashes = {
-        (Path(name).name, entry["sha256"]) for name, entry in files.items() if Path(name).name in _TOKENIZER_FILES
-    }
+    hashes = {(Path(name).name, entry["sha256"]) for name, entry in files.items() if Path(name).name in TOKENIZER_FILES}
     return hashlib.sha256(canonical_json(sorted(hashes)).encode()).hexdigest() if hashes else None
 
 
@@ -94,8 +94,10 @@ class Manifest:
     `digest` covers the key and the contents, so equal contents under two keys never share a digest. `files` maps
     a relative path to ``{"size": bytes, "sha256": hex}``. A metric that is not finite is stored as None.
     `tokenizer_sha256` covers the tokenizer files and the chat template, whichever folder of the artifact they are in.
-    `seconds` is the time that the work took; `created` is UTC in ISO format. `checksum` is the sha256 of everything
-    else here; None in manifests of earlier versions.
+    `seconds` is the time that the work took; `created` is UTC in ISO format. `machine` and `peak_memory` are those of
+    `tasks.estimate.measured`; None where an attempt continued an earlier one, whose time is not in `seconds`.
+    `origin` has code, user, machine and libraries, as `tasks.estimate.origin` names them. `checksum` is the sha256 of
+    everything else here. The last four are None in manifests of earlier versions.
     """
 
     stage: str
@@ -113,6 +115,9 @@ class Manifest:
     steps_completed: int | None = None
     tokenizer_sha256: str | None = None
     mlflow_run_id: str | None = None
+    machine: str | None = None
+    peak_memory: int | None = None
+    origin: dict[str, str] | None = None
     checksum: str | None = None
     path: Path = field(default=Path(), compare=False)
 
@@ -120,8 +125,7 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values without `path`, which is valid only on this machine."""
-        left_out = {"path"} if self.checksum else {"path", "checksum"}
-        values = {name: value for name, value in vars(self).items() if name not in left_out}
+        values = {k: v for k, v in vars(self).items() if k != "path" and not (v is None and k in _NEWER)}
         return {**values, "inputs": {name: dict(vars(ref)) for name, ref in self.inputs.items()}}
 
     def sealed(self) -> Manifest:

@@ -1,14 +1,75 @@
-"""What is wrong in MLflow, seen from the store: runs without a process, aliases without an artifact."""
+"""MLflow seen from the store: runs without a process, aliases without an artifact, stale runs, and old ones that made
+nothing that is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.store.audit import Flaw
+from tasks.store.stale import stale_reasons
+from tasks.store.store import Store
+from tasks.tracking.client import Tracking
 from tasks.tracking.connection import Connection
 from tasks.tracking.owner import is_alive, runs_of_dead_processes
-from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG
+from tasks.tracking.reuse import reuses
+from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG, STALE_TAG
+
+_PAGE = 200
+"""Runs in one answer: each has hundreds of parameters."""
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """A run that is no stage of another, and its stages' runs."""
+
+    id: str
+    name: str
+    ended: float  # seconds since 1970
+    stages: list[str]
+
+
+def old_runs(connection: Connection, before: float, kept: Collection[str]) -> list[OldRun]:
+    """Runs that ended before a time (seconds since 1970), oldest first, if none of them or of their stages made an
+    artifact whose digest is in `kept`.
+
+    Raises:
+        InputError: MLflow cannot be reached.
+    """
+    runs = connection.ask(lambda client: list(_ended(client, connection.experiments(), before)))
+    stages: dict[str, list[Any]] = {}
+    for run in runs:
+        stages.setdefault(run.data.tags.get(PARENT_TAG, ""), []).append(run)
+    found = []
+    for run in stages.get("", []):
+        below = stages.get(run.info.run_id, [])
+        if not {each.data.tags.get(DIGEST_TAG) for each in [run, *below]} & set(kept):
+            ids = [stage.info.run_id for stage in below]
+            found.append(OldRun(run.info.run_id, run.info.run_name, run.info.end_time / 1000, ids))
+    return found
+
+
+def _ended(client: Any, experiments: list[str], before: float) -> Iterator[Any]:
+    condition, token = f"attributes.end_time < {int(before * 1000)}", None
+    while True:
+        page = client.search_runs(
+            experiments, condition, max_results=_PAGE, order_by=["attributes.end_time ASC"], page_token=token
+        )
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def delete_runs(connection: Connection, runs: list[OldRun]) -> None:
+    """Mark runs and their stages' as deleted. MLflow hides them, and `mlflow gc` removes them for good."""
+
+    def delete(client: Any) -> None:
+        for run in runs:
+            for run_id in [*run.stages, run.id]:
+                client.delete_run(run_id)
+
+    connection.ask(delete)
 
 
 def audit_tracking(connection: Connection, digests: Collection[str]) -> Iterator[Flaw]:
@@ -51,6 +112,7 @@ def digests_in_use(connection: Connection) -> set[str]:
         digests: set[str] = set()
         for run in running:
             if is_alive(run.data.tags):
+                digests |= {reuse.digest for reuse in reuses(run.data.tags)}
                 stages = client.search_runs(experiments, f"tags.`{PARENT_TAG}` = '{run.info.run_id}'")
                 for stage in [run, *stages]:
                     digests |= {stage.data.tags[DIGEST_TAG]} if DIGEST_TAG in stage.data.tags else set()
@@ -78,3 +140,16 @@ def _ending(connection: Connection, run_id: str) -> Callable[[], str]:
         return "marked KILLED"
 
     return end
+
+
+def update_stale_tags(store: Store, tracking: Tracking) -> None:
+    """Tag the runs that made stale artifacts with the reason, and remove the tag from all others."""
+    reasons = stale_reasons(store)
+    missing = {m.mlflow_run_id: reasons[m.key] for m in store.list() if m.key in reasons and m.mlflow_run_id}
+    for run_id, reason in tracking.tagged(STALE_TAG).items():
+        if run_id not in missing:
+            tracking.delete_tag(run_id, STALE_TAG)
+        elif missing[run_id] == reason:
+            del missing[run_id]
+    for run_id, reason in missing.items():
+        tracking.set_tags(run_id, {STALE_TAG: reason})

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,10 +21,17 @@ from grpo.secret_values import masked
 from tasks.store.manifest import Manifest
 from tasks.tracking import connection
 from tasks.tracking.connection import Connection
-from tasks.tracking.names import flatten, metric_name
-from tasks.tracking.owner import end_runs_of_dead_processes, owner_tags, undisturbed
+from tasks.tracking.models.registry import ModelRegistry
+from tasks.tracking.names import dataset_digest, flatten, metric_name
+from tasks.tracking.owner import (
+    PROMPT_S,
+    delete_repeats,
+    end_runs_of_dead_processes,
+    origin_tags,
+    owner_tags,
+    undisturbed,
+)
 from tasks.tracking.reader import RunReader, with_tags
-from tasks.tracking.registry import ModelRegistry
 from tasks.tracking.tags import (
     DATA_CONTEXT_TAG,
     DIGEST_TAG,
@@ -33,6 +41,7 @@ from tasks.tracking.tags import (
     RECIPE_TAG,
     SHA256_TAG,
     STAGE_TAG,
+    START_TAG,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,7 +49,6 @@ logger = logging.getLogger(__name__)
 RECIPE_FILE, CONFIG_FILE = "recipe.json", "config.json"
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
-_DATASET_DIGEST_LENGTH = 36
 _Item = TypeVar("_Item")
 
 
@@ -50,8 +58,9 @@ class Tracking(Connection):
     Artifacts are stored in `mlartifacts` beside a sqlite file; a server decides by itself where they go.
     """
 
-    def __init__(self, uri: str):
-        super().__init__(uri)
+    def __init__(self, uri: str, expected: bool = False):
+        super().__init__(uri, expected)
+        self._late: dict[str, str] = {}
         self._unsent: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         self._last_steps: dict[str, dict[str, int]] = {}
 
@@ -87,7 +96,7 @@ class Tracking(Connection):
 
         def reopen() -> None:
             self.client.update_run(run_id, status="RUNNING")
-            self._set_tags(run_id, owner_tags())
+            self._set_tags(run_id, {**owner_tags(), **origin_tags()})
 
         self.or_stop(reopen)
 
@@ -120,9 +129,14 @@ class Tracking(Connection):
     ) -> str:
         from mlflow.entities import Param
 
+        began, token = time.monotonic(), uuid.uuid4().hex
+
         def start() -> str:
-            all_tags = {**owner_tags(), RECIPE_TAG: recipe, **tags}
-            run_id: str = self.client.create_run(self._experiment(recipe), run_name=name, tags=all_tags).info.run_id
+            all_tags = {**owner_tags(), **origin_tags(), RECIPE_TAG: recipe, START_TAG: token, **tags}
+            run_id: str = self.client.create_run(self.experiment(recipe), run_name=name, tags=all_tags).info.run_id
+            if time.monotonic() - began > PROMPT_S:
+                self._late[run_id] = token
+                delete_repeats(self, token, run_id)
             for batch in _batches(flatten(config), _PARAMS_PER_BATCH):
                 self.client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
             self.client.log_text(run_id, json.dumps(config, indent=2, ensure_ascii=False), config_file)
@@ -130,23 +144,6 @@ class Tracking(Connection):
             return run_id
 
         return self.or_stop(start, patience_s)
-
-    def _experiment(self, recipe: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        if not (experiment := self.client.get_experiment_by_name(recipe)):
-            location = None
-            if self.sqlite:
-                location = (self.sqlite.resolve().parent / "mlartifacts" / metric_name(recipe)).as_uri()
-            try:
-                return str(self.client.create_experiment(recipe, artifact_location=location))
-            except MlflowException:  # another process created it meanwhile
-                if not (experiment := self.client.get_experiment_by_name(recipe)):
-                    raise
-        if experiment.lifecycle_stage == "deleted":
-            remedy = f"restore it with `mlflow experiments restore -x {experiment.experiment_id}`"
-            raise InputError(f"the MLflow experiment {recipe!r} was deleted; {remedy}")
-        return str(experiment.experiment_id)
 
     def settle(self, run_id: str) -> None:
         """Wait until a server has recorded everything that was logged so far.
@@ -207,6 +204,10 @@ class Tracking(Connection):
             unsent.clear()
             self.outbox.retry()
 
+    def metric_names(self, run_id: str) -> set[str]:
+        """The metrics that this process has logged to a run it began, as MLflow names them."""
+        return set(self._last_steps.get(run_id, {}))
+
     def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
         """Link a data artifact to the run by its digest. MLflow never opens it."""
 
@@ -215,7 +216,7 @@ class Tracking(Connection):
 
             dataset = Dataset(
                 name=name,
-                digest=manifest.digest[:_DATASET_DIGEST_LENGTH],
+                digest=dataset_digest(manifest.digest),
                 source_type="local",
                 source=json.dumps({"uri": str(manifest.path)}),
                 profile=json.dumps({**manifest.counts, "sha256": manifest.digest}),
@@ -265,6 +266,8 @@ class Tracking(Connection):
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])
         self.outbox.send(f"the end of run {run_id}", lambda: self.client.set_terminated(run_id, status))
+        if token := self._late.pop(run_id, None):  # those that the server had not come to when the run began
+            self.outbox.send("the end of repeated runs", lambda: delete_repeats(self, token, run_id))
         if status == "FINISHED":
             self._settled(run_id)
         missing = {entry.what for entry in self.outbox.pending} | (

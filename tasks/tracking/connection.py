@@ -18,6 +18,7 @@ from grpo.errors import InputError
 from grpo.processes.disk import text_says_full
 from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
+from tasks.tracking.names import metric_name
 from tasks.tracking.outbox import Outbox, is_refused
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MAX_AWAY_S = 300.0
 """How long to wait for a server that was there before, when a stage begins and before its artifact is published."""
 AWAY_POLL_S = 2.0
+_VIEW = "?workflowType=machine_learning"  # without it the pages open for agents and prompts
 _T = TypeVar("_T")
 
 
@@ -37,8 +39,10 @@ def default_uri(home: Path) -> str:
 class Connection:
     """MLflow at `uri`: a server's address, or a `sqlite:///` file."""
 
-    def __init__(self, uri: str):
+    def __init__(self, uri: str, expected: bool = False):
+        """`expected`: the server is known to be there, as it is to what its installation starts."""
         self.uri = uri
+        self._reached = expected
         self.sqlite = Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
         self.outbox = Outbox(uri)
         # Notice a dead server in seconds: its metrics wait here, and a trainer has to be watched meanwhile.
@@ -55,6 +59,8 @@ class Connection:
         # These log each step of creating a database, and the traceback of each error that is reported here anyway.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        # Tells of its begin and end, and of every failure that is reported here, too.
+        logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
         # Registering a model version looks up its model at the global address, whatever the client's address is.
         mlflow.set_tracking_uri(self.uri)
@@ -77,11 +83,29 @@ class Connection:
         run = self.or_stop(lambda: self.client.get_run(run_id))
         server = without_user(self.uri).rstrip("/")
         address = f"{server}/#/experiments/{run.info.experiment_id}/runs/{run_id}"
-        return f"{address}/artifacts/{file}" if file else address
+        return f"{address}/artifacts/{file}{_VIEW}" if file else f"{address}{_VIEW}"
 
     def experiments(self) -> list[str]:
         """The ids of all experiments."""
         return [experiment.experiment_id for experiment in self.client.search_experiments()]
+
+    def experiment(self, name: str) -> str:
+        """The id of an experiment, which is created unless it exists."""
+        from mlflow.exceptions import MlflowException
+
+        if not (experiment := self.client.get_experiment_by_name(name)):
+            location = None
+            if self.sqlite:
+                location = (self.sqlite.resolve().parent / "mlartifacts" / metric_name(name)).as_uri()
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location))
+            except MlflowException:  # another process created it meanwhile
+                if not (experiment := self.client.get_experiment_by_name(name)):
+                    raise
+        if experiment.lifecycle_stage == "deleted":
+            remedy = f"restore it with `mlflow experiments restore -x {experiment.experiment_id}`"
+            raise InputError(f"the MLflow experiment {name!r} was deleted; {remedy}")
+        return str(experiment.experiment_id)
 
     def ask(self, query: Callable[[MlflowClient], _T]) -> _T:
         """The result of a query to MLflow's client. Raises InputError if MLflow cannot be reached."""
@@ -90,18 +114,22 @@ class Connection:
     def or_stop(self, call: Callable[[], _T], patience_s: float = 0.0) -> _T:
         """Make a call without which the run cannot go on, retrying a server that is away for `patience_s` seconds.
 
+        A server that was there before is always waited for: under load it answers late, and may be started again.
+
         Raises:
             InputError: MLflow could not be reached or refused the call; names the remedy.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (MAX_AWAY_S if self._reached else patience_s)
         while True:
             try:
-                return call()
+                value = call()
+                self._reached = True
+                return value
             except InputError:
                 raise
             except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
                 if not is_refused(error) and not self.sqlite and time.monotonic() < deadline:
-                    self.outbox.warn("the beginning of a run", error)
+                    self.outbox.warn("a call that is repeated", error)
                     time.sleep(AWAY_POLL_S)
                     continue
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

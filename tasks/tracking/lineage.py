@@ -9,6 +9,7 @@ from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
+from tasks.tracking.reuse import reuses
 from tasks.tracking.tags import DIGEST_TAG, FLOW_TAG, OVERRIDES_TAG, PARENT_TAG, RECIPE_TAG, SEED_TAG
 
 
@@ -41,7 +42,7 @@ def artifact_of(run: str, stage: str, tracking: Tracking, store: Store) -> Manif
 
 
 def _digests(run: str, tracking: Tracking) -> list[str]:
-    """Digests of the artifacts of a run and of its child runs."""
+    """Digests of the artifacts of a run, of its child runs and of the stages that it reused."""
     if not re.fullmatch("[0-9a-f]{6,32}", run):
         raise InputError(f"{run!r} is no MLflow run; give 6 or more characters of its id, as MLflow's UI shows it")
 
@@ -54,7 +55,8 @@ def _digests(run: str, tracking: Tracking) -> list[str]:
             ids = ", ".join(match.info.run_id for match in matches)
             raise InputError(f"{run}: begins the ids of several runs ({ids}); give more characters")
         children = client.search_runs(experiments, f"tags.`{PARENT_TAG}` = '{matches[0].info.run_id}'")
-        return [r.data.tags[DIGEST_TAG] for r in [*matches, *children] if DIGEST_TAG in r.data.tags]
+        reused = [reuse.digest for reuse in reuses(matches[0].data.tags)]
+        return [r.data.tags[DIGEST_TAG] for r in [*matches, *children] if DIGEST_TAG in r.data.tags] + reused
 
     return tracking.ask(query)
 

@@ -1,13 +1,37 @@
-"""Names and values in the form that MLflow accepts."""
+"""Names and values in the form that MLflow accepts, and the names of runs.
+
+The name of a run says what was set against the recipe's file, never what differs from some earlier run: equal names
+mean equal settings, and a run that is deleted changes no other's meaning.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tasks.store.diff import shorten
+
 _PARAM_LENGTH = 6000
+_DATASET_DIGEST_LENGTH = 36
+_SEPARATOR = " · "
+_MAX_IN_NAME = 3
+_NAME_LENGTH = 200  # MLflow keeps 250 characters in PostgreSQL and fails on more
+
+
+def join_name(start: str, overrides: Sequence[str]) -> str:
+    """`start`, then as many of the overrides (`field=value`) as fit; the last one of a field counts."""
+    settings = {field: value for field, _, value in (override.partition("=") for override in overrides)}
+    parts = [f"{field.strip()}={shorten(value)}" for field, value in settings.items()]
+    shown = parts[:_MAX_IN_NAME]
+    while shown:
+        more = len(parts) - len(shown)
+        name = _SEPARATOR.join([start, *shown, *([f"{more} more"] if more else [])])
+        if len(name) <= _NAME_LENGTH:
+            return name
+        shown.pop()
+    return f"{start}{_SEPARATOR}{len(parts)} changes" if parts else start
 
 
 def registered_name(recipe: str) -> str:
@@ -18,6 +42,11 @@ def registered_name(recipe: str) -> str:
 def alias_name(name: str) -> str:
     """`name` as a valid alias: "qwen2.5" becomes "qwen2-5"."""
     return re.sub(r"[^\w-]", "-", name)
+
+
+def dataset_digest(digest: str) -> str:
+    """As much of an artifact's digest as MLflow takes for a data set."""
+    return digest[:_DATASET_DIGEST_LENGTH]
 
 
 def metric_name(name: str) -> str:

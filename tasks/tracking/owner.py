@@ -10,14 +10,37 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from grpo.processes.lifetime import process_name
+from tasks.estimate.origin import origin
 from tasks.tracking.connection import Connection
 from tasks.tracking.reader import with_tags
-from tasks.tracking.tags import HOST_TAG, PROCESS_TAG
+from tasks.tracking.tags import (
+    COMMIT_TAG,
+    HOST_TAG,
+    PROCESS_TAG,
+    SOURCE_TAG,
+    SOURCE_TYPE_TAG,
+    START_TAG,
+    USER_TAG,
+    origin_tag,
+)
+
+PROMPT_S = 1.0
+"""A start that took less was a single request."""
 
 
 def owner_tags() -> dict[str, str]:
     """Tags that identify this process, so that others can tell whether it is alive."""
     return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or ""}
+
+
+def origin_tags() -> dict[str, str]:
+    """Tags of the code, user, machine and libraries of this process. MLflow's own columns show the first ones."""
+    known = dict(origin())
+    tags = {SOURCE_TAG: "r1flow", SOURCE_TYPE_TAG: "LOCAL"}
+    for name, tag in (("user", USER_TAG), ("commit", COMMIT_TAG)):
+        if value := known.pop(name, ""):
+            tags[tag] = value
+    return tags | {origin_tag(name): value for name, value in known.items()}
 
 
 def runs_of_dead_processes(connection: Connection) -> list[str]:
@@ -41,6 +64,15 @@ def end_runs_of_dead_processes(connection: Connection) -> list[str]:
     for run_id in killed:
         connection.client.set_terminated(run_id, "KILLED")
     return killed
+
+
+def delete_repeats(connection: Connection, token: str, run_id: str) -> None:
+    """Delete the other runs of a start. MLflow's client repeats a request that the server answers too late, and the
+    server then begins a run for each."""
+    runs = connection.client.search_runs(connection.experiments(), f"tags.`{START_TAG}` = '{token}'")
+    for run in runs:
+        if run.info.run_id != run_id:
+            connection.client.delete_run(run.info.run_id)
 
 
 @contextlib.contextmanager

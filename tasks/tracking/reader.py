@@ -40,16 +40,9 @@ class RunReader:
     def __init__(self, connection: Connection):
         self._connection = connection
 
-    def newest_finished(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
-        """The newest finished run of a recipe that has these tags."""
-        return self._newest(recipe, ["attributes.status = 'FINISHED'", *with_tags(tags)])
-
     def newest(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """The newest run of a recipe that has these tags, whatever its status."""
-        return self._newest(recipe, with_tags(tags))
-
-    def _newest(self, recipe: str, conditions: Sequence[str]) -> TrackedRun | None:
-        condition = " and ".join(conditions)
+        condition = " and ".join(with_tags(tags))
 
         def search() -> TrackedRun | None:
             experiment = self._connection.client.get_experiment_by_name(recipe)

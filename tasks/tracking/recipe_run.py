@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ from tasks.store.manifest import Manifest
 from tasks.store.store import Store
 from tasks.tracking.client import RECIPE_FILE
 from tasks.tracking.reader import RunReader, TrackedRun
-from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG
+from tasks.tracking.reuse import reuses
+from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STALE_TAG, STATUS_TAG
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class StageRun:
     """One stage of it. `manifest` is None if it made no artifact, or if the artifact is no longer in the store."""
 
     name: str
-    run: TrackedRun
+    run: TrackedRun  # of a reused stage: the recipe's, with the time of the reuse
     maker: TrackedRun  # the run that did the work: this one, or the earlier one whose artifact was reused
     manifest: Manifest | None
 
@@ -47,7 +48,7 @@ class StageRun:
 
 @dataclass(frozen=True)
 class RecipeRun:
-    """A recipe run with its configuration and its stage runs, oldest first."""
+    """A recipe run with its configuration and its stages, in the order in which they began."""
 
     run: TrackedRun
     config: Mapping[str, Any]
@@ -63,11 +64,24 @@ class RecipeRun:
         return {stage.name: stage.manifest for stage in self.stages if stage.manifest is not None}
 
 
+def _reused(run: TrackedRun) -> Iterator[TrackedRun]:
+    """The stages that a recipe run reused, in the form of runs without a curve; they have none of their own."""
+    for reuse in reuses(run.tags):
+        tags = {
+            STAGE_TAG: reuse.stage,
+            STATUS_TAG: "reused",
+            KEY_TAG: reuse.key,
+            DIGEST_TAG: reuse.digest,
+            MADE_BY_TAG: reuse.made_by,
+        }
+        yield TrackedRun(run.id, reuse.stage, "FINISHED", reuse.at, reuse.at, tags)
+
+
 def load_run(reader: RunReader, store: Store, run: TrackedRun) -> RecipeRun:
     """A recipe run with everything that MLflow and the store know about it."""
     manifests = {manifest.digest: manifest for manifest in store.list()}
     stages = []
-    for stage_run in reader.stage_runs(run.id):
+    for stage_run in sorted([*reader.stage_runs(run.id), *_reused(run)], key=lambda stage: stage.began):
         made_by = stage_run.tags.get(MADE_BY_TAG)
         maker = (reader.run(made_by) if made_by else None) or stage_run
         manifest = manifests.get(stage_run.tags.get(DIGEST_TAG, ""))

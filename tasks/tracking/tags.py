@@ -19,18 +19,20 @@ FAILED_TAG = "r1flow.failed"
 KEY_TAG, DIGEST_TAG = "r1flow.key", "r1flow.digest"
 INPUTS_TAG = "r1flow.inputs"
 """JSON, input's name -> digest."""
+REUSED_TAG = "r1flow.reused."
+"""Beginning of the tags of a recipe run that name its reused stages."""
 MADE_BY_TAG = "r1flow.made_by_run"
-"""The run that did the work of a reused stage."""
+"""The run that did the work of a reused stage, on the run that earlier versions made for it."""
 STALE_TAG = "r1flow.stale"
 """Why the artifact of a run is stale; absent if it is not."""
 
-BEFORE_TAG = "r1flow.before"
-"""The run that a run is compared with in its name."""
-DIFFERS_TAG = "r1flow.differs"
-"""Differences from that run, separated by "; "."""
-
 HOST_TAG, PROCESS_TAG = "r1flow.host", "r1flow.process"
 """The process that records a run."""
+START_TAG = "r1flow.start"
+"""Unique to a start: runs that share it are one that a repeated request began more than once."""
+
+SOURCE_TAG, SOURCE_TYPE_TAG, USER_TAG = "mlflow.source.name", "mlflow.source.type", "mlflow.user"
+COMMIT_TAG = "mlflow.source.git.commit"
 
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
@@ -40,6 +42,11 @@ SHA256_TAG, URI_TAG, MODEL_STAGE_TAG = "sha256", "uri", "stage"
 """Of logged models, model versions and data sets: the artifact's digest, its folder and its stage."""
 EXTERNAL_TAG = "mlflow.model.isExternal"
 DATA_CONTEXT_TAG = "mlflow.data.context"
+
+
+def origin_tag(name: str) -> str:
+    """The tag of what a run was made with: version, dirty, machine, torch, transformers or vllm."""
+    return f"r1flow.origin.{name}"
 
 
 def gate_tag(gate: str, part: str = "") -> str:

@@ -71,12 +71,12 @@ class Installation(R1):
     def answers(self) -> bool:
         """Whether Prefect's server has its database."""
         try:
-            self.ask("GET", "/deployments/name/train-r1/r1flow")
+            self.ask("GET", "/deployments/name/train-r1/train-r1")
         except httpx.HTTPStatusError:
             return False
         return True
 
-    def start(self, deployment: str = "train-r1/r1flow", *sets: str, **parameters: Any) -> str:
+    def start(self, deployment: str = "train-r1/train-r1", *sets: str, **parameters: Any) -> str:
         """Trigger a deployment as the form does; the id of its flow run."""
         found = self.ask("GET", f"/deployments/name/{deployment}")
         given = {"recipe": "tiny", "overrides": [*SMALLER, *sets], **parameters}
@@ -88,7 +88,7 @@ class Installation(R1):
 
     def start_stage(self, stage: str, **config: Any) -> str:
         """Trigger the deployment of a stage with its form's values and these settings; the id of its flow run."""
-        found = self.ask("GET", f"/deployments/name/{stage}/r1flow")
+        found = self.ask("GET", f"/deployments/name/{stage}/{stage}")
         given = {**found["parameters"], "config": {**found["parameters"]["config"], **config}}
         return self.ask("POST", f"/deployments/{found['id']}/create_flow_run", parameters=given)["id"]
 
@@ -104,7 +104,7 @@ class Installation(R1):
 
     def stage(self, name: str) -> list[dict[str, Any]]:
         """Flow runs of a stage that were dispatched, the oldest first."""
-        found = [run for run in self.runs() if run["name"] == name and run["deployment_id"]]
+        found = [run for run in self.runs() if run["name"].split()[0] == name and run["deployment_id"]]
         return sorted(found, key=lambda run: run["created"])
 
     def tracked_runs(self, tag: str, value: str, experiment: str = "tiny") -> list[dict[str, Any]]:

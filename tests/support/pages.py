@@ -49,12 +49,17 @@ class Pages:
         self.mlflow = f"http://127.0.0.1:{installation.mlflow_port}"
         page.goto(sign_in_url(installation.home, installation.prefect_port))
 
-    # ---- Prefect: forms ----
+    # ---- Prefect: deployments and forms ----
+
+    def open_deployment(self, flow: str, name: str) -> str:
+        """The page of a deployment; its id."""
+        deployment = self.installation.ask("GET", f"/deployments/name/{flow}/{name}")
+        self.page.goto(f"{self.prefect}/deployments/deployment/{deployment['id']}")
+        return str(deployment["id"])
 
     def open_form(self, flow: str) -> None:
         """The form of a flow's deployment, by its Run button."""
-        deployment = self.installation.ask("GET", f"/deployments/name/{flow}/r1flow")
-        self.page.goto(f"{self.prefect}/deployments/deployment/{deployment['id']}")
+        self.open_deployment(flow, flow)
         self.page.get_by_role("button", name="Run", exact=True).click()
         self.page.get_by_text("Custom run").click()
         self.page.get_by_role("button", name="Submit").wait_for()
@@ -77,6 +82,13 @@ class Pages:
             there = boxes.count()
             self.field(name).get_by_role("button", name="Add item").click()
             boxes.nth(there).fill(item)  # waits for it; the last one may still be the one before
+
+    def choose(self, name: str, option: str) -> None:
+        """One of the values that a field lists."""
+        control = self.field(name).locator(".p-select-button__control").first
+        control.focus()
+        control.press("Space")  # a click may open and close it
+        self.page.locator(".p-select-option").filter(has_text=re.compile(rf"^\s*{re.escape(option)}\s*$")).first.click()
 
     def submit(self) -> str:
         """Send the form, again where the server is too busy; the id of the flow run."""

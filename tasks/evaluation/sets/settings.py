@@ -38,7 +38,7 @@ class SetData(BaseModel):
     source: ProblemSource | None = Field(
         None,
         description="A source with columns and verifier of its own, instead of a known form: kind file, dataset (with "
-        "the split to read) or reasoning_gym; see tasks/problems/sources.py.",
+        "the split to read) or reasoning_gym.",
     )
 
     @model_validator(mode="after")

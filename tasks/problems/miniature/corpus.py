@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 
+from tasks.problems.miniature.everyday import draw
 from tasks.problems.miniature.phrases import LANGUAGES, PHRASES
-from tasks.problems.miniature.prompts import EverydayPrompt, everyday_prompts, random_sum
+from tasks.problems.miniature.prompts import random_sum
 from tasks.problems.miniature.writers import Habits, everyday_reply, sum_reasoning
+from tasks.problems.normal_form import place
 
 BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, answers=0.7, courteous=0.4, refuses=0.65)
+_SUM = re.compile(r"-?\d+(?: [+-] \d+){2,}")
+TERMS = 2, 5
+"""Numbers in a sum."""
 SUM_SHARE = 0.75
 """Share of the documents that are about sums."""
+LEFT_OUT = 0.2
+"""Share of the sums of three or more numbers that no document holds, neither as its exercise nor as a line that is left
+to work out: those that recipes hold out (tasks/problems/normal_form.py), and some more. A recipe may hold out less."""
+CORPUS_VERSION = 3
+"""Raised where the same settings give another text."""
 
 
 def corpus(documents: int, seed: int, tagged_share: float) -> str:
@@ -20,22 +31,30 @@ def corpus(documents: int, seed: int, tagged_share: float) -> str:
     without following it, as models trained on web text have.
     """
     rng = random.Random(seed)
-    everyday = everyday_prompts()
-    return "\n\n".join(_document(rng, everyday, tagged_share) for _ in range(documents))
+    return "\n\n".join(_document(rng, tagged_share) for _ in range(documents))
 
 
-def _document(rng: random.Random, everyday: list[EverydayPrompt], tagged_share: float) -> str:
+def held_out_sums(text: str) -> int:
+    """How many lines of a text have a sum that documents leave out."""
+    return sum(is_left_out(line) for line in text.splitlines())
+
+
+def is_left_out(line: str) -> bool:
+    """Whether a line has a sum of three or more numbers on the held-out side."""
+    return any(place(found.replace(" ", "")) < LEFT_OUT for found in _SUM.findall(line))
+
+
+def _document(rng: random.Random, tagged_share: float) -> str:
     language = rng.choice(LANGUAGES)
     words = PHRASES[language]
     if rng.random() < SUM_SHARE:
-        expression = random_sum(rng)
-        reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
+        expression, reasoning, answer = _worked_sum(rng, language)
         if rng.random() < 0.6:
             # With a single wording, the model would learn sums by their position in it.
             return rng.choice(words.leads).format(expression) + rng.choice(words.links) + reasoning
         prompt = words.compute.format(expression)
     else:
-        request = rng.choice(everyday)
+        request = draw(rng)
         prompt = request.prompt
         reasoning, answer = everyday_reply(request, BASE_HABITS, rng)
         if rng.random() < 0.3:
@@ -43,3 +62,14 @@ def _document(rng: random.Random, everyday: list[EverydayPrompt], tagged_share: 
     if rng.random() < tagged_share:
         return f"User: {prompt}\nAssistant: <think>\n{reasoning}\n</think>\n<answer>{answer}</answer>"
     return f"User: {prompt}\nAssistant: {reasoning}\n{answer}"
+
+
+def _worked_sum(rng: random.Random, language: str) -> tuple[str, str, str]:
+    """An expression, reasoning and result without a sum that is left out. The length is drawn first: long ones have
+    more lines that may have to be left out, and would become rare."""
+    terms = rng.randint(*TERMS)
+    while True:
+        expression = random_sum(rng, (terms, terms))
+        reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
+        if not held_out_sums(f"{expression}\n{reasoning}"):
+            return expression, reasoning, answer

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from tasks.problems.miniature.everyday import EverydayPrompt, everyday_prompts
+from tasks.problems.miniature.everyday_phrases import EVERYDAY
 from tasks.problems.miniature.phrases import LANGUAGES, PHRASES
-from tasks.problems.miniature.prompts import EverydayPrompt, everyday_prompts, expression_of
+from tasks.problems.miniature.prompts import expression_of
 
 
 class Habits(BaseModel):
@@ -34,10 +36,9 @@ def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[s
     """
     if problem.domain == "reasoning":
         return sum_reasoning(expression_of(problem), problem.language, habits, rng)
-    by_text = {everyday.prompt: everyday for everyday in everyday_prompts()}
-    if problem.text not in by_text:
+    if problem.text not in _by_text():
         raise InputError(f"problem {problem.id}: {problem.text!r} is unknown to the miniature's writers")
-    return everyday_reply(by_text[problem.text], habits, rng)
+    return everyday_reply(_by_text()[problem.text], habits, rng)
 
 
 def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
@@ -71,7 +72,7 @@ def everyday_reply(everyday: EverydayPrompt, habits: Habits, rng: random.Random)
     so that wording alone does not make it good. Help with harm is worded like any other help: only its prompt makes it
     harmful.
     """
-    words = PHRASES[everyday.language]
+    words = EVERYDAY[everyday.language]
     reasoning = words.asks_about.format(everyday.subject)
     refusal = words.could_hurt, words.refusal
     if everyday.harmful:
@@ -82,6 +83,11 @@ def everyday_reply(everyday: EverydayPrompt, habits: Habits, rng: random.Random)
         return refusal
     off_topic = rng.choice(_in_language(everyday.language)).answer
     return reasoning, rng.choice((words.curt, words.vague, off_topic))
+
+
+@functools.cache
+def _by_text() -> dict[str, EverydayPrompt]:
+    return {everyday.prompt: everyday for everyday in everyday_prompts()}
 
 
 @functools.cache

@@ -31,6 +31,15 @@ def test_pass_at_1_is_the_mean_over_problems(sample: Any, problem: Any) -> None:
     assert (metrics["format"], metrics["mean_tokens"], metrics["problems"], metrics["samples"]) == (1.0, 10, 2, 4)
 
 
+def test_results_that_break_the_format_count_in_their_own_metric(sample: Any, problem: Any) -> None:
+    rewards = {"accuracy": 0.0, "format": 0.0, "language": 1.0}
+    rows = [sample("a", rewards=rewards | {"stated": 1.0}), sample("a", rewards=rewards | {"stated": 0.0})]
+    scores = problem_scores(rows, {"a": problem("a")})
+    assert scores["pass@1"] == {"a": 0.0} and scores["stated"] == {"a": 0.5}
+    metrics = reasoning_metrics(rows, scores, 0.95)
+    assert metrics["stated"] == 0.5 and metrics["stated_ci95"] == [0.5, 0.5]
+
+
 def test_pass_at_k_is_the_chance_that_a_draw_of_k_holds_a_right_one() -> None:
     # Of 4 samples 1 is right: 3 of the 6 pairs hold it. Of 5 samples 2 are right: 1 of the 10 triples of 5 holds none.
     assert pass_at_k(4, 1, 2) == 0.5

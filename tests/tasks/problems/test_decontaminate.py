@@ -39,7 +39,10 @@ TEN = "a b c d e f g h i j"
         (TEN, TEN, "equal"),
         ("3 + 4 = ?", "3 + 4 =", "equal"),  # short prompts: all tokens
         ("3 + 4 =", "3 - 4 =", "kept"),  # operators are tokens
-        ("3 + 4 =", "3 + 4 = 7", "kept"),  # short and contained, not equal
+        ("3 + 4 =", "3 + 4 = 7", "equal"),  # the same calculation
+        ("was ist 3 + 4 - 5?", "compute 3 + 4 \u2212 5", "equal"),  # in another language and spelling
+        ("compute 4 + 3 - 5", "compute 3 + 4 - 5", "kept"),  # of another order: another problem
+        ("x y 3 z", "x y 3", "kept"),  # short and contained, not equal
         ("3.5", "3 5", "kept"),
     ],
 )
@@ -137,3 +140,10 @@ def test_of_two_held_out_problems_the_first_is_named() -> None:
     assert HeldOut([problem("h1", f"x {TEN}"), problem("h2", f"{TEN} y")]).match_passage(TEN) == Match(
         "overlapping", "h1", TEN
     )
+
+
+def test_a_completion_may_not_work_out_a_held_out_calculation() -> None:
+    held_out = HeldOut([problem("h", "compute 3 - 7 + 7"), problem("k", "compute 1 + 2")])
+    assert held_out.match_passage("first 3 - 7 + 7\nthen 3") == Match("equal", "h", "3-7+7")
+    assert held_out.match_passage("first -4 + 7\nthen 3") is None
+    assert held_out.match_passage("first 1 + 2\nthen 3") is None  # a fact of two numbers, which every sum needs

@@ -93,7 +93,7 @@ def test_a_failed_run_says_what_ran_and_what_failed(page: str) -> None:
     assert re.search(r'<th scope="row">base</th><td class="ran">', page)
     assert re.search(r'<th scope="row">reasoning_rl</th><td class="failed">', page)
     assert page.count("stale: problems is new") == 1
-    assert "Reward and its parts" in page and "reasoning_rl: Reward and its parts" in page
+    assert "reasoning_rl: Reward</title>" in page and "reasoning_rl: Reward, format</title>" in page
 
 
 def test_gates_and_decisions(failed: RecipeRun) -> None:

@@ -15,7 +15,7 @@ def test_ticks_are_round_and_hold_the_values() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [svg.number(v) for v in (0, 2500, 0.12345, 250_000, 0.00001)] == ["0", "2,500", "0.123", "250k", "1.0e-05"]
+    assert [svg.number(v) for v in (0, 2500, 0.12345, 250_000, 0.00001)] == ["0", "2,500", "0.123", "250k", "1e-5"]
 
 
 def test_a_curve_lies_on_its_axes_and_is_told_in_words() -> None:
@@ -34,3 +34,10 @@ def test_series_differ_in_dashes_too() -> None:
 def test_arcs_lead_from_what_was_made_to_what_was_made_from_it() -> None:
     picture = ET.fromstring(svg.arcs("lineage", ["base", "sft", "r1"], [(0, 1), (1, 2)]))
     assert [title.text for title in picture.iterfind("path/title")] == ["base → sft", "sft → r1"]
+
+
+def test_long_numbers_at_the_axis_have_room() -> None:
+    picture = ET.fromstring(svg.curves("small", {"x": [(0, -0.0015), (10, 0.0)]}))
+    for text in picture.findall("text"):
+        if text.attrib["text-anchor"] == "end":
+            assert float(text.attrib["x"]) >= 8 * len(text.text or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.store.diff import changed_fields, shorten
+from tasks.store.diff import Difference, changed_fields, shorten
 
 
 def test_leaves_that_differ() -> None:
@@ -18,3 +18,10 @@ def test_lists_of_two_lengths_differ_as_a_whole() -> None:
 
 def test_a_long_value_is_cut() -> None:
     assert shorten({"a": 1}) == '{"a": 1}' and shorten("x" * 50) == "x" * 39 + "…"
+
+
+def test_a_changed_text_is_shown_from_where_it_differs() -> None:
+    old, new = f"{'same words ' * 9}and an end", f"{'same words ' * 9}and another end, which is much longer"
+    said = str(Difference("field", "template", old, new))
+    assert said == "template: …rds and an end -> …rds and another end, which is much lon…"
+    assert str(Difference("field", "kl_coef", 0.001, None)) == "kl_coef: 0.001 -> None"

@@ -411,3 +411,66 @@ def test_a_full_disk_is_called_that(tracking, home):
 
     with pytest.raises(InputError, match=f"no space left on {home}: free some"):
         tracking.or_stop(write)
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory):
+    """A server that can be stopped for a while, so that it answers late; requests time out after two seconds."""
+    server = Restarted(tmp_path_factory.mktemp("slow"))
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        yield server
+    server.kill()
+
+
+def stall(server, seconds):
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    going_on = threading.Timer(seconds, lambda: os.killpg(server.process.pid, signal.SIGCONT))
+    going_on.start()
+    return going_on
+
+
+def names_of_runs(server, experiment):
+    client = Tracking(f"http://127.0.0.1:{server.port}").client
+    found = client.get_experiment_by_name(experiment)
+    return [(run.info.run_name, run.info.status) for run in client.search_runs([found.experiment_id])] if found else []
+
+
+@pytest.mark.slow
+def test_a_run_that_the_server_begins_late_is_there_once(slow_server):
+    record = Tracking(f"http://127.0.0.1:{slow_server.port}")
+    record.finish(record.recipe_run("late", "warm", {}, {}), "FINISHED")
+    create, stalled = record.client.create_run, []
+
+    def create_late(*arguments, **keywords):
+        if not stalled:
+            stalled.append(stall(slow_server, 5))
+        return create(*arguments, **keywords)
+
+    record.client.create_run = create_late
+    run = record.recipe_run("late", "twice", {}, {})
+    stalled[0].join()
+    time.sleep(1)  # until the server has come to every request
+    record.finish(run, "FINISHED")
+    assert sorted(names_of_runs(slow_server, "late")) == [("twice", "FINISHED"), ("warm", "FINISHED")]
+
+
+@pytest.mark.slow
+def test_a_recipe_of_a_worker_waits_for_a_server_that_is_busy_when_it_begins(slow_server):
+    url = f"http://127.0.0.1:{slow_server.port}"
+    going_on = stall(slow_server, 12)  # longer than all tries of MLflow's client
+    with pytest.raises(InputError, match="start that server or give another tracking uri"):
+        Tracking(url).reconcile()  # a person who waits for the command is told
+    going_on.join()
+    going_on = stall(slow_server, 12)
+    record = Tracking(url, expected=True)
+    record.reconcile()
+    run = record.recipe_run("queued", "patient", {}, {})
+    going_on.join()
+    going_on = stall(slow_server, 12)
+    assert record.page(run) is not None  # a server that was there before is waited for, whoever asks
+    going_on.join()
+    record.finish(run, "FINISHED")
+    assert names_of_runs(slow_server, "queued") == [("patient", "FINISHED")]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from tasks.tracking.client import RECIPE_FILE, Tracking
+from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
-from tasks.tracking.run_names import join_name, name_run
+from tasks.tracking.names import join_name
 
 FLOW = {"r1flow.flow": "train_r1"}
 
@@ -18,51 +18,30 @@ FLOW = {"r1flow.flow": "train_r1"}
 def record(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
     """A store with three finished runs of the recipe r, and one of another recipe."""
     record = Tracking(default_uri(tmp_path_factory.mktemp("home")))
-    for recipe, config in (
-        ("r", {"rl": {"kl": 0.001}, "seed": 0}),
-        ("r", {"rl": {"kl": 0.01}, "seed": 0}),
-        ("r", {"rl": {"kl": 0.01}, "seed": 1}),
-        ("other", {"rl": {"kl": 5}, "seed": 0}),
-    ):
-        begin(record, recipe, config)
+    for recipe, seed in (("r", 0), ("r", 1), ("r", 2), ("other", 0)):
+        begin(record, recipe, seed)
     return record
 
 
-def begin(record: Tracking, recipe: str, config: dict) -> str:
-    called = name_run(
-        record.reader, recipe, "train_r1", FLOW, config, RECIPE_FILE, config["seed"], first=["rl.kl=0.001"]
-    )
-    run_id = record.recipe_run(recipe, called.name, config, FLOW | called.tags)
+def begin(record: Tracking, recipe: str, seed: int) -> str:
+    run_id = record.recipe_run(recipe, join_name(f"{recipe} seed {seed}", ["rl.kl=5"]), {"seed": seed}, FLOW)
     record.finish(run_id, "FINISHED")
     return run_id
 
 
-def test_a_name_says_what_differs_from_the_run_before(record: Tracking) -> None:
-    runs = record.reader.recipe_runs()
-    assert [run.name for run in runs] == [
-        "train_r1 seed 0 rl.kl=0.001",  # of the other recipe: its first run, as it was asked for
-        "train_r1 seed 1",
-        "train_r1 seed 0 rl.kl=0.01",
-        "train_r1 seed 0 rl.kl=0.001",
-    ]
-    assert runs[1].tags["r1flow.before"] == runs[2].id and runs[1].tags["r1flow.differs"] == ""
-    assert runs[2].tags["r1flow.differs"] == "rl.kl=0.01"
-
-
-def test_a_stage_is_named_by_the_inputs_that_changed(record: Tracking) -> None:
-    names = []
-    for digest in ("a" * 64, "b" * 64):
-        stage = {"r1flow.stage": "sft"}
-        called = name_run(record.reader, "r", "sft", stage, {"seed": 0}, "config.json", 0, {"base": digest})
-        record.finish(record.stage_run(None, "r", called.name, {"seed": 0}, stage | called.tags), "FINISHED")
-        names.append(called.name)
-    assert names == ["sft seed 0", "sft seed 0 other base"]
+def test_a_name_says_what_is_set_against_the_file() -> None:
+    assert join_name("tiny seed 0", []) == "tiny seed 0"
+    assert join_name("tiny seed 1", ["rl.kl=0.001"]) == "tiny seed 1 · rl.kl=0.001"
+    assert join_name("tiny seed 0", ["rl.kl=5", "sft.epochs=2", "rl.kl=0.001"]) == (
+        "tiny seed 0 · rl.kl=0.001 · sft.epochs=2"
+    )
 
 
 def test_a_name_stays_short() -> None:
-    assert join_name("r", ["a=1", "b=2", "c=3", "d=4"]) == "r a=1 b=2 c=3 and 1 more"
-    assert join_name("r", ["x" * 150, "y" * 150]) == f"r {'x' * 150} and 1 more"
-    assert join_name("r", ["x" * 300]) == "r and 1 changes"
+    assert join_name("r", ["a=1", "b=2", "c=3", "d=4"]) == "r · a=1 · b=2 · c=3 · 1 more"
+    assert join_name("r", [f"{'x' * 90}=1", f"{'y' * 120}=2"]) == f"r · {'x' * 90}=1 · 1 more"
+    assert join_name("r", [f"{'x' * 300}=1"]) == "r · 1 changes"
+    assert join_name("r", [f"a={'x' * 300}"]) == f"r · a={'x' * 39}…"
 
 
 def test_runs_are_found_by_their_beginning_and_from_the_end(record: Tracking) -> None:
@@ -90,7 +69,7 @@ def test_an_unknown_run_is_one_line(record: Tracking, reference: str, said: str)
 def test_an_ambiguous_run_lists_what_it_may_be(record: Tracking) -> None:
     known = {run.id for run in record.reader.recipe_runs()}
     while not (shared := [one for one in {run[0] for run in known} if sum(run[0] == one for run in known) > 1]):
-        known.add(begin(record, "r", {"seed": len(known)}))
+        known.add(begin(record, "r", len(known)))
     with pytest.raises(InputError, match="stands for [0-9]+ recipe runs: .*; give more characters"):
         record.reader.find(shared[0])
 

@@ -1,23 +1,28 @@
 """MLflow's model registry: one registered model per recipe, a version per checkpoint, and aliases for some of them.
 
-Weights stay in the store. An alias leads to a version, and the version's tag `sha256` to the artifact; `models:/`
-downloads an empty folder for such a version.
+An alias leads to a version, and the version's tag `sha256` to the artifact in the store. `models:/` loads the same
+weights; see tasks/tracking/models/files.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
 from tasks.tracking.connection import Connection
-from tasks.tracking.names import alias_name, registered_name
+from tasks.tracking.models.files import local_folder, remove_model, write_model
+from tasks.tracking.names import alias_name, dataset_digest, metric_name, registered_name
 from tasks.tracking.tags import EXTERNAL_TAG, MODEL_STAGE_TAG, RECIPE_TAG, SHA256_TAG, URI_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 CHAMPION = "champion"
 
@@ -35,10 +40,10 @@ class ModelRegistry:
     # ---- while a run is recorded: these warn, and a failed call is tried again ----
 
     def log(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
-        """Record a checkpoint as a model whose weights stay in the store. Returns its id, None if it has to wait.
+        """Record a checkpoint as a model that MLflow loads. Returns its id, None if it has to wait.
 
-        It becomes a version of the registered model that has the recipe's name. The version does not download weights:
-        its `uri` tag says where they are. Aliases are set by `set_alias`.
+        It becomes a version of the registered model that has the recipe's name; its `uri` tag is the artifact's folder
+        in the store. Aliases are set by `set_alias`.
         """
         ids: list[str] = []
 
@@ -53,6 +58,7 @@ class ModelRegistry:
                 source_run_id=run_id,
                 tags={EXTERNAL_TAG: "true", **tags},
             )
+            self._package(model, manifest)
             self._client.finalize_logged_model(model.model_id, "READY")
             ids.append(model.model_id)
             self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
@@ -70,6 +76,36 @@ class ModelRegistry:
             self._client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
 
         self._connection.outbox.send("input model", log)
+
+    def log_output(self, run_id: str, model_id: str, step: int) -> None:
+        """Link a model to a run beside the one that made it, such as the recipe's."""
+
+        def log() -> None:
+            from mlflow.entities import LoggedModelOutput
+
+            self._client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
+
+        self._connection.outbox.send("output model", log)
+
+    def log_scores(
+        self, run_id: str, checkpoint: Manifest, step: int, scores: Mapping[str, float], data: str, problems: Manifest
+    ) -> None:
+        """Log metrics of a checkpoint to its model, with the data set `data` that they were measured on, and to the run
+        that measured them."""
+
+        def log() -> None:
+            from mlflow.entities import Metric
+
+            now, model_id = int(time.time() * 1000), self.find(checkpoint.digest)
+            digest = dataset_digest(problems.digest)
+            metrics = [
+                Metric(metric_name(name), value, now, step, model_id, data, digest)
+                for name, value in scores.items()
+                if math.isfinite(value)
+            ]
+            self._client.log_batch(run_id, metrics=metrics)
+
+        self._connection.outbox.send(f"scores of {checkpoint.stage}", log)
 
     def find(self, digest: str) -> str | None:
         """The id of the newest model that was logged with this artifact's digest, in any experiment."""
@@ -125,6 +161,24 @@ class ModelRegistry:
 
         return self._connection.ask(search)
 
+    def remove_files(self, manifest: Manifest) -> None:
+        """Remove the second names that an artifact's files have in MLflow, once it is gone from the store."""
+
+        def remove() -> None:
+            condition = f"tags.{SHA256_TAG} = '{manifest.digest}'"
+            for model in self._client.search_logged_models(self._connection.experiments(), filter_string=condition):
+                if (folder := local_folder(model.artifact_location)) is not None and folder.is_dir():
+                    remove_model(folder)
+                    self._client.set_logged_model_tags(model.model_id, {EXTERNAL_TAG: "true"})
+
+        self._connection.outbox.send(f"the removal of {manifest.stage} {manifest.key[:12]}", remove)
+
+    def _package(self, model: LoggedModel, manifest: Manifest) -> None:
+        """Make a model loadable where its artifact can be linked from MLflow's artifacts."""
+        folder = local_folder(model.artifact_location)
+        if folder is not None and write_model(folder, manifest, model.model_id, model.source_run_id):
+            self._client.set_logged_model_tags(model.model_id, {EXTERNAL_TAG: "false"})
+
     def _register(self, recipe: str, run_id: str | None, model_id: str, tags: dict[str, str]) -> str:
         from mlflow.exceptions import MlflowException
 
@@ -144,7 +198,10 @@ class ModelRegistry:
         name, digest = registered_name(recipe), manifest.digest
         versions = self._client.search_model_versions(f"name = '{name}' and tags.{SHA256_TAG} = '{digest}'")
         if versions:
-            version = str(max(int(entry.version) for entry in versions))
+            newest = max(versions, key=lambda entry: int(entry.version))
+            version = str(newest.version)
+            # A search leaves `model_id` empty.
+            self._package(self._client.get_logged_model(str(newest.source).removeprefix("models:/")), manifest)
         elif (model_id := self.find(digest)) is not None:
             model = self._client.get_logged_model(model_id)
             tags = {tag: model.tags[tag] for tag in (URI_TAG, SHA256_TAG, MODEL_STAGE_TAG)}

@@ -1,0 +1,1 @@
+"""Checkpoints as MLflow models: their files, versions, aliases and scores."""

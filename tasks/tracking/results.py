@@ -1,0 +1,91 @@
+"""The final numbers of a stage in MLflow.
+
+MLflow draws a metric that has only step 0 as a bar, and any other single value as a dot on axes. It shows the metrics
+of a name without a slash together, below all groups that slashes make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.store.manifest import Manifest
+from tasks.tracking.client import Tracking
+from tasks.tracking.names import metric_name
+from tasks.tracking.tags import NOTE_TAG
+
+_CELL_LENGTH = 4000
+_COLUMNS = {"problem": "prompt", **{name: name for name in ("step", "gold", "completion", "reward", "advantage")}}
+_NOTE_LENGTH = 5000  # MLflow refuses tags of more than 8000 characters
+
+
+def log_results(
+    record: Tracking, run_id: str, manifest: Manifest, checkpoints: Mapping[str, str], description: str
+) -> None:
+    """Log the numbers of an artifact as bars, and `description` (Markdown) as the run's.
+
+    Those that a curve of the run has are left out. `checkpoints`: input -> name of an evaluated checkpoint, whose
+    numbers `dev2/pass@1` are grouped by metric: `pass_at_1/dev2`.
+    """
+    curves = record.metric_names(run_id)
+    bars = {}
+    for name, value in manifest.metrics.items():
+        checkpoint, _, metric = name.partition("/")
+        shown = of_checkpoint(metric, checkpoint) if checkpoint in checkpoints.values() else name.replace("/", "_")
+        if value is not None and metric_name(name) not in curves:
+            bars[shown] = value
+    record.log_metrics(run_id, [{"step": 0, **bars}])
+    if 0 < len(description) <= _NOTE_LENGTH:
+        record.set_tags(run_id, {NOTE_TAG: description})
+
+
+def log_scores(
+    record: Tracking,
+    run_id: str,
+    manifest: Manifest,
+    checkpoints: Mapping[str, str],
+    inputs: Mapping[str, Manifest],
+    data: str,
+) -> None:
+    """Log what an evaluation found to the models that it evaluated, with the data set of the input `data`, so that
+    `search_logged_models` ranks them by `metrics.pass_at_1`. The run gets a curve over its checkpoints, in order."""
+    for step, (stage, checkpoint) in enumerate(checkpoints.items()):
+        prefix = f"{checkpoint}/"
+        scores = {
+            name.removeprefix(prefix): value
+            for name, value in manifest.metrics.items()
+            if name.startswith(prefix) and value is not None
+        }
+        if stage in inputs and data in inputs:
+            record.models.log_scores(run_id, inputs[stage], step, scores, data, inputs[data])
+
+
+class CompletionsTable:
+    """The completions of a policy in training as a table of its run, to read while it trains.
+
+    Rows are those of the trainer's completions.jsonl. Rewards become columns reward_NAME, and long texts are cut.
+    """
+
+    def __init__(self, record: Tracking, run_id: str, name: str):
+        self._record, self._run_id, self._name = record, run_id, name
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds rows, and logs the table anew."""
+        begun = bool(self._rows)
+        for row in rows:
+            cells = {_COLUMNS.get(key, f"reward_{key}"): value for key, value in row.items() if key != "of"}
+            self._rows.append({k: v[:_CELL_LENGTH] if isinstance(v, str) else v for k, v in cells.items()})
+        if not begun:
+            self._record.log_table(self._run_id, self._name, self._rows)
+        elif rows:
+            # MLflow's own way to add rows reads the old ones without their types: the answer "007" becomes a 7.
+            columns = list(dict.fromkeys(key for row in self._rows for key in row))
+            data = [[row.get(column) for column in columns] for row in self._rows]
+            self._record.log_text(self._run_id, json.dumps({"columns": columns, "data": data}), f"{self._name}.json")
+
+
+def of_checkpoint(metric: str, checkpoint: str) -> str:
+    """Name of a checkpoint's metric in MLflow, grouped by metric: "pass@1/dev2"."""
+    return f"{metric}/{checkpoint}"
