@@ -121,14 +121,14 @@ def r1_graph(recipe: Recipe) -> Graph:
         for number in range(2, rounds + 1)
         for step in (
             Step(
-                alignment_rounds.models_stage(number, replay_share),
-                partial(alignment_rounds.reward_models_round, number=number, replay_share=replay_share),
+                reward_models.models_stage(number, replay_share),
+                partial(reward_models.reward_models, round=number, replay_share=replay_share),
                 # Preference files are read in the first round; later rounds replay them as history.
                 section=lambda r: r.reward_models.model_copy(update={"files": []}),
             ),
             Step(
-                alignment_rounds.policy_stage(number),
-                partial(alignment_rounds.alignment_rl_round, number=number),
+                alignment_rl.policy_stage(number),
+                partial(alignment_rl.alignment_rl, round=number),
                 section=lambda r: r.alignment_rl,
             ),
         )
@@ -153,8 +153,8 @@ def distill_graph(recipe: Recipe) -> Graph:
         for index, name in enumerate(names)
         for step in (
             Step(
-                distillation.base_stage(name),
-                partial(distillation.student_base, name=name),
+                base_model.base_stage(name),
+                partial(base_model.base, student=name),
                 section=lambda r, i=index: r.distill.students[i].base,  # type: ignore[misc]
             ),
             Step(

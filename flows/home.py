@@ -15,10 +15,18 @@ from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
 from tasks.tracking.database import close_file
 
+LOGGERS = "flows.progress,flows,tasks,grpo"
+"""Loggers whose lines belong to the Logs of a flow run (PREFECT_LOGGING_EXTRA_LOGGERS). The pools name them too."""
+GPU_LIMIT = "r1-gpus"
+"""Prefect's global concurrency limit with a slot for each GPU."""
 STATE = "up.json"
 """The state of a running installation: its supervisor and the addresses of its servers."""
 POSTGRES = "postgres"
 """The folder of this home's PostgreSQL cluster."""
+REPORTS = "reports"
+"""The folder of the report pages of runs."""
+REPORT_PAGES = "/r1-reports/"
+"""Path under which this home's Prefect server shows them."""
 PREFECT_PASSWORD = "credentials/prefect"
 """File with the password of this home's Prefect server, in the form that PREFECT_API_AUTH_STRING takes."""
 
@@ -35,7 +43,8 @@ def store() -> Store:
 
 def tracking() -> Tracking:
     """MLflow at MLFLOW_TRACKING_URI, or a database in the home folder."""
-    return Tracking(os.environ.get("MLFLOW_TRACKING_URI") or default_uri(home()))
+    by_worker = "PREFECT__FLOW_RUN_ID" in os.environ  # nobody is there who could correct an address
+    return Tracking(os.environ.get("MLFLOW_TRACKING_URI") or default_uri(home()), expected=by_worker)
 
 
 def prepare_environment() -> None:
@@ -51,6 +60,9 @@ def prepare_environment() -> None:
         # The command prints one line for a failure; Prefect would add a traceback.
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": LOGGERS,
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged outside of a flow stays here
+        "PYTHONSAFEPATH": "1",  # so that no folder of the user's own, such as flows/, hides ours in processes of ours
         "DO_NOT_TRACK": "1",
         "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow imports matplotlib, which caches fonts
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -59,7 +71,7 @@ def prepare_environment() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    _use_servers()
+    use_servers()
 
 
 def _open_to_us_alone(place: Path) -> None:
@@ -85,6 +97,12 @@ def _open_to_us_alone(place: Path) -> None:
             close_file(database)
 
 
+def report_address(file: str) -> str | None:
+    """Address of a report page on this home's Prefect server; None while `r1 up` and `r1 ui` are down."""
+    prefect = str(read_state(home()).get("prefect") or "")
+    return prefect.removesuffix("/api") + REPORT_PAGES + file if prefect else None
+
+
 def read_state(home: Path) -> dict[str, object]:
     """The last state that this home's installation wrote; empty if there is none."""
     try:
@@ -94,7 +112,7 @@ def read_state(home: Path) -> dict[str, object]:
     return state if isinstance(state, dict) else {}
 
 
-def _use_servers() -> None:
+def use_servers() -> None:
     """Uses the servers of `r1 up` or `r1 ui` if they are running, so that their pages show this run."""
     state = read_state(home())
     prefect, tracked = state.get("prefect"), state.get("tracking")

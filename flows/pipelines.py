@@ -6,9 +6,11 @@ The flows have the same parameters: the fields of their form in Prefect's UI.
 # Annotations are evaluated here, not kept as strings: Prefect may load this file by its path, as a module of another
 # name, and then could not look the names up.
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from prefect import Flow, flow
 
@@ -20,15 +22,63 @@ from flows.graphs import (
     r1_zero_graph,
     rlhf_ppo_graph,
 )
-from flows.recipe.forms import Approve, Dispatched, Force, Only, Overrides, RecipeInputs, RecipeName, RecipeSeed, Start
+from flows.recipe.forms import (
+    Approve,
+    Dispatched,
+    Force,
+    Only,
+    Overrides,
+    RecipeFile,
+    RecipeInputs,
+    RecipeName,
+    RecipeSeed,
+    Start,
+    with_form,
+)
+from flows.recipe.load import load_recipe, shipped
 from flows.recipe.pipeline_names import PipelineName
 from flows.recipe.schema import Recipe
-from flows.run.executor import run_recipe
+from flows.run.executor import run_label, run_recipe
 from flows.run.plan import StageSelection
 from flows.stages.contract import Step
+from flows.stages.stage_flow import parameters_of_run
+from grpo.errors import InputError
+
+LISTED_ROUNDS = 4
+"""Rounds of alignment whose stages forms list."""
+_F = TypeVar("_F", bound=Callable[..., dict[str, Any]])
 
 
-@flow(name="train-r1", flow_run_name="train-r1-{recipe}")
+def name_of_run() -> str:
+    """Name of a recipe's flow run: recipe, seed and overrides."""
+    parameters = parameters_of_run()
+    recipe, overrides = parameters.get("recipe_file") or parameters["recipe"], parameters.get("overrides") or []
+    try:
+        return run_label(load_recipe(recipe, overrides, parameters.get("seed")), overrides)
+    except InputError:  # the run ends by it
+        return f"{recipe}: refused"
+
+
+def stage_names(graph: Callable[[Recipe], Sequence[Step]]) -> list[str]:
+    """The stages of a graph with all recipes that are shipped, up to LISTED_ROUNDS rounds of alignment."""
+    names: dict[str, None] = {}
+    for name in shipped():
+        for overrides in ([], [f"alignment.rounds={LISTED_ROUNDS}"]):
+            with contextlib.suppress(InputError):  # the recipe lacks what this graph or a second round needs
+                names |= dict.fromkeys(step.name for step in graph(load_recipe(name, overrides)))
+    return list(names)
+
+
+def _recipe_flow(name: str, graph: Callable[[Recipe], Sequence[Step]]) -> Callable[[_F], Flow[..., dict[str, Any]]]:
+    """Decorator: the flow of a recipe, whose form lists the stages of its graph."""
+    # Students have the names that a recipe gives them.
+    listed = () if graph is distill_graph else ("start", "only", "force")
+    choices = dict.fromkeys(listed, partial(stage_names, graph))
+    named = flow(name=name, flow_run_name=name_of_run)
+    return lambda function: with_form(named(function), choices)
+
+
+@_recipe_flow("train-r1", r1_graph)
 def train_r1(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -38,14 +88,15 @@ def train_r1(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """The full DeepSeek-R1 recipe."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_r1", r1_graph, recipe, overrides or [], seed, selection, dispatch)
+    return run_recipe("train_r1", r1_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
-@flow(name="train-r1-zero", flow_run_name="train-r1-zero-{recipe}")
+@_recipe_flow("train-r1-zero", r1_zero_graph)
 def train_r1_zero(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -55,14 +106,15 @@ def train_r1_zero(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """R1-Zero: reinforcement learning from the base model, without supervised fine-tuning."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_r1_zero", r1_zero_graph, recipe, overrides or [], seed, selection, dispatch)
+    return run_recipe("train_r1_zero", r1_zero_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
-@flow(name="distill", flow_run_name="distill-{recipe}")
+@_recipe_flow("train-distill", distill_graph)
 def distill(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -72,14 +124,15 @@ def distill(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """Distillation: supervised fine-tuning of the recipe's students on what Dev2 wrote."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("distill", distill_graph, recipe, overrides or [], seed, selection, dispatch)
+    return run_recipe("distill", distill_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
-@flow(name="rlhf-ppo", flow_run_name="rlhf-ppo-{recipe}")
+@_recipe_flow("train-rlhf-ppo", rlhf_ppo_graph)
 def rlhf_ppo(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -89,14 +142,15 @@ def rlhf_ppo(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """InstructGPT's three steps: supervised fine-tuning, reward models, PPO against them."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("rlhf_ppo", rlhf_ppo_graph, recipe, overrides or [], seed, selection, dispatch)
+    return run_recipe("rlhf_ppo", rlhf_ppo_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
-@flow(name="train-dev1", flow_run_name="train-dev1-{recipe}")
+@_recipe_flow("train-dev1", dev1_graph)
 def train_dev1(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -106,14 +160,15 @@ def train_dev1(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """Stage 1 of R1 as published: R1-Zero's trajectories, filtered and rewritten, make Dev1."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_dev1", dev1_graph, recipe, overrides or [], seed, selection, dispatch)
+    return run_recipe("train_dev1", dev1_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
-@flow(name="process-supervision", flow_run_name="process-supervision-{recipe}")
+@_recipe_flow("train-process-supervision", process_supervision_graph)
 def process_supervision(
     recipe: RecipeName = "tiny",
     overrides: Overrides = None,
@@ -123,12 +178,19 @@ def process_supervision(
     force: Force = None,
     inputs: RecipeInputs = None,
     approve: Approve = None,
+    recipe_file: RecipeFile = None,
     dispatch: Dispatched = False,
 ) -> dict[str, Any]:
     """GRPO with process supervision: a process reward model of Dev1's reasoning, and RL on its scores of steps."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
     return run_recipe(
-        "process_supervision", process_supervision_graph, recipe, overrides or [], seed, selection, dispatch
+        "process_supervision",
+        process_supervision_graph,
+        recipe_file or recipe,
+        overrides or [],
+        seed,
+        selection,
+        dispatch,
     )
 
 

@@ -43,6 +43,8 @@ def without_heartbeat() -> Any:
     stop, and nobody reads the heartbeats."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
+    if PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value() is None:
+        return contextlib.nullcontext()  # copying the settings takes 50 ms, for each stage
     return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
@@ -54,7 +56,12 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
     # Reading the settings takes a second, so a temporary server starts meanwhile, and ends if they name another.
     own = None if os.environ.get("PREFECT_API_URL") else _OwnServer(logs)
     try:
-        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+        from prefect.settings import (
+            PREFECT_API_AUTH_STRING,
+            PREFECT_API_URL,
+            PREFECT_LOGGING_TO_API_ENABLED,
+            temporary_settings,
+        )
 
         if PREFECT_API_URL.value():
             if own is not None:
@@ -64,8 +71,12 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
             return
         own = own or _OwnServer(logs)
         result = meanwhile()
-        access = {PREFECT_API_URL: own.wait(), PREFECT_API_AUTH_STRING: own.password}
-        with temporary_settings(access), without_heartbeat():
+        settings = {
+            PREFECT_API_URL: own.wait(),
+            PREFECT_API_AUTH_STRING: own.password,
+            PREFECT_LOGGING_TO_API_ENABLED: False,  # nobody opens its pages
+        }
+        with temporary_settings(settings), without_heartbeat():
             _short_lived = True
             yield result
     finally:

@@ -1,19 +1,28 @@
 """Progress of a recipe: on a terminal one live line, in a log a line every few seconds.
 
-Everything goes to stderr; stdout is for results.
+Everything goes to stderr; stdout is for results. The logger of this module gets the same lines. It has no handler of
+its own: PREFECT_LOGGING_EXTRA_LOGGERS gives it Prefect's, which sends them to the Logs of the current flow run.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rich.console import Console
 
 from grpo.secret_values import masked
 
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+logger.propagate = False  # the console has the line already
+logger.addHandler(logging.NullHandler())
+
 LOG_EVERY_S = 10.0
+"""Seconds between two lines in a log."""
 _SHOWN = ("reward", "loss", "accuracy")
 
 
@@ -29,6 +38,7 @@ class Progress:
         self._job: tuple[str, str] | None = None
         self._first: tuple[float, int] = (0.0, 0)
         self._logged = 0.0
+        self._told = -LOG_EVERY_S
 
     @classmethod
     def current(cls) -> Progress:
@@ -40,6 +50,7 @@ class Progress:
         self._began = self._logged = time.monotonic()
         self._job = None
         self._show(f"{stage}: starting")
+        self.tell(f"{stage}: starting")
 
     def update(self, stage: str, job: str, record: dict[str, Any]) -> str:
         """Shows one record of a job's metrics: step, main metric, speed, time left. Returns the record."""
@@ -47,6 +58,7 @@ class Progress:
         step, of = int(record["step"]), int(record.get("of", 0))
         if self._job != (stage, job):
             self._job, self._first = (stage, job), (now, step)
+            self._told = -LOG_EVERY_S
         since, from_step = self._first
         parts = [f"step {step}/{of}"]
         parts += [f"{name} {record[name]:.3f}" for name in _SHOWN if name in record][:1]
@@ -55,23 +67,41 @@ class Progress:
         if step > from_step and of:
             parts.append(f"{duration((now - since) / (step - from_step) * (of - step))} left")
         line = " · ".join(parts)
-        self._show(f"{stage}{'/' + job if job else ''}: {line}")
+        whole = f"{stage}{'/' + job if job else ''}: {line}"
+        self._show(whole)
+        if step == of or now - self._told >= LOG_EVERY_S:
+            self._told = now
+            self.tell(whole)
         return line
 
-    def finished(self, stage: str, status: str, seconds: float, metrics: dict[str, float | None]) -> None:
+    def finished(
+        self,
+        stage: str,
+        status: str,
+        seconds: float,
+        metrics: Mapping[str, float | None],
+        counts: Mapping[str, int],
+    ) -> None:
         self._clear()
-        shown = " · ".join(f"{k} {v:.3f}" for k, v in list(metrics.items())[:4] if isinstance(v, float))
         took = duration(seconds) if status == "ran" else "reused"
-        self.console.print(f"{stage:<16} {took:>8}  {shown}", markup=False)
+        shares = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.console.print(f"{stage:<16} {took:>8}  {_numbers(shares, 4)}", markup=False)
+        self.tell(finished_line(stage, status, seconds, {**counts, **metrics}))
 
     def failed(self, stage: str, reason: str) -> None:
         self._clear()
         self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {masked(reason)}", markup=False)
+        logger.error("%s: %s", stage, f"failed: {masked(reason)}" if reason else "stopped")
 
     def say(self, line: str) -> None:
         """Prints a line that stays. It may name a server's address, so secrets are masked."""
         self._clear()
         self.console.print(masked(line), markup=False)
+        self.tell(line)
+
+    def tell(self, line: str) -> None:
+        """Logs a line without showing it here."""
+        logger.info("%s", masked(line))
 
     def _show(self, line: str) -> None:
         if self.console.is_terminal:
@@ -87,6 +117,24 @@ class Progress:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def finished_line(stage: str, status: str, seconds: float, numbers: Mapping[str, float | None]) -> str:
+    """How a stage ended, for a log: `sft: made in 3m20s · examples 1,024 · loss 0.412`."""
+    shown = _numbers({name: value for name, value in numbers.items() if value != 0}, 12)
+    made = f"made in {duration(seconds)}" if status == "ran" else "reused"
+    return f"{stage}: {made}{' · ' if shown else ''}{shown}"
+
+
+def checkpoint_line(name: str, metrics: Mapping[str, object]) -> str:
+    """A row of the closing table, for a log: `dev1: pass@1 0.512 · format 0.960`."""
+    numbers = {metric: value for metric, value in metrics.items() if isinstance(value, float)}
+    return f"{name}: {_numbers(numbers, 8)}"
+
+
+def _numbers(numbers: Mapping[str, float | None], most: int) -> str:
+    known = [(name, value) for name, value in numbers.items() if value is not None][:most]
+    return " · ".join(f"{name} {value:{'.3f' if isinstance(value, float) else ','}}" for name, value in known)
 
 
 def duration(seconds: float) -> str:

@@ -51,6 +51,7 @@ LAYERS = {
     ],
     "flows": [
         {"home", "prefect_server", "progress"},
+        {"runs"},
         {"recipe"},
         {"stages"},
         {"run"},
@@ -173,6 +174,24 @@ def test_a_package_does_not_load_torch(package: str) -> None:
 def test_mlflow_is_imported_in_tracking_alone() -> None:
     knowing = [dotted(path) for path in modules("tasks") if "mlflow" in {n.split(".")[0] for n in imported(path)}]
     assert [name for name in knowing if not name.startswith("tasks.tracking.")] == []
+
+
+def test_the_help_of_the_command_loads_no_large_library() -> None:
+    code = "import sys, flows.cli.main as cli; cli.parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    large = {
+        "torch",
+        "transformers",
+        "mlflow",
+        "prefect",
+        "pandas",
+        "datasets",
+        "numpy",
+        "rich",
+        "httpx",
+        "huggingface_hub",
+    }
+    assert large & set(done.stdout.split()) == set()
 
 
 def test_the_command_does_not_load_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,16 +36,26 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--notify", metavar="TYPE/NAME", help="block to notify through, for example slack-webhook/team"
     )
+    command.add_argument("--gpus", type=int, metavar="N", help="GPUs that runs share: the concurrency limit r1-gpus")
+    command.add_argument(
+        "--credential",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE/BLOCK[.FIELD]",
+        help="environment variable of all runs from a block, for example HF_TOKEN=secret/hf-token (repeatable)",
+    )
     command.add_argument("--yes", action="store_true", help="apply without asking")
 
 
 def run(args: argparse.Namespace) -> int:
     """Registers what differs. Returns the exit code: 0 if everything is registered, 1 if something differs and nobody
     confirmed the change."""
-    return asyncio.run(_deploy(args.pools, args.recipe, args.notify, args.yes))
+    if args.gpus is not None and args.gpus < 1:
+        raise InputError(f"--gpus {args.gpus}: give 1 or more")
+    return asyncio.run(_deploy(args))
 
 
-async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int:
+async def _deploy(args: argparse.Namespace) -> int:
     from prefect.settings import PREFECT_API_URL
 
     url = check_server(PREFECT_API_URL.value())
@@ -57,13 +68,15 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
 
     async with get_client() as client:
         try:
-            block = await _block(client, notify) if notify else None
-            diffs = await compare(client, desired(pools, recipe, block))
+            block = await _block(client, "--notify", args.notify) if args.notify else None
+            credentials = dict([await _credential(client, text) for text in args.credential])
+            wanted = desired(args.pools, args.recipe, block, gpus=args.gpus, credentials=credentials)
+            diffs = await compare(client, wanted)
             _show(url, diffs)
             if all(diff.status == "unchanged" for diff in diffs):
                 print("nothing to change")
                 return 0
-            if not (yes or _agreed()):
+            if not (args.yes or _agreed()):
                 print("nothing was changed; --yes applies it", file=sys.stderr)
                 return 1
             await apply(client, diffs)
@@ -73,16 +86,26 @@ async def _deploy(pools: Any, recipe: str, notify: str | None, yes: bool) -> int
     return 0
 
 
-async def _block(client: Any, name: str) -> str:
+async def _block(client: Any, option: str, name: str) -> str:
     from prefect.exceptions import ObjectNotFound
 
     kind, slash, document = name.partition("/")
     if not slash:
-        raise InputError(f"--notify {name}: write TYPE/NAME, for example slack-webhook/team")
+        raise InputError(f"{option} {name}: write TYPE/NAME, for example slack-webhook/team")
     try:
         return str((await client.read_block_document_by_name(document, kind)).id)
     except ObjectNotFound:
-        raise InputError(f"--notify {name}: the server has no such block; make it in the UI under Blocks") from None
+        raise InputError(f"{option} {name}: the server has no such block; make it in the UI under Blocks") from None
+
+
+async def _credential(client: Any, text: str) -> tuple[str, str]:
+    """Variable and template of a --credential: a worker reads the block when it starts a run, and nothing else."""
+    variable, equals, place = text.partition("=")
+    kind, slash, rest = place.partition("/")
+    if not (equals and slash and re.fullmatch(r"[A-Za-z_]\w*", variable)):
+        raise InputError("--credential: write NAME=TYPE/BLOCK, for example HF_TOKEN=secret/hf-token")
+    await _block(client, "--credential", f"{kind}/{rest.partition('.')[0]}")
+    return variable, f"{{{{ prefect.blocks.{kind}.{rest} }}}}"
 
 
 def _show(url: str, diffs: Sequence[ResourceDiff]) -> None:
@@ -96,8 +119,8 @@ def _show(url: str, diffs: Sequence[ResourceDiff]) -> None:
             print(f"            {field}: {_short(old)} -> {_short(new)}")
         if len(changes) > SHOWN:
             print(f"            and {len(changes) - SHOWN} more")
-    counts = {status: sum(d.status == status for d in diffs) for status in ("create", "change", "unchanged")}
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    counts = {status: sum(d.status == status for d in diffs) for status in ("create", "change", "delete", "unchanged")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "delete"))
 
 
 def _short(value: Any) -> str:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.cli.terminal import width
 from flows.home import home
 from grpo.errors import InputError
 
@@ -182,9 +183,7 @@ def _progress() -> Any:
 
 
 def _show(table: dict[str, dict[str, Any]], folder: Path) -> None:
-    from tasks.report.tables import closing_frame
+    from tasks.report.closing import WIDTH, grid
 
-    frame = closing_frame(table).rename_axis("set").fillna("")
-    for place, name in enumerate(("problems", "samples", "k")):
-        frame.insert(place, name, [row[name] for row in table.values()])
-    print(f"\n{frame.to_string()}\n\nsamples: {folder}", file=sys.stderr)
+    lines = grid(table, min(WIDTH, width(sys.stderr) or WIDTH), counts=True)
+    print("", *lines, "", f"samples: {folder}", sep="\n", file=sys.stderr)

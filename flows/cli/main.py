@@ -7,7 +7,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flows.cli import (
     artifacts,
@@ -15,13 +15,17 @@ from flows.cli import (
     compare,
     data,
     deploy,
+    env,
     eval,
     export,
     plan,
     promote,
     prune,
+    recipes,
     report,
     run,
+    runs,
+    serve,
     ui,
     up,
     verify,
@@ -30,13 +34,16 @@ from flows.cli import (
 from flows.home import home, prepare_environment
 from grpo.errors import InputError
 
-MODULES = [run, plan, artifacts, why, data, compare, report, eval, chat]
-MODULES += [promote, export, verify, prune, ui, deploy, up]
+MODULES = [recipes, run, plan, runs, artifacts, why, data, compare, report, eval, chat, serve]
+MODULES += [promote, export, verify, prune, ui, deploy, up, env]
 """In the order of `r1 --help`; each adds what it can do."""
 
 COMMANDS = {
+    "recipes": recipes.recipes,
+    "init": recipes.init,
     "run": run.run,
     "plan": plan.run,
+    "runs": runs.run,
     "stages": artifacts.stages,
     "show": artifacts.show,
     "why": why.run,
@@ -45,6 +52,7 @@ COMMANDS = {
     "report": report.run,
     "eval": eval.run,
     "chat": chat.run,
+    "serve": serve.run,
     "promote": promote.run,
     "export": export.run,
     "verify": verify.run,
@@ -53,10 +61,18 @@ COMMANDS = {
     "deploy": deploy.run,
     "up": up.run,
     "down": up.down,
+    "env": env.run,
 }
 
 _OF_THE_DISK = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 """No fault of ours: what cannot be written or read, and a disk that is full."""
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        """Prints the version, which takes reading metadata and asking git, only when it is asked for."""
+        print(f"r1flow {env.own_version()}")
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,6 +84,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     top = _Parser(prog="r1", description="The DeepSeek-R1 recipe: run, plan, look, talk.")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and the commit")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
         module.add(commands)

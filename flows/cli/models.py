@@ -7,7 +7,10 @@ from pathlib import Path
 
 from flows.home import store
 from grpo.errors import InputError
+from tasks.store.manifest import Manifest
 
+_PLAIN = ("base", "r1_zero")
+"""Stages whose models continue plain text."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -38,9 +41,18 @@ def find_model(name: str) -> tuple[str, Path | None]:
     if not checkpoints([manifest.stage]):
         known = ", ".join([*CHECKPOINTS, "student_NAME"])
         raise InputError(f"{name}: stage {manifest.stage!r} makes no checkpoint; these do: {known}")
-    if manifest.stage not in ("base", "r1_zero"):
-        return str(manifest.path), None
-    base = manifest if manifest.stage == "base" else store().find(manifest.inputs["base"].key or "")
-    if base is None:
+    template = plain_template(manifest)
+    if template is None and manifest.stage in _PLAIN:
         raise InputError(f"{name}: the base model that it was made from, with its template, is no longer in the store")
-    return str(manifest.path), base.path / ZERO_TEMPLATE_FILE
+    return str(manifest.path), template
+
+
+def plain_template(checkpoint: Manifest) -> Path | None:
+    """The plain-text template of a checkpoint that was not trained to chat; None for one that was, and where the base
+    model, which has the template, is no longer in the store."""
+    from flows.stages.base_model import ZERO_TEMPLATE_FILE
+
+    if checkpoint.stage not in _PLAIN:
+        return None
+    base = checkpoint if checkpoint.stage == "base" else store().find(checkpoint.inputs["base"].key or "")
+    return None if base is None else base.path / ZERO_TEMPLATE_FILE

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from flows.cli.options import add_estimate, add_selection, selection_of
+from flows.cli.terminal import fit
 
 
 def add(commands: Any) -> None:
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{recipe.name}: {recipe.description}")
     for p in planned:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
-        print(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
+        print(fit(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip(), sys.stdout))
     if unwalled:
         print(unwalled)
     if model:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from flows.home import home
+from flows.home import home, store
 from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.run.estimate import FILE, Assumptions, estimate, first_misfit, misfit_message, to_json
+from flows.run.estimate import FILE, Assumptions, estimate, first_misfit, misfit_message, to_json, with_prompts
 from flows.stages.contract import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
@@ -40,7 +40,7 @@ def assumptions_of(args: argparse.Namespace, default: str | None = None) -> Assu
         else:
             known = [of.name for of in (*fields(Assumed), *fields(Device)) if of.name not in ("name", "kind")]
             raise InputError(f"--assume {pair}: unknown; there are {', '.join(known)}")
-    return Assumptions(device, assumed, args.config)
+    return Assumptions(device, assumed, args.config, store().list())
 
 
 def _device(name: str | None) -> Device:
@@ -56,6 +56,8 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
         InputError: in one line, if a stage does not fit the device.
     """
     assumptions = assumptions_of(args, recipe.device)
+    if not any(pair.startswith("prompt_tokens=") for pair in args.assume):
+        assumptions = with_prompts(assumptions, graph, recipe)
     estimates = estimate(graph, recipe, assumptions)
     if (stage := first_misfit(estimates, assumptions.device)) is not None:
 
@@ -70,13 +72,18 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
 def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
     """Prints a table; the last line sums over `running`, the stages that would run."""
     device = estimated["device"]
-    print(f"\nestimate for {device['name']}, from settings and assumptions ({FILE} of a run has all of them):")
+    print(f"\nestimate for {device['name']}, from earlier builds, settings and assumptions ({FILE} of a run has all):")
     sizes = " ".join(f"{name:>8}" for name in ("host GB", "disk GB", "net GB"))
-    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {sizes}")
+    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {sizes}  from")
     for name, of in estimated["stages"].items():
         peak = f"{of['peak_memory_gb']:8.2f} {of['peak_phase']:<10}" if "peak_memory_gb" in of else f"{'':8} {'':<10}"
-        rest = f"{of['host_gb']:8.2f} {of['disk_gb']:8.2f} {of['network_gb']:8.1f}"
+        rest = f"{of['host_gb']:8.2f} {of['disk_gb']:8.2f} {of['network_gb']:8.1f}  {_origin(of)}"
         print(f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}")
     hours = sum(estimated["stages"][name]["device_hours"] for name in running)
     seconds = sum(estimated["stages"][name]["seconds"] for name in running)
     print(f"  {'to run':<16} {'':>7} {hours:9.2f} {duration(seconds):>9}")
+
+
+def _origin(of: Mapping[str, Any]) -> str:
+    """ "settings", "measured 0123456789ab", or "scaled 0123456789ab": by which artifact."""
+    return "settings" if of["source"] == "computed" else f"{of['source']} {of['source_key'][:12]}"

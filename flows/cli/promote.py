@@ -11,7 +11,7 @@ from flows.home import store, tracking
 from flows.stages.references import artifact
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
-from tasks.tracking.registry import CHAMPION
+from tasks.tracking.models.registry import CHAMPION
 
 
 def add(commands: Any) -> None:

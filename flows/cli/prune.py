@@ -1,13 +1,19 @@
-"""`r1 prune`: removes artifacts that no kept run needs."""
+"""`r1 prune`: removes artifacts that no kept run needs, and old runs that made none of those that stay."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import Any
+import time
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 from flows.home import home, store, tracking
+from grpo.errors import InputError
+from tasks.store.manifest import Manifest
+
+DAY_S = 86400.0
 
 
 def add(commands: Any) -> None:
@@ -20,6 +26,12 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--unfinished", action="store_true", help="remove interrupted attempts, too, which could be continued"
     )
+    command.add_argument(
+        "--runs-older-than",
+        type=float,
+        metavar="DAYS",
+        help="delete runs in MLflow, too, that ended so long ago and made no artifact that stays, with their reports",
+    )
     command.add_argument("--json", action="store_true", help="print what is removed as one JSON object")
 
 
@@ -29,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
     from tasks.store.prune import plan_pruning, remove_artifact, remove_work, size_of
 
+    if args.runs_older_than is not None and not args.runs_older_than > 0:
+        raise InputError(f"--runs-older-than {args.runs_older_than:g}: give days, more than 0")
     named, in_use = _kept(args.keep)
     place = store()
     pruning = plan_pruning(place, named, in_use)
@@ -52,11 +66,14 @@ def run(args: argparse.Namespace) -> int:
         row(f"{folder.name}/", size_of(folder), True)
         if args.yes:
             shutil.rmtree(folder, ignore_errors=True)
+    if args.yes:
+        _forget_models(pruning.artifacts)
+    runs = [] if args.runs_older_than is None else _old_runs(args, pruning.artifacts, named, out)
     total = sum(entry["bytes"] for entry in removed)
     kept = sum(pruning.kept.values())
     if args.json:
         values = {"home": str(home()), "removed": removed if args.yes else [], "removable": removed, "bytes": total}
-        print(json.dumps({**values, "kept": pruning.kept}))
+        print(json.dumps({**values, "runs": runs, "kept": pruning.kept}))
     if pruning.unfinished and not args.unfinished:
         size = sum(map(size_of, pruning.unfinished))
         print(
@@ -65,9 +82,47 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     verb = "freed" if args.yes else "would free"
-    remedy = "" if args.yes or not removed else "; `r1 prune --yes` removes it"
+    remedy = "" if args.yes or not removed + runs else "; `r1 prune --yes` removes it"
     print(f"{verb} {total / 1e6:.1f} MB, {total} bytes; {kept} artifacts stay{remedy}", file=sys.stderr)
     return 0
+
+
+def _old_runs(
+    args: argparse.Namespace, removed: list[Manifest], named: dict[str, list[str]], out: TextIO
+) -> list[dict[str, Any]]:
+    """Lists runs that are older than the user says and made nothing that stays; with --yes, deletes them and their
+    report pages. `removed`: artifacts that go, or are gone."""
+    record = tracking()
+    if record.sqlite and not record.sqlite.exists():
+        return []
+    from flows.run.report import default_path
+    from tasks.tracking.audit import delete_runs, old_runs
+
+    gone = {(manifest.key, manifest.attempt) for manifest in removed}
+    stay = {m.digest for m in store().list() if (m.key, m.attempt) not in gone}
+    runs = old_runs(record, time.time() - args.runs_older_than * DAY_S, stay.union(*named.values()))
+    for run in runs:
+        ended = datetime.fromtimestamp(run.ended, UTC).isoformat()[:19]
+        print(f"{'run':>10}  {ended}  {run.id[:12]}, {len(run.stages)} stages: {run.name}", file=out)
+    if args.yes:
+        delete_runs(record, runs)
+        for run in runs:
+            default_path(run.id).unlink(missing_ok=True)
+    if runs:
+        verb = "deleted" if args.yes else "would delete"
+        print(f"{verb} {len(runs)} runs in MLflow; `mlflow gc` then frees their space", file=sys.stderr)
+    return [{"id": run.id, "name": run.name, "stages": len(run.stages)} for run in runs]
+
+
+def _forget_models(manifests: list[Manifest]) -> None:
+    """Removes the files of models in MLflow whose artifact is gone: hard links, which would keep the space in use."""
+    there = {manifest.digest for manifest in store().list()}
+    record = tracking()
+    if record.sqlite and not record.sqlite.exists():
+        return
+    for manifest in manifests:
+        if manifest.digest not in there and "config.json" in manifest.files:
+            record.models.remove_files(manifest)
 
 
 def _kept(references: list[str]) -> tuple[dict[str, list[str]], set[str]]:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.options import add_selection, selection_of
+from flows.cli.terminal import width
 from flows.home import home, tracking
 from grpo.errors import InputError
 from grpo.secret_values import masked
@@ -119,9 +120,8 @@ def _one_line(error: BaseException) -> str:
 def _print_table(result: dict[str, Any]) -> None:
     if not result["checkpoints"]:
         return
-    from tasks.report.tables import titled_frames
+    from tasks.report.closing import WIDTH, closing_lines
 
-    for number, (title, frame) in enumerate(titled_frames(result["checkpoints"]).items()):
-        print("" if number == 0 else f"\n{title}", file=sys.stderr)
-        print(frame.fillna("").to_string(), file=sys.stderr)
+    for line in closing_lines(result["checkpoints"], min(WIDTH, width(sys.stderr) or WIDTH)):
+        print(line, file=sys.stderr)
     print(file=sys.stderr)

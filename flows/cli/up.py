@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from flows.installation.credentials import prefect_password
 from flows.installation.services import Databases
 from flows.installation.supervisor import GRACE_S, PYTHON, Service, Supervisor, tail
 from grpo.errors import InputError
+from tasks.trainer.gpus import gpus
 from tasks.trainer.processes import process_name
 
 MARK = "R1FLOW_INSTALLATION"
@@ -160,19 +160,6 @@ def _marked(place: Path) -> set[int]:
     return pids - {os.getpid()}
 
 
-def gpus() -> list[str]:
-    """This machine's GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is not None:
-        return [name for name in allowed.split(",") if name.strip() not in ("", "-1")]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    listing = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    return listing.stdout.split() if listing.returncode == 0 else []
-
-
 def workers(number: int, settings: dict[str, str]) -> list[Service]:
     """A worker for each pool, and `number` for stages that train or sample, each with its own GPU if there are any."""
     devices = gpus()
@@ -259,7 +246,7 @@ def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Datab
 def _deploy(logs: Path, settings: dict[str, str]) -> None:
     with (logs / "deploy.log").open("ab") as output:
         done = subprocess.run(
-            [*PYTHON, "flows.cli", "deploy", "--yes"],
+            [*PYTHON, "flows.cli", "deploy", "--yes", *(["--gpus", str(len(gpus()))] if gpus() else [])],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,4 +1,5 @@
-"""Prefect's server as an installation runs it: it answers to its own address alone, and a link signs a browser in.
+"""Prefect's server as an installation runs it: it answers to its own address alone, a link signs a browser in, and the
+report pages of runs are shown.
 
 Prefect itself checks the password (PREFECT_SERVER_API_AUTH_STRING) of every request and websocket. What it lacks is
 here. It takes any Host header, so that a page whose domain resolves to 127.0.0.1 would count as the same origin. And
@@ -7,12 +8,16 @@ its sign-in form would have to be filled in by hand.
 
 from __future__ import annotations
 
+import re
+
 from starlette.applications import Starlette
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from flows.home import REPORT_PAGES, REPORTS, home
 
 HOSTS = ["127.0.0.1", "localhost"]
 SIGN_IN = "/r1-sign-in"
@@ -24,24 +29,40 @@ location.replace("/");
 """Stores the password where Prefect's own sign-in form stores it."""
 
 
+REPORT_POLICY = (
+    "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; "
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
+"""Content-Security-Policy of a report. It shows text that models wrote, so it is an origin of its own: what it might
+run reads neither the password nor Prefect."""
+
+
+async def _report(request: Request) -> Response:
+    path = home() / REPORTS / f"{request.path_params['run']}.html"
+    if not re.fullmatch("[0-9a-f]+", request.path_params["run"]) or not path.is_file():
+        return PlainTextResponse("no such report; `r1 report RUN` makes it", status_code=404)
+    headers = {"Content-Security-Policy": REPORT_POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+    return FileResponse(path, media_type="text/html", headers=headers)
+
+
 async def _sign_in(_: Request) -> HTMLResponse:
     return HTMLResponse(PAGE, headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
 
 
-class SignIn:
-    """Prefect's app with the sign-in page in front of it."""
+class OwnPages:
+    """Prefect's app with the sign-in page and the report pages in front of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.page = Starlette(routes=[Route(SIGN_IN, _sign_in)])
+        self.pages = Starlette(routes=[Route(SIGN_IN, _sign_in), Route(REPORT_PAGES + "{run}.html", _report)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.page if scope["type"] == "http" and scope["path"] == SIGN_IN else self.app
-        await app(scope, receive, send)
+        ours = scope["type"] == "http" and (scope["path"] == SIGN_IN or scope["path"].startswith(REPORT_PAGES))
+        await (self.pages if ours else self.app)(scope, receive, send)
 
 
 def create_app() -> ASGIApp:
     """The factory that uvicorn calls."""
     from prefect.server.api.server import create_app as create_prefect_app
 
-    return TrustedHostMiddleware(SignIn(create_prefect_app()), allowed_hosts=HOSTS, www_redirect=False)
+    return TrustedHostMiddleware(OwnPages(create_prefect_app()), allowed_hosts=HOSTS, www_redirect=False)

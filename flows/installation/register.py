@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
+    GlobalConcurrencyLimitCreate,
+    GlobalConcurrencyLimitUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
 from prefect.client.schemas.objects import WorkQueue
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
@@ -24,10 +27,12 @@ from tasks.store.diff import Change, changed_fields
 
 @dataclass(frozen=True)
 class ResourceDiff:
-    """A desired resource and the server's `old` one, None if the server has none."""
+    """A desired resource and the server's `old` one, None if the server has none. `retired`: one of an earlier version,
+    to be deleted."""
 
     resource: Resource
     old: Resource | None
+    retired: bool = False
 
     @property
     def changes(self) -> list[Change]:
@@ -36,6 +41,8 @@ class ResourceDiff:
 
     @property
     def status(self) -> str:
+        if self.retired:
+            return "delete"
         return "create" if self.old is None else "change" if self.changes else "unchanged"
 
 
@@ -51,7 +58,39 @@ async def compare(client: PrefectClient, resources: Iterable[Resource]) -> list[
         diffs.append(
             ResourceDiff(_with_server_defaults(resource, old) if resource.kind == "pool" and old else resource, old)
         )
-    return diffs
+    retired = await _read_retired(client)
+    return [*(_still_switched(diff, retired) for diff in diffs), *(ResourceDiff(one, one, True) for one in retired)]
+
+
+RETIRED = {"weekly", "nightly-evaluation", "r1flow"}
+"""Names that deployments had in earlier versions, where all of them were called r1flow."""
+
+
+async def _read_retired(client: PrefectClient) -> list[Resource]:
+    """Deployments that an earlier version registered under other names."""
+    named = DeploymentFilter(
+        name=DeploymentFilterName(any_=sorted(RETIRED)), tags=DeploymentFilterTags(all_=["r1flow"])
+    )
+    flows = {flow.id: flow.name for flow in await client.read_flows(deployment_filter=named)}
+    found = await client.read_deployments(deployment_filter=named)
+    return [
+        Resource(
+            "deployment", f"{flows[old.flow_id]}/{old.name}", {}, {"active": {s.slug: s.active for s in old.schedules}}
+        )
+        for old in found
+    ]
+
+
+def _still_switched(diff: ResourceDiff, retired: Iterable[Resource]) -> ResourceDiff:
+    """A new deployment with schedules as somebody switched them under its old name."""
+    if diff.old is not None or not diff.resource.fields.get("schedules"):
+        return diff
+    flow = diff.resource.name.split("/")[0]
+    before: dict[str, bool] = {}
+    for old in retired:
+        before |= old.switches["active"] if old.name.split("/")[0] == flow else {}
+    active = {slug: before.get(slug, switch) for slug, switch in diff.resource.switches["active"].items()}
+    return replace(diff, resource=replace(diff.resource, switches={"active": active}))
 
 
 def _with_server_defaults(pool: Resource, old: Resource) -> Resource:
@@ -69,13 +108,18 @@ def _with_server_defaults(pool: Resource, old: Resource) -> Resource:
         if name in server_variables:
             variable.pop("default", None)
             variable |= {"default": server_variables[name]["default"]} if "default" in server_variables[name] else {}
+    if credentials := pool.switches.get("credentials"):
+        env = template["variables"]["properties"]["env"]
+        env["default"] = {**env.get("default", {}), **credentials}
     return replace(pool, fields={**pool.fields, "base_job_template": template})
 
 
 async def apply(client: PrefectClient, diffs: Iterable[ResourceDiff]) -> None:
-    """Creates or updates the resources that differ, in the given order."""
+    """Creates or updates the resources that differ, in the given order, and deletes those of an earlier version."""
     for diff in diffs:
-        if diff.status != "unchanged":
+        if diff.retired:
+            await client.delete_deployment((await client.read_deployment_by_name(diff.resource.name)).id)
+        elif diff.status != "unchanged":
             await _WRITE[diff.resource.kind](client, diff)
 
 
@@ -155,6 +199,22 @@ async def _write_deployment(client: PrefectClient, diff: ResourceDiff) -> None:
     await client.create_deployment(flow_id=flow_id, name=name, schedules=schedules, **fields)
 
 
+async def _read_limit(client: PrefectClient, resource: Resource) -> Resource | None:
+    try:
+        limit = await client.read_global_concurrency_limit_by_name(resource.name)
+    except ObjectNotFound:
+        return None
+    return Resource("limit", resource.name, {"limit": limit.limit})
+
+
+async def _write_limit(client: PrefectClient, diff: ResourceDiff) -> None:
+    name, slots = diff.resource.name, diff.resource.fields["limit"]
+    if diff.old is None:
+        await client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots))
+    else:
+        await client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
+
+
 async def _read_automation(client: PrefectClient, resource: Resource) -> Resource | None:
     automations = await client.read_automations_by_name(resource.name)
     return Resource("automation", resource.name, automation_fields(automations[0])) if automations else None
@@ -174,10 +234,12 @@ _READ: dict[str, Callable[[PrefectClient, Resource], Awaitable[Resource | None]]
     "queue": _read_queue,
     "deployment": _read_deployment,
     "automation": _read_automation,
+    "limit": _read_limit,
 }
 _WRITE: dict[str, Callable[[PrefectClient, ResourceDiff], Awaitable[None]]] = {
     "pool": _write_pool,
     "queue": _write_queue,
     "deployment": _write_deployment,
     "automation": _write_automation,
+    "limit": _write_limit,
 }

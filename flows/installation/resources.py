@@ -1,4 +1,4 @@
-"""The resources that deployments/ describes: pools, queues, deployments with schedules, automations.
+"""The resources that deployments/ describes: pools, queues, deployments with schedules, automations, a limit for GPUs.
 
 Each is a `Resource` of plain values, so that it can be compared with what the server has.
 """
@@ -16,14 +16,16 @@ from typing import Any, Literal
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import apply_values
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flows.home import GPU_LIMIT
 from flows.pipelines import PIPELINES
-from flows.recipe.forms import schema
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.run.gates import gate_evaluation
 from grpo.errors import InputError
+from tasks.estimate.origin import code_version
 
 FOLDER = Path(__file__).parents[2] / "deployments"
 """Next to the package flows, both in a checkout and in an installation."""
@@ -31,10 +33,10 @@ FOLDER = Path(__file__).parents[2] / "deployments"
 
 @dataclass(frozen=True)
 class Resource:
-    """A pool, queue, deployment or automation. `switches` apply only at creation; afterwards the server's values
+    """A pool, queue, deployment, automation or limit. `switches` apply only at creation; afterwards the server's values
     stay."""
 
-    kind: Literal["pool", "queue", "deployment", "automation"]
+    kind: Literal["pool", "queue", "deployment", "automation", "limit"]
     name: str
     fields: dict[str, Any]
     switches: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class _Schedule(_File):
 class _Deployment(_File):
     name: str
     entrypoint: str
+    version: str
     work_pool: _WorkPool
     tags: list[str]
     enforce_parameter_schema: bool
@@ -85,11 +88,20 @@ class _Queue(_File):
     description: str
 
 
-def desired(pools: str, recipe: str = "tiny", notify: str | None = None, folder: Path = FOLDER) -> list[Resource]:
+def desired(
+    pools: str,
+    recipe: str = "tiny",
+    notify: str | None = None,
+    folder: Path = FOLDER,
+    gpus: int | None = None,
+    credentials: Mapping[str, str] | None = None,
+) -> list[Resource]:
     """All resources, in an order in which they can be created. Forms of stages are filled with values of `recipe`.
 
     `pools` is a type of work pool that `folder`/pools has a file of. `notify` is the id of the block that sends
-    notifications (None: no automation that notifies). InputError: no such type, or a file that cannot be read.
+    notifications (None: no automation that notifies). `gpus` is the number of slots of the limit for GPUs (None: it
+    stays as it is). `credentials` go into the environment of all pools: variable -> a template of Prefect's that a
+    worker fills in from a block. InputError: no such type, or a file that cannot be read.
     """
     types = sorted(path.stem for path in (folder / "pools").glob("*.yaml"))
     if pools not in types:
@@ -97,14 +109,15 @@ def desired(pools: str, recipe: str = "tiny", notify: str | None = None, folder:
     file = _Pools.model_validate(_read(folder / "pools" / f"{pools}.yaml"))
     queues = {name: _Queue.model_validate(values) for name, values in _read(folder / "queues.yaml").items()}
     return [
-        *_pools(file),
+        *_pools(file, credentials or {}),
         *(
             Resource("queue", f"{pool}/{name}", queue.model_dump())
             for pool in file.pools
             for name, queue in queues.items()
         ),
-        *_deployments(_read(folder / "prefect.yaml")["deployments"], load_recipe(recipe)),
+        *_deployments(apply_values(_read(folder / "prefect.yaml")["deployments"], {"r1flow": build_step(recipe)})),
         *_automations(_read(folder / "automations.yaml")["automations"], notify),
+        *([Resource("limit", GPU_LIMIT, {"limit": gpus})] if gpus is not None else []),
     ]
 
 
@@ -117,17 +130,21 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _pools(file: _Pools) -> Iterator[Resource]:
+def _pools(file: _Pools, credentials: Mapping[str, str]) -> Iterator[Resource]:
     for name, pool in file.pools.items():
         template = deepcopy(file.template)
         for variable, default in pool.defaults.items():
             template["variables"]["properties"][variable]["default"] = default
+        if credentials:
+            if "env" not in template["variables"]["properties"]:
+                raise InputError(f"--credential: the job template of {file.type} has no variable env; add one")
+            env = template["variables"]["properties"]["env"]
+            env["default"] = {**env.get("default", {}), **credentials}
         fields = {"type": file.type, "description": pool.description, "base_job_template": template}
-        yield Resource("pool", name, fields)
+        yield Resource("pool", name, fields, {"credentials": credentials})
 
 
-def _deployments(entries: list[dict[str, Any]], recipe: Recipe) -> Iterator[Resource]:
-    filled = form_values(recipe)
+def _deployments(entries: list[dict[str, Any]]) -> Iterator[Resource]:
     for values in entries:
         try:
             deployment = _Deployment.model_validate(values)
@@ -138,19 +155,31 @@ def _deployments(entries: list[dict[str, Any]], recipe: Recipe) -> Iterator[Reso
         flow = load(deployment.entrypoint)
         fields = {
             "entrypoint": deployment.entrypoint,
+            "version": deployment.version,
             "description": deployment.description or flow.description or "",
             "tags": sorted(deployment.tags),
             "work_pool_name": deployment.work_pool.name,
             "work_queue_name": deployment.work_pool.work_queue_name,
             "job_variables": deployment.work_pool.job_variables,
-            "parameters": filled.get(deployment.entrypoint, {}) | deployment.parameters,
+            "parameters": deployment.parameters,
             "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in deployment.schedules},
-            "parameter_openapi_schema": schema(flow),
+            "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
             "enforce_parameter_schema": deployment.enforce_parameter_schema,
             "pull_steps": [],
         }
         active = {s.slug: s.active for s in deployment.schedules}
         yield Resource("deployment", f"{flow.name}/{deployment.name}", fields, {"active": active})
+
+
+def build_step(recipe: str = "tiny") -> dict[str, Any]:
+    """What prefect.yaml refers to as `r1flow`: the version of the code, and by deployment the values with which the
+    forms of stages open. Prefect's own command calls this as a build step."""
+    filled = form_values(load_recipe(recipe))
+    entries = _read(FOLDER / "prefect.yaml")["deployments"]
+    return {
+        "version": code_version(),
+        "forms": {entry["name"]: filled.get(entry["entrypoint"], {}) for entry in entries},
+    }
 
 
 def _cron(schedule: _Schedule) -> dict[str, Any]:
@@ -179,7 +208,6 @@ def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
                 forms.setdefault(entrypoint_of(flow), values)
         except InputError:
             continue  # a recipe without a section for this graph
-    forms[entrypoint_of(gate_evaluation)] = {"config": _form_value(recipe.evaluate), "seed": recipe.seed}
     return forms
 
 

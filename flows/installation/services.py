@@ -68,6 +68,7 @@ def prefect_server(home: Path, port: int, databases: Databases) -> Service:
     place = ("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on")
     command = (*PYTHON, "uvicorn", *factory, *place)
     settings = {
+        "R1FLOW_HOME": str(home),  # its reports are shown
         "PREFECT_UI_API_URL": prefect_url(port),  # the pages use port 4200 by default
         "PREFECT_API_URL": prefect_url(port),
         "PREFECT_API_AUTH_STRING": prefect_password(home),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,11 @@ CALM_S = 120.0
 GRACE_S = 45.0
 """Seconds between SIGTERM and SIGKILL for a service and its descendants: a flow stops its trainer, which writes a
 checkpoint."""
+
+LOG_BYTES = 16 * 2**20
+"""Size from which a log is put aside as `<name>.log.1`, in the place of the one before it."""
+LOGS_S = 60.0
+"""Time between two looks at the sizes of logs."""
 
 
 @dataclass
@@ -70,6 +76,7 @@ class Supervisor:
         self._logs = logs
         self._changed = changed
         self.stopping = False
+        self._looked = 0.0
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -95,6 +102,9 @@ class Supervisor:
             for service in self.services:
                 if not service.is_alive():
                     self._revive(service)
+            if time.monotonic() - self._looked > LOGS_S:
+                self._looked = time.monotonic()
+                put_aside_large_logs(self._logs)
             time.sleep(POLL_S)
 
     def _revive(self, service: Service) -> None:
@@ -155,6 +165,16 @@ class Supervisor:
             self._end_orphans()
         if not names:
             end_descendants(0)
+
+
+def put_aside_large_logs(logs: Path) -> None:
+    """Copies and empties the logs that have grown large: their processes hold them open, and append."""
+    for log in logs.glob("*.log"):
+        with contextlib.suppress(OSError):  # the disk may be full: the next look tries again
+            if log.stat().st_size > LOG_BYTES:
+                shutil.copyfile(log, log.with_suffix(".log.partial"))
+                log.with_suffix(".log.partial").replace(log.with_suffix(".log.1"))
+                os.truncate(log, 0)
 
 
 def children(pid: int) -> set[int]:

@@ -34,6 +34,13 @@ class Evaluate(Section):
         description="Most held-out general prompts; they measure the alignment reward, refusals, instructions followed "
         "and the win rate.",
     )
+    general_samples: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="Samples of each general prompt, where many prompts say more than many samples. None: "
+        "samples_per_problem.",
+    )
     judge: JudgeSettings = Field(
         JudgeSettings(),
         description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",

@@ -2,41 +2,70 @@
 
 Prefect makes a JSON schema of a flow's signature and checks the values of every run against it on the server. It takes
 constraints from `Annotated`, but sets descriptions itself, from the docstring or to none. `Explained` sets them through
-the schema.
+the schema. `with_form` gives a flow the signature that its form is drawn from, for `r1 deploy` and `prefect deploy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from prefect.utilities.callables import parameter_schema
-from pydantic import Field
+from prefect import Flow
+from pydantic import BaseModel, Field
+from pydantic_core import core_schema
 
+from flows.recipe.form_groups import CHOICES, GROUPS
 from flows.recipe.load import shipped
+
+_AnyFlow = TypeVar("_AnyFlow", bound=Flow[..., Any])
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Description of a field in a form."""
+    """Description of a field in a form, and the names to choose from, for a list each of its items.
+
+    A field that may be left out is drawn as what it is, without a switch between its type and "None". Prefect takes
+    null for it from a form, since it is not required and has no default.
+    """
 
     text: str
+    choices: Callable[[], Sequence[str]] | None = None
 
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return {**handler(core_schema), "description": self.text}
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        shown = handler(schema)
+        shown = {**(_or_null(shown) or shown), "description": self.text}
+        if self.choices is not None:
+            of = {"enum": [*self.choices()]}
+            shown |= {"items": shown["items"] | of} if shown["type"] == "array" else of
+        return shown
+
+
+class _MayBeLeftOut:
+    """A field that is not required and has no default."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.with_default_schema(handler(source), default_factory=lambda: None)
+
+
+class _Arranged:
+    """A model whose fields, and those of models in it, are ordered and titled by GROUPS."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        shown = handler(schema)
+        _arrange_all(shown, handler.resolve_ref_schema, set())
+        return shown
 
 
 REFERENCE = "latest, a key or digest (or its beginning), RUN:STAGE of a run in MLflow, or a path that begins with . / ~"
 _Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=")]
 
 # Parameters of recipes, in the order of the form.
-RecipeName = Annotated[
-    str,
-    Field(min_length=1),
-    Explained(
-        f"A recipe that is shipped ({', '.join(shipped())}), or the path of a TOML file on the worker's machine."
-    ),
+RecipeName = Annotated[str, Field(min_length=1), Explained("A recipe that comes with r1flow.", shipped)]
+RecipeFile = Annotated[
+    str | None, Explained("A recipe of your own instead: the path of its TOML file on the worker's machine.")
 ]
 Overrides = Annotated[
     list[_Override] | None, Explained('Fields to set, each "section.field=value", as reasoning_rl.kl_coef=0.01.')
@@ -62,30 +91,82 @@ Inputs = Annotated[
     Explained(f'What the stage reads, as {{"base": "latest"}}: {REFERENCE}. Of those left out the newest artifact.'),
 ]
 Seed = Annotated[int, Field(ge=0, le=2**53), Explained("Every random choice follows from it.")]
+StudentBase = Annotated[
+    str | None, Explained("Name of the student whose base model this is. Empty: the recipe's own base model.")
+]
+StudentName = Annotated[str, Field(min_length=1), Explained("Name of the student.")]
+AlignmentRound = Annotated[
+    int, Field(ge=1), Explained("Round of alignment. From 2 on it continues from the models of the round before.")
+]
+ReplayShare = Annotated[
+    float, Field(ge=0, lt=1), Explained("Share of earlier rounds' preferences in the data of a round from 2 on.")
+]
+ForGate = Annotated[bool, Explained("Record it as the evaluation that a gate reads, not as the recipe's closing one.")]
 EvaluatedStages = Annotated[
     Sequence[str],
     Explained("Stages whose checkpoints are evaluated; with reward_models among them, their scores, too."),
 ]
 
 
-def schema(flow: Any) -> dict[str, Any]:
-    """The JSON schema that the form of a flow's deployment is drawn from.
+def with_form(flow: _AnyFlow, choices: Mapping[str, Callable[[], Sequence[str]]] | None = None) -> _AnyFlow:
+    """Gives a flow the signature of its form. Short fields come first, so that nobody has to scroll past a whole
+    configuration to the inputs. `choices`: parameter -> function that lists its values."""
+    parameters = list(inspect.signature(flow.fn, eval_str=True).parameters.values())
+    fields = [_form_field(parameter, (choices or {}).get(parameter.name)) for parameter in parameters]
+    fields.sort(key=lambda field: _is_model(field.annotation))
+    flow.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
+    return flow
 
-    A field that may be left out is drawn as what it is, without a switch between its type and "None": in the values of
-    a run Prefect takes null for a field that is not required and has no default, unless it is a model or a choice. In
-    the values of a deployment it does not. Short fields come first, so that nobody has to scroll past a whole
-    configuration to the inputs.
-    """
-    form: dict[str, Any] = parameter_schema(flow).model_dump_for_openapi()
-    for model in (form, *form.get("definitions", {}).values()):
-        for values in model.get("properties", {}).values():
-            if values.get("default", "none") is None and (alone := _or_null(values)) is not None:
-                del values["anyOf"], values["default"]
-                values.update(alone)
-    ordered = sorted(form["properties"].values(), key=lambda values: ("type" not in values, values["position"]))
-    for position, values in enumerate(ordered):
-        values["position"] = position
-    return form
+
+def _form_field(parameter: inspect.Parameter, choices: Callable[[], Sequence[str]] | None) -> inspect.Parameter:
+    field = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    if _is_model(field.annotation):
+        return field.replace(annotation=Annotated[field.annotation, _Arranged()])
+    if choices is not None:
+        kind, *others, explained = get_args(field.annotation)
+        field = field.replace(annotation=Annotated[(kind, *others, replace(explained, choices=choices))])
+    if field.default is None:
+        field = field.replace(annotation=Annotated[field.annotation, _MayBeLeftOut()], default=inspect.Parameter.empty)
+    return field
+
+
+def _is_model(annotation: Any) -> bool:
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
+        return any(_is_model(inner) for inner in get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _arrange_all(schema: Any, resolve: Callable[[dict[str, Any]], dict[str, Any]], seen: set[int]) -> None:
+    """Arranges all models that a JSON schema refers to, in place."""
+    if isinstance(schema, list):
+        for item in schema:
+            _arrange_all(item, resolve, seen)
+    if not isinstance(schema, dict) or id(schema) in seen:
+        return
+    seen.add(id(schema))
+    if isinstance(schema.get("$ref"), str):
+        _arrange_all(resolve({"$ref": schema["$ref"]}), resolve, seen)
+    if isinstance(schema.get("properties"), dict):
+        _arrange(schema)
+    for inner in schema.values():
+        _arrange_all(inner, resolve, seen)
+
+
+def _arrange(model: dict[str, Any]) -> None:
+    name, properties = model.get("title", ""), dict(model["properties"])
+    subject_of = {field: subject for subject, fields in GROUPS.get(name, {}).items() for field in fields}
+    order = {field: place for place, field in enumerate(subject_of)}
+    model["properties"].clear()
+    for position, field in enumerate(sorted(properties, key=lambda field: order.get(field, len(order)))):
+        values = properties[field]
+        if values.get("default", "none") is None and (alone := _or_null(values)) is not None:
+            values = {key: value for key, value in values.items() if key not in ("anyOf", "default")} | alone
+        title = values.get("title") or field.replace("_", " ").title()
+        if subject := subject_of.get(field):
+            values = {**values, "title": f"{subject} · {title}"}
+        if choices := CHOICES.get((name, field)):
+            values = {**values, "enum": [*choices]}
+        model["properties"][field] = {**values, "position": position}
 
 
 def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:

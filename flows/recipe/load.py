@@ -6,24 +6,38 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from flows.recipe.fields import suggestion
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 from grpo.secret_values import secret_in, walk
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 LARGEST = 2**53
 """Largest integer of a recipe: beyond it JSON in a browser, and so a form of Prefect's, changes numbers."""
 
 
 def shipped() -> list[str]:
     """Names of the recipes that come with the project."""
-    files = resources.files("flows") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in files.iterdir() if entry.name.endswith(".toml"))
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def shipped_text(name: str) -> str:
+    """The TOML text of a recipe that comes with the project.
+
+    Raises:
+        InputError: none has this name.
+    """
+    known = shipped()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(f"unknown recipe {name!r}; {hint}recipes: {', '.join(known)}, or a path that ends in .toml")
+    return (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Recipe:
@@ -80,12 +94,7 @@ def _read(name: str) -> tuple[str, str]:
             return path.read_text(encoding="utf-8"), name
         except UnicodeDecodeError as error:
             raise InputError(f"{name}: not UTF-8 text (byte {error.start})") from None
-    known = shipped()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InputError(f"unknown recipe {name!r}; {hint}recipes: {', '.join(known)}, or a path that ends in .toml")
-    return (resources.files("flows") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name!r}"
+    return shipped_text(name), f"recipe {name!r}"
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -137,22 +146,9 @@ def _explain(error: ValidationError) -> str:
     first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(first["loc"][-1]), _fields_beside(first["loc"]), n=1)
-        return f"{field}: unknown field" + (f"; did you mean {close[0]!r}?" if close else "; remove it")
+        return f"{field}: unknown field; {suggestion(first['loc']) or 'remove it'}"
     message = first["msg"].removeprefix("Value error, ")
     value = first["input"]
     shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) else ""
     more = len(error.errors()) - 1
     return (f"{field}: " if field else "") + message + shown + (f"; and {more} more" if more else "")
-
-
-def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
-    """Field names of the model that an unknown key was given to."""
-    model: Any = Recipe
-    for part in location[:-1]:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return list(getattr(model, "model_fields", {}))

@@ -21,6 +21,7 @@ from flows.recipe.sections import (
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.config.supervised import SFT
 from tasks.gates.conditions import Gate
+from tasks.problems.miniature.corpus import LEFT_OUT
 
 
 class Recipe(Section):
@@ -71,6 +72,15 @@ class Recipe(Section):
     def _ppo_is_ppo(self) -> Recipe:
         if self.rlhf_ppo and self.rlhf_ppo.method != "ppo":
             raise ValueError(f"rlhf_ppo.method is {self.rlhf_ppo.method!r}; it must be 'ppo'")
+        return self
+
+    @model_validator(mode="after")
+    def _the_miniatures_text_leaves_out_enough(self) -> Recipe:
+        if self.base.pretrain and self.problems.held_out_share > LEFT_OUT:
+            raise ValueError(
+                f"problems.held_out_share is {self.problems.held_out_share}, but the text of base.pretrain leaves out "
+                f"only {LEFT_OUT} of the sums: at most so many can be held out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
 from tasks.evaluation.sets.settings import SetData, check_names
 from tasks.preferences.files import PreferenceFile
-from tasks.problems.miniature.prompts import EverydaySource
+from tasks.problems.miniature.everyday import EverydaySource
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
 
 
@@ -36,7 +36,7 @@ ZeroTemplate = Annotated[str, BeforeValidator(lambda text: BOXED_ZERO_TEMPLATE i
 class Problems(Section):
     """The problems that are asked, and those that are held out."""
 
-    sources: list[Source] = Field(min_length=1, description="Where problems come from; see tasks/problems/sources.py.")
+    sources: list[Source] = Field(min_length=1, description="Where problems come from.")
     answer_style: AnswerStyle = Field(
         "tags",
         exclude_if=lambda value: value == "tags",
@@ -118,7 +118,7 @@ class RewardModels(Section):
     files: list[PreferenceFile] = Field(
         [],
         description="Preferences that exist already, beside the judged ones: pairs, ranked lists or safe/unsafe "
-        "labels; see tasks/preferences/files.py.",
+        "labels, in the columns that the page Alignment names.",
     )
     responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
     sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")

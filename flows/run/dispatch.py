@@ -8,7 +8,7 @@ is started again and continues from its checkpoint; one that failed fails the re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
@@ -29,7 +29,8 @@ from pydantic import BaseModel
 
 from flows.home import home, store
 from flows.prefect_server import without_heartbeat
-from flows.progress import Progress
+from flows.progress import Progress, finished_line
+from flows.run.deployed import deployment_of
 from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide, tag_value
 from flows.stages.contract import RunContext, Step, find_key, with_absolute_paths
 from flows.stages.references import Input
@@ -37,8 +38,6 @@ from flows.stages.runner import summary
 from grpo.errors import InputError
 from tasks.trainer.outcome import StageFailed
 
-DEPLOYMENT = "r1flow"
-"""Name of every flow's deployment."""
 POLL_S = 2.0
 QUIET_S = 30.0
 """Time without progress after which the user is told what the recipe waits for."""
@@ -75,27 +74,10 @@ def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
     with without_heartbeat() if reused else nullcontext():
         result: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    # The stage's own flow run has this line; here it goes to the recipe's.
+    numbers = {**result["counts"], **result["metrics"]}
+    Progress.current().tell(finished_line(result["name"], result["status"], result["seconds"], numbers))
     return result
-
-
-def deployment_of(step: Step) -> str:
-    """Prefect's name of a step's deployment, FLOW/DEPLOYMENT."""
-    flow: Any = step.flow.func if isinstance(step.flow, partial) else step.flow
-    return f"{flow.name}/{DEPLOYMENT}"
-
-
-def check_deployments(graph: Iterable[Step]) -> None:
-    """Check before a run that all steps have a deployment on the server.
-
-    Raises:
-        InputError: one has none.
-    """
-    with get_client(sync_client=True) as client:
-        for name in dict.fromkeys(deployment_of(step) for step in graph):
-            try:
-                client.read_deployment_by_name(name)
-            except ObjectNotFound:
-                raise InputError(f"no deployment {name} at {client.api_url}; `r1 deploy` registers it") from None
 
 
 def _job(
@@ -124,7 +106,8 @@ def _job(
     }
     min_attempt = _min_attempt(client, key, recipe_run_id) if where.force else None
     queue = context.flow_run.work_queue_name  # the recipe's priority; None if it runs in a terminal
-    return Job(step.name, deployment_of(step), key, parameters, recipe_run_id, run_count, min_attempt, queue)
+    run_name = where.name_run(step.name, seed)
+    return Job(step.name, run_name, deployment_of(step), key, parameters, recipe_run_id, run_count, min_attempt, queue)
 
 
 def _min_attempt(client: SyncPrefectClient, key: str, recipe_run_id: str) -> int:
@@ -151,6 +134,7 @@ class _Dispatch:
         self._last_change = time.monotonic()
         self._state: StateType | None = None
         self._abandoned: float | None = None
+        self._last: UUID | None = None
 
     def run(self) -> dict[str, Any]:
         while (manifest := self.job.artifact()) is None:
@@ -163,9 +147,11 @@ class _Dispatch:
                 assert action.child is not None
                 raise self._failure(action.child)
             alive = next((run for child, run in children if child == action.child), None)
-            self._wait(alive or self._request(self._start, sum(child.mine for child, _ in children)))
-        Progress.current().finished(self.job.stage, "ran", manifest.seconds, manifest.metrics)
-        return summary(manifest, "ran")
+            run = alive or self._request(self._start, sum(child.mine for child, _ in children))
+            self._last = run.id
+            self._wait(run)
+        Progress.current().finished(self.job.stage, "ran", manifest.seconds, manifest.metrics, manifest.counts)
+        return summary(manifest, "ran", self._last)
 
     def _children(self) -> list[tuple[Child, FlowRun]]:
         runs = _runs(self.client, [f"{KEY}{self.job.key}"])
@@ -188,7 +174,7 @@ class _Dispatch:
             job.deployment,
             parameters=dict(job.parameters),
             timeout=0,
-            flow_run_name=job.stage,
+            flow_run_name=job.run_name,
             tags=job.tags,
             # The request is repeated if its answer is lost.
             idempotency_key=f"{job.recipe_run_id}-{job.run_count}-{job.key}-{number}",

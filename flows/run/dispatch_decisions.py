@@ -31,6 +31,7 @@ class Job:
     """
 
     stage: str
+    run_name: str
     deployment: str
     key: str
     parameters: Mapping[str, Any]

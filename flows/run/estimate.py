@@ -8,31 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.home import home
-from flows.recipe.data_sections import ColdStartData, SFTData
-from flows.recipe.evaluation import Evaluate
-from flows.recipe.process_rewards import ProcessRewards
+from flows.home import home, store
 from flows.recipe.schema import Recipe
-from flows.recipe.sections import Base, RewardModels
+from flows.run.earlier_builds import EarlierBuilds
+from flows.run.plan import existing
+from flows.run.prompt_lengths import prompt_tokens
+from flows.run.stage_work import architecture_of, base_of, computed
+from flows.stages import problems
 from flows.stages.contract import Step
-from flows.stages.distill import PREFIX
-from flows.stages.evaluate import checkpoints
-from grpo.config.common import Hardware
-from grpo.config.rl import RL
-from grpo.config.supervised import SFT
 from grpo.errors import InputError
-from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import Device
 from tasks.estimate.local_device import local_device
-from tasks.estimate.published import config_file, published
 from tasks.estimate.stages import USABLE, Assumed, Estimate, Estimator
+from tasks.store.manifest import Manifest
 
 FILE = "estimate.json"
-_TAGS = 4  # tokens that grpo.training.pretrain adds to its vocabulary
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,17 @@ class Assumptions:
     device: Device
     assumed: Assumed = field(default_factory=Assumed)
     config: Path | None = None
+    builds: Sequence[Manifest] = ()  # all artifacts of the store, oldest first: what was measured goes before formulas
+
+
+def with_prompts(assumptions: Assumptions, graph: Sequence[Step], recipe: Recipe) -> Assumptions:
+    """The same with the mean prompt of the recipe's own problems, if they can be read here."""
+    try:
+        made = existing(problems.STAGE.name, graph, recipe)
+    except InputError:  # a source's file is missing, which is not the estimate's to say
+        made = None
+    found = prompt_tokens(recipe, made)
+    return replace(assumptions, assumed=replace(assumptions.assumed, prompt_tokens=found)) if found else assumptions
 
 
 def estimate(graph: Sequence[Step], recipe: Recipe, assumptions: Assumptions) -> dict[str, Estimate]:
@@ -51,11 +55,13 @@ def estimate(graph: Sequence[Step], recipe: Recipe, assumptions: Assumptions) ->
     Raises:
         InputError: if the shape of the base model is not known.
     """
+    assumed = assumptions.assumed
+    earlier = EarlierBuilds(assumptions.builds, assumptions.device, assumed)
     estimates: dict[str, Estimate] = {}
     for step in graph:
-        architecture = _architecture(_base_of(step.name, recipe), assumptions)
-        estimator = Estimator(architecture, assumptions.device, assumptions.assumed)
-        estimates[step.name] = _estimate_stage(step, recipe, estimator)
+        architecture = architecture_of(base_of(step.name, recipe), assumptions.config)
+        estimator = Estimator(architecture, assumptions.device, assumed)
+        estimates[step.name] = earlier.correct(step, recipe, computed(step, step.config(recipe), recipe, estimator))
     return estimates
 
 
@@ -75,129 +81,10 @@ def for_record(graph: Sequence[Step], recipe: Recipe) -> str | None:
     """The estimate for this machine as JSON text, logged beside the measured values; None if the base model's shape or
     the GPU is not known."""
     try:
-        assumptions = Assumptions(local_device(home()))
+        assumptions = with_prompts(Assumptions(local_device(home()), builds=store().list()), graph, recipe)
         return json.dumps(to_json(estimate(graph, recipe, assumptions), assumptions), indent=2)
     except InputError:
         return None
-
-
-def _estimate_stage(step: Step, recipe: Recipe, estimator: Estimator) -> Estimate:
-    name, config = step.name, step.config(recipe)
-    if isinstance(config, Base):
-        if config.pretrain is None:
-            return estimator.copied(download=not Path(config.model or "").expanduser().exists())
-        length = config.pretrain.context / 2
-        return estimator.supervised(
-            config.pretrain, config.pretrain.steps * config.pretrain.batch_size * length, length
-        )
-    if isinstance(config, RL):
-        return estimator.rl(config, _reward_models(config, recipe))
-    if isinstance(config, ColdStartData):
-        return _cold_start_data(config, estimator)
-    if isinstance(config, SFTData):
-        hardware = config.hardware
-        if config.ray is not None:
-            hardware = Hardware(dtype=hardware.dtype, processes=config.ray.workers)
-        prompts, group = config.problems + config.general, config.samples_per_problem
-        return estimator.sampled(prompts, group, config.sampling, hardware, config.engine)
-    if isinstance(config, ProcessRewards):
-        return _step_model(config, estimator)
-    if isinstance(config, RewardModels):
-        return _reward_model_stage(config, estimator)
-    if isinstance(config, Evaluate):
-        policies, judged = len(checkpoints(step.stage.needs)), 2 if "reward_models" in step.stage.needs else 0
-        prompts = min(config.problems, recipe.problems.held_out_max) + config.general
-        asked = [(prompts, config.samples_per_problem, config.sampling)]
-        asked += [(s.size, s.samples(config.samples_per_problem), s.sampling or config.sampling) for s in config.sets]
-        cost = partial(estimator.sampled, hardware=config.hardware, engine=config.engine)
-        return sum((cost(*each, policies=policies, reward_models=judged) for each in asked), Estimate())
-    if isinstance(config, SFT):
-        return _sft(name, config, recipe, estimator)
-    return Estimate()  # problems and report: no model takes part
-
-
-def _cold_start_data(config: ColdStartData, estimator: Estimator) -> Estimate:
-    if config.sampling is None:
-        prompts = config.problems + config.general
-        return Estimate(disk=prompts * estimator.assumed.prompt_tokens * estimator.assumed.text_bytes)
-    asked = config.problems, config.samples_per_problem, config.sampling
-    return estimator.sampled(*asked, config.hardware, config.engine)
-
-
-def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estimate:
-    """SFT on the cold start's demonstrations, or on the samples that rejection sampling keeps."""
-    data = recipe.sft_data
-    share, length = estimator.assumed.kept_share, data.sampling.max_new_tokens
-    sampled = (data.problems + data.general) * min(data.keep_per_problem, data.samples_per_problem * share)
-    examples = data.mix.size(sampled)
-    if name == "cold_start_sft":
-        examples, length = recipe.cold_start_data.problems + recipe.cold_start_data.general, config.max_tokens
-        length = min(length, recipe.reasoning_rl.sampling.max_new_tokens)
-    tokens = min(config.max_tokens, estimator.assumed.prompt_tokens + length * estimator.assumed.completion_share)
-    passes = config.epochs * examples
-    if config.max_steps is not None:
-        passes = min(passes, config.max_steps * config.batch_size)
-    return estimator.supervised(config, passes * tokens, tokens, examples=examples)
-
-
-def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
-    """Sampling of the responses and training of both models on them; preferences from files are not counted."""
-    if config.sampling is None:
-        return Estimate()
-    group = config.responses_per_prompt
-    total = estimator.sampled(config.prompts, group, config.sampling, config.helpful.hardware, config.engine)
-    length = estimator.assumed.prompt_tokens + config.sampling.max_new_tokens * estimator.assumed.completion_share
-    for model in (config.helpful, config.safe):
-        tokens = config.prompts * group * length * model.epochs
-        total += estimator.supervised(model, tokens, length, model.ensemble)
-    return total
-
-
-def _step_model(config: ProcessRewards, estimator: Estimator) -> Estimate:
-    """Sampling of the chains, rollouts from each of their steps, and training on them."""
-    assumed, sampling, training = estimator.assumed, config.sampling, config.training
-    mean = sampling.max_new_tokens * assumed.completion_share
-    chains, length = config.problems * config.samples_per_problem, assumed.prompt_tokens + mean
-    total = estimator.sampled(config.problems, config.samples_per_problem, sampling, training.hardware)
-    steps = chains * max(1.0, mean / assumed.step_tokens)
-    total += replace(estimator.sampled(steps, config.rollouts, sampling, training.hardware), disk=0.0)
-    return total + estimator.supervised(training, chains * length * training.epochs, length)
-
-
-def _reward_models(config: RL, recipe: Recipe) -> int:
-    models = {"helpful": recipe.reward_models.helpful, "safe": recipe.reward_models.safe}
-    return sum(model.ensemble for name, model in models.items() if name in config.rewards)
-
-
-def _base_of(stage: str, recipe: Recipe) -> Base:
-    """The base model from which the stage's models descend."""
-    name = stage.removeprefix("base_").removeprefix(PREFIX)
-    students = recipe.distill.students if recipe.distill else []
-    return next((student.base for student in students if student.name == name), recipe.base)
-
-
-def _architecture(base: Base, assumptions: Assumptions) -> Architecture:
-    if settings := base.pretrain:
-        return Architecture(
-            layers=settings.layers,
-            hidden=settings.hidden,
-            feed_forward=settings.feed_forward,
-            heads=settings.heads,
-            key_heads=settings.heads,
-            head_width=settings.hidden // settings.heads,
-            vocabulary=settings.vocabulary + _TAGS,
-            tied=True,
-        )
-    assert base.model is not None
-    path = assumptions.config or config_file(base.model)
-    if path is None:
-        return published(base.model)
-    try:
-        return Architecture.from_config(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a model's config.json ({error})") from None
-    except KeyError as error:
-        raise InputError(f"{path}: has no {error}, so the model's size is not known") from None
 
 
 def first_misfit(estimates: Mapping[str, Estimate], device: Device) -> str | None:
@@ -296,5 +183,5 @@ def _fits(estimate: Estimate, device: Device) -> bool:
 
 def _needed_memory(estimate: Estimate, device: Device) -> float:
     """Peak memory on one device, bytes. Processes on a CPU share its memory; on GPUs each has its own."""
-    peak = estimate.memory.peak if estimate.memory else 0.0
+    peak = estimate.peak or 0.0
     return peak * estimate.devices if device.kind == "cpu" else peak

@@ -11,14 +11,16 @@ from typing import Any
 from prefect.context import FlowRunContext
 
 from flows.home import store, tracking
-from flows.progress import Progress
+from flows.progress import Progress, checkpoint_line
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.run import report
-from flows.run.dispatch import check_deployments, dispatch, run_here
+from flows.run.deployed import check_deployments
+from flows.run.dispatch import dispatch, run_here
 from flows.run.estimate import FILE as ESTIMATE
 from flows.run.estimate import for_record
 from flows.run.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
+from flows.run.graph_edges import link_result
 from flows.run.model_aliases import move_aliases
 from flows.run.plan import StageSelection, reference_to, resolve_inputs
 from flows.stages import evaluate
@@ -29,8 +31,9 @@ from grpo.errors import InputError
 from tasks.report.tables import closing_rows
 from tasks.store.manifest import Manifest
 from tasks.tracking.client import RECIPE_FILE, Tracking
-from tasks.tracking.run_names import name_run
-from tasks.tracking.tags import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG, OVERRIDES_TAG
+from tasks.tracking.names import join_name
+from tasks.tracking.results import of_checkpoint
+from tasks.tracking.tags import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG, OVERRIDES_TAG, SEED_TAG
 from tasks.trainer.fork_client import fork_server
 
 
@@ -82,6 +85,7 @@ def _run(
     record = tracking()
     record.reconcile()
     run_id = _begin(record, recipe, flow_name, overrides)
+    label = run_label(recipe, overrides)
     page = RunPage(recipe.name)
     page.link(record, run_id)
     if (estimated := for_record(graph, recipe)) is not None:
@@ -96,12 +100,14 @@ def _run(
         return manifest
 
     gates = Gatekeeper(
-        active_gates, recipe, record, run_id, selection.approve, manifest_of, result["gates"].append, run_step
+        active_gates, recipe, record, run_id, selection.approve, manifest_of, result["gates"].append, run_step, label
     )
     for number, step in enumerate(steps):
         page.stage(number, len(steps), step.name)
+        Progress.current().tell(f"stage {number + 1} of {len(steps)}: {step.name}")
         try:
-            where = RunContext(recipe=recipe.name, parent_run_id=run_id, force=step.name in selection.force)
+            force = step.name in selection.force
+            where = RunContext(recipe=recipe.name, parent_run_id=run_id, force=force, label=label)
             inputs = resolve_inputs(step, graph, recipe, selection, produced)
             summary = run_step(step, step.config(recipe), inputs, recipe.seed, where)
         except BaseException as error:
@@ -110,7 +116,7 @@ def _run(
             Progress.current().failed(step.name, str(error))
             _fail(record, run_id, result, step.name, error)
             raise
-        produced[step.name] = summary["key"]
+        produced[step.name] = link_result(summary)
         result["stages"].append({k: summary[k] for k in ("name", "status", "key", "seconds", "metrics")})
         try:
             gates.after(step.name)
@@ -121,6 +127,11 @@ def _run(
     _close(record, run_id, recipe, result, produced)
     page.stage(len(steps), len(steps), "the report is made")
     return result
+
+
+def run_label(recipe: Recipe, overrides: Sequence[str]) -> str:
+    """What tells the runs of a recipe apart: `tiny seed 0 · reasoning_rl.kl_coef=0.002`."""
+    return join_name(f"{recipe.name} seed {recipe.seed}", overrides)
 
 
 def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence[str]) -> str:
@@ -134,13 +145,14 @@ def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence
         for tag in {FAILED_TAG, ERROR_TAG} & previous.tags.keys():
             record.delete_tag(previous.id, tag)
         return previous.id
-    identity = {FLOW_TAG: flow_name}
-    run_name = name_run(
-        record.reader, recipe.name, flow_name, identity, config, RECIPE_FILE, recipe.seed, first=overrides
-    )
-    notes = {OVERRIDES_TAG: " ".join(overrides), NOTE_TAG: recipe.description}
-    tags = {**identity, **flow_run, **run_name.tags, **notes}
-    return record.recipe_run(recipe.name, run_name.name, config, tags)
+    tags = {
+        **flow_run,
+        FLOW_TAG: flow_name,
+        SEED_TAG: str(recipe.seed),
+        OVERRIDES_TAG: " ".join(overrides),
+        NOTE_TAG: recipe.description,
+    }
+    return record.recipe_run(recipe.name, run_label(recipe, overrides), config, tags)
 
 
 def _close(
@@ -150,13 +162,15 @@ def _close(
     if "evaluate" in references:
         result["checkpoints"] = evaluate.read_table(store().resolve(references["evaluate"]))
         values = {
-            f"{name}/{metric}": value
+            of_checkpoint(metric, name): value
             for name, row in result["checkpoints"].items()
             for metric, value in row.items()
             if isinstance(value, float)
         }
         record.log_metrics(run_id, [{"step": 0, **values}])
         record.log_table(run_id, "checkpoints", closing_rows(result["checkpoints"]))
+        for name, row in result["checkpoints"].items():
+            Progress.current().tell(checkpoint_line(name, row))
     record.finish(run_id, "FINISHED")
     record.reconcile_now()  # the same command may have been killed beside this one
     _report(record, run_id, result)

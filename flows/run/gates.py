@@ -13,28 +13,25 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from prefect import flow, pause_flow_run, suspend_flow_run
+from prefect import pause_flow_run, suspend_flow_run
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.exceptions import FlowPauseTimeout
 from prefect.input import RunInput
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import State
 from pydantic import Field
 
 from flows.home import home, store
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
-from flows.recipe.evaluation import Evaluate
-from flows.recipe.forms import Inputs, Seed
 from flows.recipe.schema import Recipe
 from flows.run.review import review_samples
 from flows.stages import evaluate
-from flows.stages.contract import RunContext, Stage, Step
+from flows.stages.contract import RunContext, Step
 from flows.stages.run_page import artifact_key
-from flows.stages.runner import run_stage
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
@@ -63,15 +60,8 @@ class Approval(RunInput):
     who: str = Field("", description="Your name, for the record.")
 
 
-@flow(name="gate")
-def gate_evaluation(config: Evaluate, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """Evaluate the checkpoints among the inputs on held-out problems, for a gate."""
-    return run_stage(_step(inputs or {}).stage, config, inputs or {}, seed, where or RunContext())
-
-
-def _step(inputs: Iterable[str]) -> Step:
-    stage = Stage("gate", evaluate.VERSION, tuple(inputs), evaluate.build, extra=evaluate.code, shown=evaluate.shown)
-    return Step(stage, gate_evaluation)
+def _step(checkpoints: Sequence[str]) -> Step:
+    return Step(evaluate.gate_stage(checkpoints), partial(evaluate.evaluate, stages=checkpoints, gate=True))
 
 
 GATE_STEP = _step(())
@@ -113,7 +103,7 @@ def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[
 @dataclass(frozen=True)
 class Gatekeeper:
     """The gates of one run. `manifest_of` returns a stage's artifact, `on_read` is called with the result of each gate,
-    and `run` runs the evaluation that a gate asks for."""
+    `run` runs the evaluation that a gate asks for, and `label` names that run."""
 
     gates: Sequence[Gate]
     recipe: Recipe
@@ -123,6 +113,7 @@ class Gatekeeper:
     manifest_of: Callable[[str], Manifest]
     on_read: Callable[[dict[str, Any]], None]
     run: RunStep
+    label: str | None = None
 
     def after(self, stage: str) -> None:
         """Read the gates behind a stage that is finished.
@@ -179,11 +170,11 @@ class Gatekeeper:
         stages = gate.stages("evaluation")
         # The plain-text template of a base model and of R1-Zero lies with the base model.
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
-        needed = ["problems", *evaluate.checkpoints(stages)]
-        inputs = {stage: self.manifest_of(stage).key for stage in needed}
+        checkpoints = list(evaluate.checkpoints(stages))
+        inputs = {stage: self.manifest_of(stage).key for stage in ["problems", *checkpoints]}
         config = self.recipe.evaluate.model_copy(update={**gate.evaluate.model_dump(), "k": None, "sets": []})
-        where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id)
-        summary = self.run(_step(inputs), config, inputs, self.recipe.seed, where)
+        where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id, label=self.label)
+        summary = self.run(_step(checkpoints), config, inputs, self.recipe.seed, where)
         return store().resolve(summary["key"])
 
     def _values(self, gate: Gate, evaluation: Manifest | None) -> dict[Any, dict[str, float | None]]:

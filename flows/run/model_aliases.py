@@ -8,7 +8,7 @@ from typing import Any
 from flows.home import store
 from flows.stages.evaluate import CHECKPOINTS, checkpoints
 from tasks.tracking.client import Tracking
-from tasks.tracking.registry import CHAMPION
+from tasks.tracking.models.registry import CHAMPION
 
 
 def move_aliases(

@@ -13,7 +13,7 @@ from flows.home import store
 from flows.recipe.schema import Recipe
 from flows.run.gates import check_gates
 from flows.stages.contract import Step, hashed_config, key_of
-from flows.stages.references import external, resolve
+from flows.stages.references import named_files, resolve
 from grpo.errors import InputError
 from tasks.store.diff import Ingredients, differences
 from tasks.store.manifest import InputRef, Manifest
@@ -87,7 +87,7 @@ def existing(stage: str, graph: Sequence[Step], recipe: Recipe) -> Manifest | No
 
 def _key(step: Step, recipe: Recipe, refs: Mapping[str, InputRef]) -> str:
     config = step.config(recipe)
-    files = {name: external(path).ref for name, path in step.stage.files(config).items()}
+    files = {name: file.ref for name, file in named_files(step.stage.files(config), recipe).items()}
     return key_of(step.stage, config, recipe.seed, {**refs, **files})
 
 
@@ -118,7 +118,7 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
     planned = []
     for step in graph:
         config = step.config(recipe)
-        files = {name: external(path).ref for name, path in step.stage.files(config).items()}
+        files = {name: file.ref for name, file in named_files(step.stage.files(config), recipe).items()}
         newest = next((manifest for manifest in reversed(artifacts) if manifest.stage == step.name), None)
         took = newest.seconds if newest else None
         if not selection.runs(graph, step.name):

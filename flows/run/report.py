@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.home import home, store
+from prefect.settings import PREFECT_API_URL
+
+from flows.home import REPORTS, home, report_address, store
+from flows.progress import Progress
 from flows.stages import evaluate
 from flows.stages.report import CONTENT, content, publish_to_prefect
 from tasks.report.tables import read_content
@@ -51,12 +54,20 @@ def publish(record: Tracking, run_id: str) -> Path | None:
         assert run is not None, f"MLflow lost run {run_id}"
         loaded = load_run(record.reader, store(), run)
         path = write(record, loaded, default_path(run_id))
-        link = record.page(run_id, PAGE) or path.as_uri()
+        link = _address(record, run_id, path)
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
         publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
+        Progress.current().tell(f"report: {link or path}")
     except Exception as error:  # errors of Prefect, MLflow and artifacts of any version
         logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path
+
+
+def _address(record: Tracking, run_id: str, path: Path) -> str | None:
+    """Where a browser finds the page: at this home's Prefect server if the run reports to it, else in MLflow. A browser
+    opens no file that a page of a server links to."""
+    shown, server = report_address(path.name), str(PREFECT_API_URL.value() or "none").removesuffix("api")
+    return shown if shown is not None and shown.startswith(server) else record.page(run_id, PAGE)
 
 
 def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
@@ -69,4 +80,4 @@ def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
 
 def default_path(run_id: str) -> Path:
     """Where a run's report page goes unless --out names another file."""
-    return home() / "reports" / f"{run_id[:12]}.html"
+    return home() / REPORTS / f"{run_id[:12]}.html"

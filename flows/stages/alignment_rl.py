@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
-from flows.recipe.forms import Inputs, Seed
+from flows.recipe.forms import AlignmentRound, Inputs, Seed
+from flows.stages.alignment_rounds import POLICY, models_name, policy_name
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.process_reward_model import read_by
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
 from flows.stages.sft_data import EXAMPLES
+from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL
 
 
@@ -36,10 +37,29 @@ def align(context: Context, policy: str, reward_models: str, model: str, **job: 
     )
 
 
-STAGE = Stage("alignment_rl", 5, ("problems", "sft_data", "sft", "reward_models"), build, files=files, extra=user_code)
+STAGE = Stage(POLICY, 5, ("problems", "sft_data", "sft", "reward_models"), build, files=files, extra=user_code)
 
 
-@flow(name=STAGE.name)
-def alignment_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
+def policy_stage(number: int) -> Stage:
+    """Alignment RL of round `number`. A later round has another seed, so that its prompts come in another order."""
+    if number == 1:
+        return STAGE
+    policy, models = policy_name(number - 1), models_name(number)
+
+    def build(context: Context) -> Outcome:
+        return align(context, policy, models, f"r1_{number}", seed=context.seed + number - 1)
+
+    needs = ("problems", "sft_data", policy, models)
+    return Stage(policy_name(number), STAGE.version, needs, build, files=files, extra=user_code)
+
+
+@stage_flow(STAGE.name, lambda parameters: policy_name(parameters.get("round", 1)))
+def alignment_rl(
+    config: RL,
+    inputs: Inputs = None,
+    seed: Seed = 0,
+    round: AlignmentRound = 1,
+    where: RunContext | None = None,
+) -> State:
     """GRPO with rule rewards, and preference rewards in the last steps: R1."""
-    return run_stage(read_by(STAGE, config), config, inputs or {}, seed, where or RunContext())
+    return run_stage(read_by(policy_stage(round), config), config, inputs or {}, seed, where or RunContext())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
-from flows.recipe.forms import Inputs, Seed
+from flows.recipe.forms import Inputs, Seed, StudentBase
 from flows.recipe.sections import Base
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.common import Hardware
-from tasks.problems.miniature.corpus import corpus
+from tasks.problems.miniature.corpus import CORPUS_VERSION, corpus, held_out_sums
+from tasks.problems.miniature.everyday import held_out_seen
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"
 """Saved with the model, so that every stage prompts it in the same words."""
@@ -33,11 +36,16 @@ def build(context: Context) -> Outcome:
         hardware = Hardware(remote_code=config.remote_code)
         result = context.run_job("copy_model", model=str(context.path("model")), hardware=hardware)
         return Outcome(counts=result["counts"], model="base")
-    text = context.attempt.work / "corpus.txt"
-    text.write_text(corpus(config.documents, context.seed, config.tagged_share))
-    result = context.run_job("pretrain", settings=config.pretrain, corpus=text)
+    file = context.attempt.work / "corpus.txt"
+    written = corpus(config.documents, context.seed, config.tagged_share)
+    file.write_text(written)
+    result = context.run_job("pretrain", settings=config.pretrain, corpus=file)
+    seen = {"held_out_sums": held_out_sums(written), "everyday_held_out_seen": held_out_seen(written.split("\n\n"))}
     return Outcome(
-        counts=result["counts"], metrics=result["metrics"], steps_completed=result["steps_completed"], model="base"
+        counts=result["counts"] | seen,
+        metrics=result["metrics"],
+        steps_completed=result["steps_completed"],
+        model="base",
     )
 
 
@@ -46,10 +54,26 @@ def files(config: Base) -> dict[str, str | Path]:
     return {"model": config.model} if config.model else {}
 
 
-STAGE = Stage("base", 5, (), build, files=files)
+def text(config: Base) -> dict[str, Any]:
+    """The version of the miniature's text, which decides the result besides settings."""
+    return {"corpus": CORPUS_VERSION} if config.pretrain else {}
 
 
-@flow(name=STAGE.name)
-def base(config: Base, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
+STAGE = Stage("base", 5, (), build, files=files, extra=text)
+
+
+def base_stage(student: str | None = None) -> Stage:
+    """The base model of the recipe, or of one of its students."""
+    return replace(STAGE, name=f"{STAGE.name}_{student}") if student else STAGE
+
+
+@stage_flow(STAGE.name, lambda parameters: base_stage(parameters.get("student")).name)
+def base(
+    config: Base,
+    inputs: Inputs = None,
+    seed: Seed = 0,
+    student: StudentBase = None,
+    where: RunContext | None = None,
+) -> State:
     """Take a pretrained base model into the store, or pretrain a small one."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())
+    return run_stage(base_stage(student), config, inputs or {}, seed, where or RunContext())

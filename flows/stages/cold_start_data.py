@@ -6,19 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.data_sections import ColdStartData
 from flows.recipe.forms import Inputs, Seed
 from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.problems import TRAIN
+from flows.stages.problems import HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.data.template import form_of
 from grpo.errors import InputError
-from tasks.sft_data.cold_start import miniature_writer, sampled, solution, written
+from tasks.problems.decontaminate import HeldOut
+from tasks.sft_data.cold_start import miniature_writer, sampled, solution, without, written
 from tasks.sft_data.examples import write_examples
 from tasks.sft_data.teacher.rewriting import Rewrite, requests, rewritten, trajectories
 from tasks.trainer.user_code import code_digests
@@ -41,6 +42,9 @@ def build(context: Context) -> Outcome:
     else:
         writer = solution if config.habits is None else miniature_writer(config.habits, context.seed)
         examples, counts = written(problems, writer, config.filters)
+    held_out = HeldOut(read_problems(context.path("problems") / HELD_OUT))
+    examples, counts["contaminated"] = without(held_out, examples)
+    counts["kept"] = len(examples)
     if not examples:
         raise InputError(f"cold_start_data: the filters left none of {sum(counts.values())} demonstrations ({counts})")
     write_examples(context.out / EXAMPLES, examples)
@@ -116,7 +120,7 @@ def code(config: ColdStartData) -> dict[str, Any]:
     return code_digests(engines=[config.engine, config.rewriter.engine if config.rewriter else None])
 
 
-STAGE = Stage("cold_start_data", 8, ("problems", "base"), build, files=files, extra=code)
+STAGE = Stage("cold_start_data", 9, ("problems", "base"), build, files=files, extra=code)
 
 
 def stage_of(config: ColdStartData) -> Stage:
@@ -124,7 +128,7 @@ def stage_of(config: ColdStartData) -> Stage:
     return dataclasses.replace(STAGE, needs=(*STAGE.needs, ZERO)) if config.source == ZERO else STAGE
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def cold_start_data(
     config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:

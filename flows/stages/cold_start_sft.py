@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -10,6 +9,7 @@ from flows.stages.checkpoint_outcome import checkpoint_outcome
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.supervised import SFT
 
 
@@ -23,7 +23,7 @@ def build(context: Context) -> Outcome:
 STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the demonstrations: Dev1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

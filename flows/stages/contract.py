@@ -22,14 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.home import home
 from flows.progress import Progress
 from flows.recipe.schema import Recipe
-from flows.stages.references import Input, external, resolve
+from flows.stages.gpu_slots import gpu_slots
+from flows.stages.references import Input, named_files, resolve
 from flows.stages.run_page import RunPage
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import InputRef, Manifest, artifact_key
 from tasks.store.whole_file import write_whole
 from tasks.tracking.client import Tracking
-from tasks.trainer.launch import launch, read_metrics
+from tasks.tracking.results import CompletionsTable
+from tasks.trainer.launch import COMPLETIONS, LOG, hardware_of, launch, read_metrics
 from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
 
@@ -54,10 +56,15 @@ class RunContext(BaseModel):
     recipe: str = Field(ALONE, description="MLflow experiment.")
     parent_run_id: str | None = Field(None, description="MLflow run of the recipe run that this stage belongs to.")
     force: bool = Field(False, description="Make it again although it exists.")
+    label: str | None = Field(None, description="Recipe, seed and overrides of the recipe's run; names its flow runs.")
     key: str | None = Field(None, description="The key that the caller found; another one here is an error.")
     time_limit_hours: float | None = Field(
         None, gt=0, description="A trainer that runs longer is stopped. None: never."
     )
+
+    def name_run(self, what: str, seed: int) -> str:
+        """Name of a run in Prefect and MLflow: `sft tiny seed 0 · sft.epochs=2`."""
+        return f"{what} {self.label or f'seed {seed}'}"
 
 
 @dataclass
@@ -69,6 +76,7 @@ class Outcome:
     steps_completed: int | None = None
     model: str | None = None  # name of the checkpoint, if `out` is one
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    evaluated: dict[str, str] = field(default_factory=dict)  # input -> name of the checkpoint that `metrics` are about
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,8 @@ class Context:
         prefix = "" if name == "trainer" else f"{name}/"
         if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run, too
             self._on_metrics(prefix, read_metrics(metrics))
+        completions = CompletionsTable(self.tracking, self.run_id, f"{prefix}completions")
+        completions.add(read_metrics(work / COMPLETIONS))
         job = {
             "kind": kind,
             "out": out or self.out,
@@ -172,19 +182,28 @@ class Context:
             **values,
         }
         limit = self.where.time_limit_hours
-        run = task(name=f"run {kind}", task_run_name=f"{self.stage.name}: {name}", cache_policy=NO_CACHE)(launch)
-        result = run(
-            json.loads(json.dumps(job, default=_jsonable)),
-            work,
-            on_metrics=lambda records: self._on_metrics(prefix, records),
-            rendezvous=Rendezvous.of_environment(home()),
-            time_limit_s=limit * 3600 if limit else None,
-            lock_fd=self.attempt.lock_fd,
-        )
+        run_name = self.where.name_run(f"{self.stage.name}: {name},", self.seed)
+        # A function, since Prefect fills in the braces of a text, and overrides have their own.
+        run = task(name=f"run {kind}", task_run_name=lambda: run_name, cache_policy=NO_CACHE)(launch)
+        plain = json.loads(json.dumps(job, default=_jsonable))
+        try:
+            with gpu_slots(hardware_of(plain)):
+                result = run(
+                    plain,
+                    work,
+                    on_metrics=lambda records: self._on_metrics(prefix, records),
+                    on_completions=completions.add,
+                    rendezvous=Rendezvous.of_environment(home()),
+                    time_limit_s=limit * 3600 if limit else None,
+                    lock_fd=self.attempt.lock_fd,
+                )
+        finally:  # a job that failed is read first of all
+            if (log := work / LOG).is_file():
+                self.tracking.log_file(self.run_id, log, f"logs/{name}")
         if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, to compare
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
-            step = result.get("steps_completed", 0)
-            self.tracking.log_metrics(self.run_id, [{"step": step, f"{prefix}peak_memory_gb": gigabytes}])
+            # At step 0 MLflow draws a bar.
+            self.tracking.log_metrics(self.run_id, [{"step": 0, f"{prefix}peak_memory_gb": gigabytes}])
         write_whole(done, json.dumps(result))
         return result
 
@@ -263,7 +282,7 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
             f"stage {stage.name!r}: inputs {first} and {other} have different tokenizers or chat templates; take both "
             "from one recipe"
         )
-    return resolved | {name: external(path) for name, path in stage.files(config).items()}
+    return resolved | named_files(stage.files(config), config, f"{stage.name}.")
 
 
 def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int) -> tuple[dict[str, Input], str]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.evaluation import Evaluate
-from flows.recipe.forms import EvaluatedStages, Inputs, Seed
+from flows.recipe.forms import EvaluatedStages, ForGate, Inputs, Seed
 from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.distill import PREFIX
 from flows.stages.problems import HELD_OUT, set_files, test_set_file
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
 from tasks.evaluation.metrics import Scores, alignment_metrics, answer_metrics, problem_scores, reasoning_metrics
@@ -26,6 +27,7 @@ from tasks.evaluation.records import SAMPLES, SETS, TABLE, in_set, numbers, samp
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
 from tasks.evaluation.sets.load import asked
 from tasks.evaluation.sets.metrics import set_metrics, set_scores
+from tasks.evaluation.steps import step_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
 from tasks.judges.calibration import judge_agreement, rubric_metrics
@@ -45,6 +47,8 @@ CHECKPOINTS = {
     "alignment_rl": "r1",
 }
 """Stage -> name of its checkpoint, in the order of the closing table; later rounds and students follow."""
+RULES = ["accuracy", "stated", "format", "language"]
+"""What samples are scored by. Accuracy reads the answer where the format demands it, `stated` wherever it stands."""
 OPPONENTS = ("dev3", "dev1")
 """Opponents in win rates: the first of these that exists, the SFT model from which alignment or PPO starts."""
 
@@ -75,6 +79,7 @@ def build(context: Context) -> Outcome:
             "engine": config.engine,
             "helpful_model": str(rewards / HELPFUL) if rewards else None,
             "safe_model": str(rewards / SAFE) if rewards else None,
+            "rewards": RULES,
         }
         tasks.append(
             {
@@ -82,6 +87,7 @@ def build(context: Context) -> Outcome:
                 "problems": [held_out],
                 "first": {"reasoning": config.problems, "general": config.general},
                 "samples_per_problem": config.samples_per_problem,
+                "general_samples": config.general_samples,
                 "sampling": config.sampling,
                 **common,
             }
@@ -113,7 +119,10 @@ def build(context: Context) -> Outcome:
     metrics |= judged_answers(result)
     shown = [_shown(name, s, problems[s.problem_id]) for name, rows in samples.items() for s in rows[:20]]
     return Outcome(
-        counts={name: len(rows) for name, rows in samples.items()}, metrics=metrics, tables={"samples": shown}
+        counts={name: len(rows) for name, rows in samples.items()},
+        metrics=metrics,
+        tables={"samples": shown},
+        evaluated=stages,
     )
 
 
@@ -181,6 +190,7 @@ def closing_table(
         if not reasoning[name]:
             raise InputError("evaluate: no held-out reasoning problems; raise problems.held_out_share")
         table[name] = reasoning_metrics(reasoning[name], scores[name], config.confidence, config.k)
+        table[name] |= step_metrics(reasoning[name], problems)
         if general[name] and "helpful" in general[name][0].rewards:
             table[name] |= alignment_metrics(general[name], problems, config.confidence)
         table[name] |= judge_agreement(samples[name], problems) | rubric_metrics(samples[name])
@@ -212,7 +222,7 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     }
 
 
-VERSION = 8
+VERSION = 9
 R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl")
 
 
@@ -229,13 +239,20 @@ def stage_for(stages: Sequence[str]) -> Stage:
     return Stage("evaluate", VERSION, ("problems", *stages), build, files=files, extra=code, mixed=mixed, shown=shown)
 
 
-@flow(name="evaluate")
+def gate_stage(stages: Sequence[str]) -> Stage:
+    """The same for a gate, which reads it before the run goes on."""
+    return replace(stage_for(stages), name="gate")
+
+
+@stage_flow("evaluate", lambda parameters: "gate" if parameters.get("gate") else "evaluate")
 def evaluate(
     config: Evaluate,
     stages: EvaluatedStages = R1,
     inputs: Inputs = None,
     seed: Seed = 0,
+    gate: ForGate = False,
     where: RunContext | None = None,
 ) -> State:
     """Evaluate checkpoints on the held-out problems."""
-    return run_stage(stage_for(stages), config, inputs or {}, seed, where or RunContext())
+    stage = gate_stage(stages) if gate else stage_for(stages)
+    return run_stage(stage, config, inputs or {}, seed, where or RunContext())

@@ -1,22 +1,22 @@
-"""Problems: reads the sources, holds some out by the hash of their text, and removes leaking training prompts."""
+"""Problems: reads the sources, holds some out by the hash of their normal form, removes leaking training prompts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Problems
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import with_style
 from grpo.errors import InputError
@@ -24,7 +24,15 @@ from tasks.evaluation.sets.load import load_set
 from tasks.evaluation.sets.settings import SetData
 from tasks.problems.decontaminate import Collision, decontaminate
 from tasks.problems.load import drop_duplicates, load, split
-from tasks.problems.miniature.prompts import EverydaySource, load_everyday
+from tasks.problems.miniature.everyday import (
+    EVERYDAY_VERSION,
+    EverydaySource,
+    held_out_seen,
+    load_everyday,
+    load_held_out,
+)
+from tasks.problems.normal_form import HELD_OUT as SALT
+from tasks.problems.normal_form import normal_form
 from tasks.problems.sources import FileSource, HubSource
 
 logger = logging.getLogger(__name__)
@@ -39,11 +47,15 @@ def build(context: Context) -> Outcome:
     """Writes the training and held-out problems as parquet files."""
     config: Problems = context.config
     problems: list[Problem] = []
+    by_source: dict[str, bool] = {}  # id -> whether it is held out, where the source says so itself
     counts: dict[str, int] = {}
     bad: list[dict[str, Any]] = []
     for number, source in enumerate(config.sources):
         if isinstance(source, EverydaySource):
-            result = load_everyday(source, context.seed)
+            result, evaluated = load_everyday(source, context.seed), load_held_out(source, context.seed)
+            by_source |= dict.fromkeys((p.id for p in result.problems), False)
+            by_source |= dict.fromkeys((p.id for p in evaluated), True)
+            result.problems.extend(evaluated)
         else:
             result = load(source, context.seed)
         style = source.answer_style or config.answer_style
@@ -59,7 +71,7 @@ def build(context: Context) -> Outcome:
     held_out: list[Problem] = []
     for domain in DOMAINS:
         of_domain = [p for p in problems if p.domain == domain]
-        learn, keep = split(of_domain, config.held_out_share, salt="r1flow", held_out_max=config.held_out_max)
+        learn, keep = _divide(of_domain, by_source, config)
         learn, validate = split(learn, config.validation_share, salt="r1flow validation")
         train, validation, held_out = train + learn, validation + validate, held_out + keep
         counts |= {f"{domain}_held_out": len(keep)}
@@ -79,6 +91,10 @@ def build(context: Context) -> Outcome:
         counts |= {f"test_{of.name}_{name}": count for name, count in found.items()}
     if config.test_sets and not train:
         raise InputError("problems: no training problem is left beside the test sets; do not train on them")
+    forms = {normal_form(problem.text) for problem in held_out}
+    counts["shared_with_held_out"] = sum(normal_form(problem.text) in forms for problem in train)
+    if by_source:
+        counts["everyday_held_out_seen"] = held_out_seen(problem.text for problem in train)
     counts |= {f"{domain}_train": sum(p.domain == domain for p in train) for domain in DOMAINS}
     if config.validation_share:
         counts |= {f"{domain}_validation": sum(p.domain == domain for p in validation) for domain in DOMAINS}
@@ -95,6 +111,19 @@ def build(context: Context) -> Outcome:
         for p in train[:20]
     ]
     return Outcome(counts=counts, tables={"problems": shown} | ({"bad_records": bad[:SHOWN]} if bad else {}))
+
+
+def _divide(
+    problems: list[Problem], by_source: Mapping[str, bool], config: Problems
+) -> tuple[list[Problem], list[Problem]]:
+    """(train, held out), each in the order given: as the source says, else by the hash of the normal form."""
+    undivided = [problem for problem in problems if problem.id not in by_source]
+    learn, keep = split(undivided, config.held_out_share, salt=SALT, held_out_max=config.held_out_max)
+    held_out = {**by_source, **{p.id: False for p in learn}, **{p.id: True for p in keep}}  # what is over is in neither
+    return (
+        [p for p in problems if held_out.get(p.id) is False],
+        [p for p in problems if held_out.get(p.id) is True],
+    )
 
 
 def _apart(
@@ -135,16 +164,18 @@ def test_set_file(artifact: Path, name: str) -> Path:
     return artifact / TEST_SETS / f"{name}.parquet"
 
 
-def known_sets(config: Problems) -> dict[str, Any]:
-    """Entries of the table of known test sets that are read, which decide the result besides settings."""
+def code(config: Problems) -> dict[str, Any]:
+    """What decides the result besides settings: entries of the table of known test sets that are read, and the version
+    of the miniature world's general prompts, if they are asked."""
     known = {of.name: asdict(of.known) for of in config.test_sets if of.known is not None}
-    return {"known_sets": known} if known else {}
+    everyday = any(isinstance(source, EverydaySource) for source in config.sources)
+    return ({"known_sets": known} if known else {}) | ({"everyday": EVERYDAY_VERSION} if everyday else {})
 
 
-STAGE = Stage("problems", 4, (), build, files=files, extra=known_sets)
+STAGE = Stage("problems", 5, (), build, files=files, extra=code)
 
 
-@flow(name=STAGE.name, log_prints=False)
+@stage_flow(STAGE.name)
 def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Read the problem sources, split them into training and held-out problems, decontaminate."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -17,6 +16,7 @@ from flows.recipe.process_rewards import ProcessRewards
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.data.held_out import read_held_out
 
@@ -96,7 +96,7 @@ def read_by(stage: Stage, config: object) -> Stage:
 STAGE = Stage(STEP_MODEL, 2, ("problems", "cold_start_sft"), build)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def process_reward_model(
     config: ProcessRewards, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -10,6 +9,7 @@ from flows.stages.base_model import zero_template
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL
 
 
@@ -22,7 +22,7 @@ def build(context: Context) -> Outcome:
 STAGE = Stage("r1_zero", 5, ("problems", "base"), build, files=files, extra=user_code)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def r1_zero(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -17,6 +16,7 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN, VALIDATION
 from flows.stages.process_reward_model import MODEL, read_by
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
 from tasks.judges.prompt_digests import VERIFYING_DIGESTS
@@ -52,8 +52,7 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
     )
     for finding in result["findings"]:
         logger.warning("%s: %s", finding["name"], finding["message"])
-    tables = {"samples": result["samples"]} | ({"health": result["findings"]} if result["findings"] else {})
-    return checkpoint_outcome(result, model, tables=tables)
+    return checkpoint_outcome(result, model, tables={"health": result["findings"]})
 
 
 def _pairs(context: Context, files: Sequence[Path]) -> Path:
@@ -92,7 +91,7 @@ def user_code(config: RL) -> dict[str, Any]:
 STAGE = Stage("reasoning_rl", 5, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
     return run_stage(read_by(STAGE, config), config, inputs or {}, seed, where or RunContext())

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from flows.home import home, store, tracking
 from grpo.errors import InputError
+from grpo.secret_values import walk
 from tasks.store.manifest import InputRef, Manifest
 from tasks.store.whole_file import write_whole
 from tasks.tracking.lineage import artifact_of
-from tasks.tracking.registry import CHAMPION
+from tasks.tracking.models.registry import CHAMPION
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,23 @@ def external(name: str | Path) -> Input:
             raise InputError(f"{name}: no such file or folder")
         return Input(InputRef(hashlib.sha256(name.encode()).hexdigest(), path=name), Path(name))
     return Input(InputRef(_contents_digest(path), path=str(path.absolute())), path.absolute())
+
+
+def named_files(paths: Mapping[str, str | Path], settings: BaseModel, around: str = "") -> dict[str, Input]:
+    """Files and folders that settings name, as inputs. `around`: what stands before their fields in a message.
+
+    Raises:
+        InputError: one is missing; names its field.
+    """
+    found = {}
+    for name, path in paths.items():
+        try:
+            found[name] = external(path)
+        except InputError as error:
+            places = walk(settings.model_dump(mode="json"))
+            field = next((f"{around}{place}: " for place, value in places if value == str(path)), "")
+            raise InputError(f"{field}{error}") from None
+    return found
 
 
 def _contents_digest(path: Path) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
@@ -17,6 +16,7 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import HELD_OUT
 from flows.stages.run_page import artifact_key
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, read_rows
 from tasks.evaluation.records import SAMPLES, TABLE
 from tasks.report.tables import completions, markdown
@@ -63,7 +63,7 @@ def shown(manifest: Manifest) -> str:
 STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Write the report of an evaluation."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

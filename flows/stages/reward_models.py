@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
-from flows.recipe.forms import Inputs, Seed
+from flows.recipe.forms import AlignmentRound, Inputs, ReplayShare, Seed
 from flows.recipe.sections import RewardModels
+from flows.stages.alignment_rounds import MODELS, models_name, policy_name
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.jobs import MEMBER
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out
@@ -34,7 +35,7 @@ from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay
 from tasks.preferences.rows import drop_duplicates, write_preferences
-from tasks.problems.load import normalise
+from tasks.problems.normal_form import normalise
 from tasks.sft_data.statistics import prompt_text
 from tasks.trainer.user_code import code_digests
 
@@ -201,19 +202,32 @@ def code(config: RewardModels) -> dict[str, Any]:
     return {"judge_prompts": PROMPT_DIGESTS} | code_digests(engines=[config.engine])
 
 
-STAGE = Stage(
-    "reward_models",
-    7,
-    ("problems", "sft"),
-    build,
-    files=files,
-    extra=code,
-)
+STAGE = Stage(MODELS, 7, ("problems", "sft"), build, files=files, extra=code)
 
 
-@flow(name=STAGE.name)
+def models_stage(number: int, replay_share: float) -> Stage:
+    """Reward models of round `number`."""
+    if number == 1:
+        return STAGE
+    policy, earlier = policy_name(number - 1), tuple(models_name(n) for n in range(1, number))
+    turn = Round(policy, earlier, replay_share)
+    return Stage(
+        models_name(number),
+        STAGE.version,
+        ("problems", policy, *earlier),
+        lambda context: build(context, turn),
+        extra=lambda config: {**code(config), "replay_share": replay_share},
+    )
+
+
+@stage_flow(STAGE.name, lambda parameters: models_name(parameters.get("round", 1)))
 def reward_models(
-    config: RewardModels, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
+    config: RewardModels,
+    inputs: Inputs = None,
+    seed: Seed = 0,
+    round: AlignmentRound = 1,
+    replay_share: ReplayShare = 0.0,
+    where: RunContext | None = None,
 ) -> State:
     """Gather preferences and train the helpful and the safety reward model."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())
+    return run_stage(models_stage(round, replay_share), config, inputs or {}, seed, where or RunContext())

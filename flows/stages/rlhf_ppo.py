@@ -6,7 +6,6 @@ model with a head of zeros, not from the reward model; no pretraining loss is mi
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -14,6 +13,7 @@ from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL
 
 
@@ -32,7 +32,7 @@ def build(context: Context) -> Outcome:
 STAGE = Stage("rlhf_ppo", 2, ("problems", "cold_start_sft", "reward_models"), build, files=files, extra=user_code)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """PPO with a learnt value on general prompts, from Dev1."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -7,7 +7,9 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
+from prefect.context import FlowRunContext
 from prefect.states import Completed, State
 from pydantic import BaseModel
 
@@ -15,16 +17,20 @@ from flows.home import store, tracking
 from flows.progress import Progress
 from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage, find_key, hashed_config
 from flows.stages.references import Input
-from flows.stages.run_page import RunPage
+from flows.stages.run_page import RunPage, table
 from grpo.errors import InputError
 from grpo.secret_values import secret_in
+from tasks.estimate.measured import usage
+from tasks.estimate.origin import origin
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import Manifest
 from tasks.store.stale import make_current, recipes_using
-from tasks.tracking.client import CONFIG_FILE, Tracking
-from tasks.tracking.run_names import name_run
-from tasks.tracking.stale_tags import update_stale_tags
-from tasks.tracking.tags import DIGEST_TAG, KEY_TAG, MADE_BY_TAG, STAGE_TAG, STATUS_TAG
+from tasks.tracking.audit import update_stale_tags
+from tasks.tracking.client import Tracking
+from tasks.tracking.results import log_results, log_scores
+from tasks.tracking.reuse import record_reuse
+from tasks.tracking.system_metrics import system_metrics
+from tasks.tracking.tags import DIGEST_TAG, INPUTS_TAG, KEY_TAG, SEED_TAG, STAGE_TAG, STATUS_TAG
 from tasks.trainer.launch import preload
 
 
@@ -49,15 +55,21 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
             if existing is None:
                 manifest = _build(stage, config, seed, resolved, attempt, where, record, progress)
                 _make_current(record, manifest, resolved, seed, where)
-                progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics)
+                progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics, manifest.counts)
                 RunPage(stage.name).result(manifest, "ran", stage.shown)
-                return Completed(name="Completed", data=summary(manifest, "ran"))
-    _record_reuse(record, stage, existing, where)
+                return Completed(name="Completed", data=summary(manifest, "ran", _flow_run()))
+    if where.parent_run_id is not None:
+        record_reuse(record, where.parent_run_id, existing)
     _make_current(record, existing, resolved, seed, where)
-    progress.finished(stage.name, "reused", existing.seconds, existing.metrics)
+    progress.finished(stage.name, "reused", existing.seconds, existing.metrics, existing.counts)
     if where.parent_run_id is None:  # somebody started this stage, and looks at its page
         RunPage(stage.name).reused(record, existing, stage.shown)
-    return Completed(name="Reused", data=summary(existing, "reused"))
+    return Completed(name="Reused", data=summary(existing, "reused", _flow_run()))
+
+
+def _flow_run() -> UUID | None:
+    context = FlowRunContext.get()
+    return context.flow_run.id if context and context.flow_run else None
 
 
 def _make_current(
@@ -71,9 +83,10 @@ def _make_current(
         update_stale_tags(store(), record)
 
 
-def summary(manifest: Manifest, status: str) -> dict[str, Any]:
-    """Plain values about an artifact; the result of a stage's flow."""
+def summary(manifest: Manifest, status: str, flow_run: UUID | None = None) -> dict[str, Any]:
+    """Plain values about an artifact; the result of a stage's flow. `flow_run` made or found it."""
     return {
+        "flow_run": str(flow_run) if flow_run else None,
         "name": manifest.stage,
         "status": status,
         "key": manifest.key,
@@ -99,10 +112,14 @@ def _build(
     hashed = hashed_config(stage, config, seed)
     progress.started(stage.name)
     digests = {name: item.ref.digest for name, item in inputs.items()}
-    identity = {STAGE_TAG: stage.name}
-    run_name = name_run(record.reader, where.recipe, stage.name, identity, hashed, CONFIG_FILE, seed, digests)
-    tags = {**identity, **run_name.tags, KEY_TAG: attempt.key, STATUS_TAG: "running"}
-    run_id = record.stage_run(where.parent_run_id, where.recipe, run_name.name, hashed, tags)
+    tags = {
+        STAGE_TAG: stage.name,
+        SEED_TAG: str(seed),
+        INPUTS_TAG: json.dumps(digests),
+        KEY_TAG: attempt.key,
+        STATUS_TAG: "running",
+    }
+    run_id = record.stage_run(where.parent_run_id, where.recipe, where.name_run(stage.name, seed), hashed, tags)
     try:
         page = RunPage(stage.name)
         page.link(record, run_id)
@@ -110,8 +127,10 @@ def _build(
             if item.manifest is not None:
                 _record_input(record, run_id, name, item.manifest)
         context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
-        outcome = stage.build(context)
+        with system_metrics(record, run_id):
+            outcome = stage.build(context)
         record.settle(run_id)  # publishing removes the file of the metrics
+        used = usage(attempt.work)
         manifest = attempt.publish(
             stage_version=stage.version,
             config=hashed,
@@ -121,11 +140,14 @@ def _build(
             steps_completed=outcome.steps_completed,
             mlflow_run_id=run_id,
             seconds=time.monotonic() - began,
+            machine=None if attempt.continues else used.machine,
+            peak_memory=None if attempt.continues else used.peak_memory,
+            origin=origin(),
         )
     except BaseException as error:
         record.fail(run_id, error, {STATUS_TAG: "failed"})
         raise
-    _record_output(record, run_id, manifest, outcome)
+    _record_output(record, run_id, stage, inputs, manifest, outcome, where)
     return manifest
 
 
@@ -136,38 +158,30 @@ def _record_input(record: Tracking, run_id: str, name: str, manifest: Manifest) 
         record.log_dataset(run_id, manifest, name, "input")
 
 
-def _record_output(record: Tracking, run_id: str, manifest: Manifest, outcome: Outcome) -> None:
-    step = manifest.steps_completed or 0
-    final = {name: value for name, value in manifest.metrics.items() if value is not None}
-    record.log_metrics(run_id, [{"step": step, **{f"final/{name}": value for name, value in final.items()}}])
+def _record_output(
+    record: Tracking,
+    run_id: str,
+    stage: Stage,
+    inputs: Mapping[str, Input],
+    manifest: Manifest,
+    outcome: Outcome,
+    where: RunContext,
+) -> None:
+    step, parent = manifest.steps_completed or 0, where.parent_run_id
+    description = stage.shown(manifest) or table({**manifest.counts, **manifest.metrics})
+    log_results(record, run_id, manifest, outcome.evaluated, description)
+    read = {name: item.manifest for name, item in inputs.items() if item.manifest is not None}
+    log_scores(record, run_id, manifest, outcome.evaluated, read, data="problems")
     if outcome.model:
-        record.models.log(run_id, manifest, outcome.model, step)
+        model_id = record.models.log(run_id, manifest, outcome.model, step)
+        if parent and model_id:
+            record.models.log_output(parent, model_id, step)
     else:
-        record.log_dataset(run_id, manifest, manifest.stage, "output")
+        for run in (run_id, parent):
+            if run is not None:
+                record.log_dataset(run, manifest, manifest.stage, "output")
     for name, rows in outcome.tables.items():
         record.log_table(run_id, name, rows)
     record.log_text(run_id, json.dumps(manifest.to_dict(), indent=2), "manifest.json")
     record.set_tags(run_id, {STATUS_TAG: "ran", DIGEST_TAG: manifest.digest})
-    record.finish(run_id, "FINISHED")
-
-
-def _record_reuse(record: Tracking, stage: Stage, manifest: Manifest, where: RunContext) -> None:
-    """Record a reused stage as a child run, which points to the run that did the work, so that the recipe run shows all
-    stages. A recipe run that continues has the child run already."""
-    if where.parent_run_id is None or record.has_stage_run(where.parent_run_id, stage.name, manifest.digest):
-        return
-    digests = {name: ref.digest for name, ref in manifest.inputs.items()}
-    identity, seed = {STAGE_TAG: stage.name}, manifest.config["seed"]
-    run_name = name_run(record.reader, where.recipe, stage.name, identity, manifest.config, CONFIG_FILE, seed, digests)
-    tags = {
-        **identity,
-        **run_name.tags,
-        KEY_TAG: manifest.key,
-        DIGEST_TAG: manifest.digest,
-        STATUS_TAG: "reused",
-        MADE_BY_TAG: manifest.mlflow_run_id or "",
-    }
-    run_id = record.stage_run(where.parent_run_id, where.recipe, run_name.name, manifest.config, tags)
-    values = {f"final/{k}": v for k, v in manifest.metrics.items() if v is not None}
-    record.log_metrics(run_id, [{"step": manifest.steps_completed or 0, **values}])
     record.finish(run_id, "FINISHED")

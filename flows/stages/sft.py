@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
@@ -12,6 +11,7 @@ from flows.stages.checkpoint_outcome import checkpoint_outcome
 from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.runner import run_stage
 from flows.stages.sft_data import EXAMPLES, VALIDATION
+from flows.stages.stage_flow import stage_flow
 from grpo.config.supervised import SFT
 
 
@@ -33,7 +33,7 @@ def train(context: Context, base: str, model: str) -> Outcome:
 STAGE = Stage("sft", 2, ("base", "sft_data"), build)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the rejection-sampled data: Dev3."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
@@ -26,6 +26,7 @@ from flows.recipe.forms import Inputs, Seed
 from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from flows.stages.runner import run_stage
+from flows.stages.stage_flow import run_in_batches, stage_flow
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of
@@ -202,7 +203,7 @@ def _select(
     }
     paths = [folder / f"{number:05d}.parquet" for number in range(len(shards))]
     counts = JudgeCounts()
-    workers = (os.cpu_count() or 1) if config.judge.kind == "rule" else 0
+    workers = (os.cpu_count() or 1) if not config.judge.is_model else 0
     with Pool(workers, _DAY_S, None) if workers else nullcontext() as pool:
 
         def of_shard(number: int) -> dict[str, float]:
@@ -220,7 +221,7 @@ def _select(
         if pool is None:
             results = [run(number) for number, run in enumerate(named)]
         else:
-            results = [f.result() for f in [run.submit(number) for number, run in enumerate(named)]]
+            results = run_in_batches(named, 8 * workers)
         for counts_of_shard in results:
             counts.merge(counts_of_shard)
     return paths, counts
@@ -289,10 +290,10 @@ def files(config: SFTData) -> dict[str, str | Path]:
     return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
 
 
-STAGE = Stage("sft_data", 6, ("problems", POLICY), build, files=files, extra=code)
+STAGE = Stage("sft_data", 7, ("problems", POLICY), build, files=files, extra=code)
 
 
-@flow(name=STAGE.name)
+@stage_flow(STAGE.name)
 def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Sample Dev2, keep what is correct, readable and safe, and mix it."""
     return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.r1 import R1, SMALLER
+from tests.support.small_home import SmallHome, make_small_home
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,12 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[R1]:
 def first_run(r1: R1) -> dict[str, Any]:
     """The output of `r1 run --json` for the first run in the session's home."""
     return {**r1.tiny("run"), "sets": SMALLER}
+
+
+@pytest.fixture(scope="session")
+def small_home(tmp_path_factory: pytest.TempPathFactory) -> SmallHome:
+    """Two runs without a training, to read: see tests/support/small_home.py."""
+    return make_small_home(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

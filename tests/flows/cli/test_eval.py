@@ -109,7 +109,7 @@ def test_a_model_is_asked_and_a_second_call_prints_the_same(tmp_path: Path, caps
     assert gsm8k["pass@1"] == sum(sample.rewards["accuracy"] for sample in samples) / 6
     low, high = gsm8k["pass@1_ci95"]
     assert 0 <= low <= gsm8k["pass@1"] <= high <= 1
-    assert "95% interval" in done.stderr and "gsm8k" in done.stderr
+    assert "\n  interval " in done.stderr and "gsm8k" in done.stderr
     capsys.readouterr()
     assert main(arguments) == 0
     assert capsys.readouterr().out == done.stdout

@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
+import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -25,7 +26,8 @@ from flows.home import store
 from grpo.errors import InputError
 from tasks.evaluation.records import TABLE
 from tasks.sft_data.statistics import STATISTICS
-from tasks.store.manifest import InputRef, Manifest, artifact_key
+from tasks.store.manifest import InputRef, Manifest
+from tests.support.published import publish
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
 
 PROMPT = [{"role": "user", "content": "compute 3 + 4"}]
@@ -34,17 +36,6 @@ EVALUATION = {
     "confidence": 0.9,
     "sampling": {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 80},
 }
-
-
-def publish(stage: str, config: dict, inputs: dict[str, InputRef], files: dict[str, str] | Path, **more) -> Manifest:
-    key = artifact_key(stage, 1, config, {name: ref.digest for name, ref in inputs.items()})
-    with store().attempt(stage, key) as attempt:
-        if isinstance(files, Path):
-            shutil.copytree(files, attempt.out, dirs_exist_ok=True)
-        else:
-            for name, text in files.items():
-                (attempt.out / name).write_text(text)
-        return attempt.publish(stage_version=1, config=config, inputs=inputs, **more)
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +102,39 @@ def test_the_card_has_results_data_lineage_and_licence(checkpoint: Manifest, exp
     assert str(store().root) not in card.content
 
 
+def test_modes_are_by_the_umask(checkpoint: Manifest, tmp_path: Path) -> None:
+    """Weights are written for their owner alone; whoever may read the other files of an export, may read these."""
+    before = os.umask(0o027)
+    try:
+        assert run(given("latest:sft", str(tmp_path / "dev3"))) == 0
+    finally:
+        os.umask(before)
+    assert (checkpoint.path / "model.safetensors").stat().st_mode & 0o777 == 0o600
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "dev3").iterdir()}
+    assert set(modes.values()) == {0o640} and (tmp_path / "dev3").stat().st_mode & 0o777 == 0o750
+
+
+def test_the_card_is_run_as_it_is_pasted(exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
+    said = []
+    for code in (snippet, snippet.replace("max_new_tokens=512", "max_new_tokens=512, do_sample=False")):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=exported.parent, capture_output=True, text=True, check=True)
+        said.append(done.stdout.strip())
+    tokenizer, ids = AutoTokenizer.from_pretrained(exported), generate(exported)
+    prompt = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_dict=False)
+    start = tokenizer.decode(ids[len(prompt) : len(prompt) + 4], skip_special_tokens=True).rstrip("\ufffd")
+    assert start and said[1].startswith(start) and said[0] != said[1], (start, said)
+
+
 def test_nothing_is_overwritten_and_nothing_is_left_half_done(tmp_path: Path, checkpoint: Manifest) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     for arguments, said in (
         (("latest:sft", str(tmp_path / "full")), "is not empty; give a new or an empty folder"),
         (("latest:sft", str(tmp_path / "no" / "such")), "no such folder; make it first"),
-        (("latest:sft_data", str(tmp_path / "new")), "stage 'sft_data' makes no checkpoint"),
+        (("latest:evaluate", str(tmp_path / "new")), "stage 'evaluate' makes no checkpoint and no data set"),
         (("latest:sft", str(tmp_path / "new"), "--licence", "My Own"), "in lower case: apache-2.0"),
     ):
         with pytest.raises(InputError, match=said):

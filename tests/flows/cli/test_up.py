@@ -87,6 +87,6 @@ def test_postgres_keeps_both_records() -> None:
         killed = r1flow.pid("postgres")
         os.kill(killed, signal.SIGKILL)
         r1flow.wait(lambda: r1flow.pid("postgres") != killed and r1flow.answers(), "Postgres")
-        r1flow.wait_for(r1flow.start("train-r1/r1flow", "problems.held_out_max=20", only="problems"), "Completed")
+        r1flow.wait_for(r1flow.start("train-r1/train-r1", "problems.held_out_max=20", only="problems"), "Completed")
         r1flow.down()
         assert (r1flow.home / "postgres" / "password").stat().st_mode & 0o777 == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.workers.process import ProcessJobConfiguration
 
 from tests.flows.run import test_gates_prefect
 from tests.flows.run.test_gates_prefect import Server
@@ -67,7 +71,7 @@ def deploy(home: R1, server: Server, *arguments: str) -> subprocess.CompletedPro
 def deployed(server: Server, home: R1) -> Server:
     shown = deploy(home, server)
     assert shown.returncode == 1 and shown.stderr.strip() == "nothing was changed; --yes applies it"
-    assert "create  deployment  train-r1/r1flow" in shown.stdout
+    assert "create  deployment  train-r1/train-r1" in shown.stdout
     assert server.ask("POST", "/work_pools/filter") == []
     done = deploy(home, server, "--yes")
     assert done.returncode == 0, done.stderr
@@ -135,7 +139,7 @@ def test_a_second_call_has_nothing_to_change(deployed: Server, home: R1) -> None
 def test_what_was_changed_by_hand_is_shown_and_set_right_but_switches_and_defaults_stay(
     deployed: Server, home: R1
 ) -> None:
-    weekly = deployment(deployed, "train-r1/weekly")
+    weekly = deployment(deployed, "train-r1/train-r1-weekly")
     (schedule,) = weekly["schedules"]
     assert schedule["active"] is False
     patch(deployed, f"/deployments/{weekly['id']}/schedules/{schedule['id']}", active=True)
@@ -147,13 +151,48 @@ def test_what_was_changed_by_hand_is_shown_and_set_right_but_switches_and_defaul
     patch(deployed, "/work_pools/r1-gpu", description="ours")
     shown = deploy(home, deployed, "--yes")
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
-    assert "change pool r1-gpu" in lines and "change deployment train-r1/weekly" in lines
+    assert "change pool r1-gpu" in lines and "change deployment train-r1/train-r1-weekly" in lines
     assert 'description: "mine" -> "The whole paper recipe, on Saturdays."' in lines
     assert lines[-2].startswith("0 create, 2 change, ")
-    (schedule,) = deployment(deployed, "train-r1/weekly")["schedules"]
+    (schedule,) = deployment(deployed, "train-r1/train-r1-weekly")["schedules"]
     assert schedule["active"] is True
     assert deployed.ask("GET", "/work_pools/r1-gpu")["base_job_template"] == template
     patch(deployed, f"/deployments/{weekly['id']}/schedules/{schedule['id']}", active=False)
+
+
+def test_gpus_are_a_limit_and_credentials_a_reference_to_their_block(deployed: Server, home: R1) -> None:
+    with temporary_settings({PREFECT_API_URL: deployed.url}):
+        Secret(value="hunter2").save("hf-token")
+    arguments = ("--gpus", "2", "--credential", "HF_TOKEN=secret/hf-token")
+    assert deploy(home, deployed, *arguments, "--yes").returncode == 0
+    assert deployed.ask("GET", "/v2/concurrency_limits/r1-gpus")["limit"] == 2
+    template = deployed.ask("GET", "/work_pools/r1-gpu")["base_job_template"]
+    assert "hunter2" not in str(template)
+    with temporary_settings({PREFECT_API_URL: deployed.url}):
+        made = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, {}))
+    assert made.env["HF_TOKEN"] == "hunter2" and made.env["PREFECT_CLIENT_MAX_RETRIES"] == "20"
+    for again in (arguments, ()):  # what a later call leaves out stays
+        assert deploy(home, deployed, *again).stdout.splitlines()[-1] == "nothing to change"
+
+
+def test_deployments_of_an_earlier_version_go_and_their_schedules_stay_switched_on(deployed: Server, home: R1) -> None:
+    now = deployment(deployed, "train-r1/train-r1-weekly")
+    weekly = {"schedule": {"cron": "0 3 * * 6"}, "slug": "weekly", "active": True}
+    for name, schedules in (("weekly", [weekly]), ("r1flow", [])):
+        body = {"name": name, "flow_id": now["flow_id"], "tags": ["r1flow"], "schedules": schedules}
+        deployed.ask("POST", "/deployments/", **body)
+    mine = deployed.ask("POST", "/deployments/", name="r1flow", flow_id=deployment(deployed, "sft/sft")["flow_id"])
+    deployed.ask("DELETE", f"/deployments/{now['id']}")
+    lines = [" ".join(line.split()) for line in deploy(home, deployed, "--yes").stdout.splitlines()]
+    assert {"delete deployment train-r1/weekly", "delete deployment train-r1/r1flow"} <= set(lines)
+    assert "1 create, 0 change, 2 delete" in lines[-2]
+    (schedule,) = deployment(deployed, "train-r1/train-r1-weekly")["schedules"]
+    assert schedule["active"] is True
+    assert deployed.ask("GET", f"/deployments/{mine['id']}")["name"] == "r1flow"  # without our tag it is somebody's own
+    deployed.ask("DELETE", f"/deployments/{mine['id']}")
+    made = deployment(deployed, "train-r1/train-r1-weekly")
+    patch(deployed, f"/deployments/{made['id']}/schedules/{schedule['id']}", active=False)
+    assert deploy(home, deployed).stdout.splitlines()[-1] == "nothing to change"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +201,9 @@ def test_what_was_changed_by_hand_is_shown_and_set_right_but_switches_and_defaul
         (["--pools", "docker"], "work pool 'r1-cpu' exists and is of type process; give --pools process"),
         (["--notify", "slack-webhook/none"], "the server has no such block"),
         (["--notify", "team"], "write TYPE/NAME"),
+        (["--credential", "HF_TOKEN=secret/none"], "--credential secret/none: the server has no such block"),
+        (["--credential", "HF_TOKEN"], "write NAME=TYPE/BLOCK"),
+        (["--gpus", "0"], "give 1 or more"),
         (["--recipe", "tinny"], "did you mean 'tiny'?"),
     ],
 )
@@ -171,12 +213,12 @@ def test_what_cannot_be_done_is_one_line(deployed: Server, home: R1, arguments: 
 
 
 def test_a_form_with_a_bad_value_starts_nothing(deployed: Server) -> None:
-    sft = deployment(deployed, "sft/r1flow")["parameters"]["config"]
+    sft = deployment(deployed, "sft/sft")["parameters"]["config"]
     for name, bad, said in [
-        ("train-r1/r1flow", {"seed": -1}, "minimum of 0"),
-        ("train-r1/r1flow", {"overrides": ["seed"]}, "does not match"),
-        ("sft/r1flow", {"config": {**sft, "epochs": 0}}, "minimum of 1"),
-        ("sft/r1flow", {"config": {**sft, "epoch": 1}}, "epoch"),
+        ("train-r1/train-r1", {"seed": -1}, "minimum of 0"),
+        ("train-r1/train-r1", {"overrides": ["seed"]}, "does not match"),
+        ("sft/sft", {"config": {**sft, "epochs": 0}}, "minimum of 1"),
+        ("sft/sft", {"config": {**sft, "epoch": 1}}, "epoch"),
     ]:
         with pytest.raises(httpx.HTTPStatusError) as refused:
             start(deployed, name, **bad)
@@ -184,25 +226,37 @@ def test_a_form_with_a_bad_value_starts_nothing(deployed: Server) -> None:
     assert deployed.ask("POST", "/flow_runs/count") == 0
 
 
-def test_prefects_own_command_takes_the_file_as_it_stands(deployed: Server, home: R1, tmp_path: Path) -> None:
+def everything(server: Server) -> dict[str, dict[str, Any]]:
+    """All deployments as the server has them, but for when they were changed, and what a worker last said."""
+    changing = {"id", "created", "updated", "version_id", "version_info", "branch", "status", "last_polled"}
+
+    def settled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: settled(inner) for name, inner in value.items() if name not in changing}
+        return [settled(inner) for inner in value] if isinstance(value, list) else value
+
+    return {made["name"]: settled(made) for made in server.ask("POST", "/deployments/filter")}
+
+
+def test_prefects_own_command_takes_the_file_and_registers_the_same(deployed: Server, home: R1, tmp_path: Path) -> None:
+    assert deploy(home, deployed, "--yes").returncode == 0
+    ours = everything(deployed)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     command += ["--prefect-file", str(ROOT / "deployments" / "prefect.yaml")]
     environment = {**home.environment(), "PREFECT_API_URL": deployed.url, "PREFECT_HOME": str(home.home / "prefect")}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    made = deployment(deployed, "train-r1/r1flow")
+    assert everything(deployed) == ours
+    made = deployment(deployed, "train-r1/train-r1")
     assert not made["pull_steps"] and not made["path"]
-    # What ours adds to it are the values that the forms of single stages start from.
-    lines = deploy(home, deployed, "--yes").stdout.splitlines()
-    assert not [line for line in lines if line.split()[0] == "create"]
     assert deploy(home, deployed).stdout.splitlines()[-1] == "nothing to change"
 
 
 def test_a_stage_started_from_its_form_runs_on_its_pool(deployed: Server, home: R1, tmp_path: Path) -> None:
-    config = deployment(deployed, "problems/r1flow")["parameters"]["config"]
+    config = deployment(deployed, "problems/problems")["parameters"]["config"]
     for source in config["sources"]:
         source["count"] = 60
-    run = start(deployed, "problems/r1flow", config=config)
+    run = start(deployed, "problems/problems", config=config)
     with worker(deployed, home, "r1-tasks", tmp_path / "worker.log"):
         done = wait(lambda: state(deployed, run, "Completed", "Failed", "Crashed"), "the end of the run")
     assert done["state"]["name"] == "Completed", (tmp_path / "worker.log").read_text()[-3000:]
@@ -211,7 +265,7 @@ def test_a_stage_started_from_its_form_runs_on_its_pool(deployed: Server, home: 
 
 
 def test_a_schedule_that_is_switched_on_fires_and_runs(deployed: Server, home: R1, tmp_path: Path) -> None:
-    nightly = deployment(deployed, "train-r1/nightly-evaluation")
+    nightly = deployment(deployed, "train-r1/train-r1-nightly-evaluation")
     (schedule,) = nightly["schedules"]
     parameters = {"recipe": "tiny", "overrides": SMALL, "only": "problems", "dispatch": False}
     every_minute = {"cron": "* * * * *", "timezone": "UTC"}
@@ -231,7 +285,7 @@ def test_a_schedule_that_is_switched_on_fires_and_runs(deployed: Server, home: R
 
 
 def test_a_machine_that_is_gone_is_noticed_and_its_run_crashed(deployed: Server, home: R1, tmp_path: Path) -> None:
-    run = start(deployed, "base/r1flow")
+    run = start(deployed, "base/base")
     with worker(deployed, home, "r1-gpu", tmp_path / "worker.log") as process:
         wait(lambda: state(deployed, run, "Running"), "the run")
         of_it = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import json
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.steps.core import run_steps
 from prefect.utilities.schema_tools import validate
+from prefect.utilities.templating import apply_values
 
 from flows.installation.resources import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
 from flows.pipelines import PIPELINES
-from flows.recipe.load import load_recipe
-from flows.run.gates import gate_evaluation
+from flows.recipe.form_groups import GROUPS, OBJECTIVES
+from flows.recipe.load import load_recipe, shipped
 from grpo.config.supervised import SFT
 from grpo.errors import InputError
+from tasks.estimate.origin import code_version
+from tests.support.r1 import ROOT
 
-NAME = "r1flow"
+TAG = "r1flow"
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +37,14 @@ def deployments(resources: list[Resource]) -> dict[str, dict[str, Any]]:
 
 
 def stage_flows() -> set[str]:
-    """Entrypoints of all stages of all graphs, and of the evaluation that gates make."""
+    """Entrypoints of all stages of all graphs."""
     recipes = [load_recipe("tiny"), load_recipe("tiny", ["alignment.rounds=2"])]
     flows = [step.flow for pipeline in PIPELINES.values() for recipe in recipes for step in pipeline.graph(recipe)]
-    return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in [*flows, gate_evaluation]}
+    return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in flows}
 
 
-def test_every_flow_has_exactly_one_deployment_of_the_projects_name(resources: list[Resource]) -> None:
-    listed = [fields["entrypoint"] for name, fields in deployments(resources).items() if name.endswith(f"/{NAME}")]
+def test_every_flow_has_exactly_one_deployment_that_it_titles(resources: list[Resource]) -> None:
+    listed = [f["entrypoint"] for name, f in deployments(resources).items() if len(set(name.split("/"))) == 1]
     assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()})
 
 
@@ -44,8 +52,30 @@ def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(resour
     for name, fields in deployments(resources).items():
         assert name.split("/")[0] == load(fields["entrypoint"]).name
         assert fields["pull_steps"] == [] and ":" not in fields["entrypoint"]
-        assert NAME in fields["tags"] and fields["description"]
+        assert TAG in fields["tags"] and fields["description"]
     assert _read(FOLDER / "prefect.yaml")["pull"] == []  # left out, the command of Prefect pins a folder
+
+
+def test_titles_tell_recipes_from_stages_and_show_no_internals(resources: list[Resource]) -> None:
+    titles = [name.split("/")[1] for name in deployments(resources)]
+    assert len(titles) == len(set(titles)) == 6 + 2 + 15  # recipes, schedules, stages
+    recipes = {name.split("/")[0] for name, f in deployments(resources).items() if "recipe" in f["tags"]}
+    assert len(recipes) == 6 and all(name.startswith("train-") for name in recipes)
+    assert not [title for title in titles if "round" in title or title in ("gate", "student_base")]
+
+
+async def steps_output() -> dict[str, Any]:
+    return await run_steps(_read(FOLDER / "prefect.yaml")["build"], {}, print_function=lambda *_, **__: None)
+
+
+def test_prefects_own_command_fills_in_the_same_values(resources: list[Resource]) -> None:
+    """By Prefect's own steps and templates, without a server."""
+    outputs = asyncio.run(steps_output())
+    for entry in _read(FOLDER / "prefect.yaml")["deployments"]:
+        filled = apply_values(entry, outputs)
+        fields = deployments(resources)[f"{load(entry['entrypoint']).name}/{entry['name']}"]
+        assert (filled["version"], filled["parameters"]) == (fields["version"], fields["parameters"])
+        assert filled["tags"] == fields["tags"] and fields["version"] == code_version()
 
 
 def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(resources: list[Resource]) -> None:
@@ -71,28 +101,28 @@ def test_people_go_before_schedules(resources: list[Resource]) -> None:
 
 def test_schedules_are_inactive_and_run_the_paper_recipe(resources: list[Resource]) -> None:
     scheduled = {resource.name: resource for resource in resources if resource.fields.get("schedules")}
-    assert set(scheduled) == {"train-r1/weekly", "train-r1/nightly-evaluation"}
+    assert set(scheduled) == {"train-r1/train-r1-weekly", "train-r1/train-r1-nightly-evaluation"}
     for resource in scheduled.values():
         assert not any(resource.switches["active"].values())
         load_recipe(resource.fields["parameters"]["recipe"])
-    (weekly,) = scheduled["train-r1/weekly"].fields["schedules"].values()
+    (weekly,) = scheduled["train-r1/train-r1-weekly"].fields["schedules"].values()
     dates = CronSchedule(cron=weekly["cron"], timezone=weekly["timezone"])
     assert (dates.cron, dates.timezone) == ("0 3 * * 6", "UTC")
 
 
 def test_a_recipes_form_is_ordered_explained_and_bounded(resources: list[Resource]) -> None:
-    fields = deployments(resources)["train-r1/r1flow"]["parameter_openapi_schema"]["properties"]
+    fields = deployments(resources)["train-r1/train-r1"]["parameter_openapi_schema"]["properties"]
     by_position = sorted(fields, key=lambda name: fields[name]["position"])
     assert by_position[:4] == ["recipe", "overrides", "seed", "start"]
     assert all(field["description"] for field in fields.values())
-    assert fields["recipe"]["default"] == "tiny" and "r1-paper" in fields["recipe"]["description"]
+    assert fields["recipe"]["default"] == "tiny" and fields["recipe"]["enum"] == shipped()
     seed = fields["seed"]  # empty is no number, and no switch between a number and nothing
     assert (seed["type"], seed["minimum"]) == ("integer", 0) and not seed.keys() & {"anyOf", "default"}
     assert fields["overrides"]["type"] == "array"
 
 
 def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(resources: list[Resource]) -> None:
-    sft = deployments(resources)["sft/r1flow"]
+    sft = deployments(resources)["sft/sft"]
     schema = sft["parameter_openapi_schema"]
     assert schema["required"] == ["config"]
     assert schema["properties"]["inputs"]["description"].startswith("What the stage reads")
@@ -100,9 +130,52 @@ def test_a_stages_form_knows_the_sections_fields_and_starts_from_a_recipe(resour
     assert described["description"].startswith("Passes over the data") and described["minimum"] == 1
     assert [schema["properties"][name]["position"] for name in ("inputs", "seed", "config", "where")] == [0, 1, 2, 3]
     assert SFT.model_validate(sft["parameters"]["config"]) == load_recipe("tiny").sft
-    student = deployments(resources)["student/r1flow"]["parameters"]
+    student = deployments(resources)["student/student"]["parameters"]
     first = load_recipe("tiny").distill.students[0]  # type: ignore[union-attr]
     assert (student["name"], SFT.model_validate(student["config"])) == (first.name, first.sft)
+
+
+def test_stages_are_chosen_from_those_of_the_recipes_graph(resources: list[Resource]) -> None:
+    for name, of_it in (("train-r1", "alignment_rl_2"), ("train-rlhf-ppo", "rlhf_ppo"), ("train-dev1", "r1_zero")):
+        fields = deployments(resources)[f"{name}/{name}"]["parameter_openapi_schema"]["properties"]
+        stages = fields["start"]["enum"]
+        assert stages[:2] == ["problems", "base"] and of_it in stages
+        assert fields["only"]["enum"] == fields["force"]["items"]["enum"] == stages
+    own = deployments(resources)["train-distill/train-distill"]["parameter_openapi_schema"]["properties"]["start"]
+    assert "enum" not in own  # a recipe names its students
+
+
+def definitions(resources: list[Resource]) -> dict[str, Any]:
+    """The models in all forms, by name."""
+    schemas = [fields["parameter_openapi_schema"] for fields in deployments(resources).values()]
+    return {name: model for schema in schemas for name, model in schema.get("definitions", {}).items()}
+
+
+def test_large_sections_show_the_usual_settings_first_and_the_others_by_subject(resources: list[Resource]) -> None:
+    models = definitions(resources)
+    for name, groups in GROUPS.items():
+        assert list(models[name]["properties"]) == [field for fields in groups.values() for field in fields], name
+    assert {name for name, model in models.items() if len(model.get("properties", {})) > 14} <= GROUPS.keys() | {
+        "MixSource"
+    }
+    fields = models["RL"]["properties"]
+    assert [field["position"] for field in fields.values()] == list(range(len(fields)))
+    assert fields["steps"]["title"] == "Steps" and fields["clip_eps_low"]["title"] == "Loss · Clip Eps Low"
+    assert fields["hardware"]["title"] == "Hardware · Hardware"
+
+
+def test_objectives_are_a_list_to_choose_from(resources: list[Resource]) -> None:
+    assert definitions(resources)["RL"]["properties"]["objective"]["enum"] == list(OBJECTIVES)
+    tree = ast.parse((ROOT / "grpo/algorithms/objectives.py").read_text())  # importing it loads torch
+    table = next(
+        n.value for n in tree.body if isinstance(n, ast.AnnAssign) and getattr(n.target, "id", "") == "OBJECTIVES"
+    )
+    assert isinstance(table, ast.Dict) and [ast.literal_eval(key) for key in table.keys if key] == list(OBJECTIVES)
+
+
+def test_help_names_no_files(resources: list[Resource]) -> None:
+    for name, fields in deployments(resources).items():
+        assert re.findall(r"\w+/\w+\.(?:py|md)\b", json.dumps(fields["parameter_openapi_schema"])) == [], name
 
 
 def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +190,7 @@ def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any
 @pytest.mark.parametrize("recipe", ["tiny", "qwen2.5-1.5b"])
 def test_every_stages_form_as_it_opens_is_taken_and_means_the_recipes_section(recipe: str) -> None:
     forms = {n: f for n, f in deployments(desired("process", recipe)).items() if "config" in f["parameters"]}
-    assert {"sft/r1flow", "sft_data/r1flow", "evaluate/r1flow"} <= set(forms)
+    assert {"sft/sft", "sft_data/sft_data", "evaluate/evaluate"} <= set(forms)
     for name, fields in forms.items():
         schema = fields["parameter_openapi_schema"]
         sent = as_sent(schema, fields["parameters"], schema["definitions"])

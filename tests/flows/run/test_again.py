@@ -35,7 +35,7 @@ def test_why_promote_and_export_take_references(r1: Any, first_run: dict[str, An
     assert r1("export", "champion", str(tmp_path / "r1")).returncode == 0
     config = json.loads((tmp_path / "r1" / "config.json").read_text())
     assert config["hidden_size"] == 48 and "# r1" in (tmp_path / "r1" / "README.md").read_text()
-    assert json.loads(r1("show", "dev1@tiny").stdout.partition("\nMade from")[0])["stage"] == "cold_start_sft"
+    assert json.loads(r1("show", "dev1@tiny", "--json").stdout)["stage"] == "cold_start_sft"
 
 
 def test_the_estimate_lies_beside_the_runs_own_numbers(r1: Any, first_run: dict[str, Any]) -> None:

@@ -24,13 +24,13 @@ to tell a worker and as long again for a recipe's stage; the rest is for a busy 
 def recipe(r1flow: Installation, steps: int) -> tuple[str, dict[str, Any]]:
     """The flow run to be cancelled, and that of the stage that trains."""
     before = {run["id"] for run in r1flow.stage("base")}
-    id = r1flow.start("train-r1/r1flow", f"base.pretrain.steps={steps}", only="base")
+    id = r1flow.start("train-r1/train-r1", f"base.pretrain.steps={steps}", only="base")
     (stage,) = r1flow.wait(lambda: [run for run in r1flow.stage("base") if run["id"] not in before], "base")
     return id, stage
 
 
 def single_stage(r1flow: Installation, steps: int) -> tuple[str, dict[str, Any]]:
-    form = r1flow.ask("GET", "/deployments/name/base/r1flow")["parameters"]["config"]
+    form = r1flow.ask("GET", "/deployments/name/base/base")["parameters"]["config"]
     id = r1flow.start_stage("base", pretrain={**form["pretrain"], "steps": steps}, documents=6000)
     return id, r1flow.run(id)
 

@@ -16,9 +16,11 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
-from flows.run.dispatch import deployment_of, run_here
+from flows.run.deployed import deployment_of
+from flows.run.dispatch import run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
-from flows.stages.contract import Outcome, RunContext, Stage, Step, external, hashed_config, key_of, with_absolute_paths
+from flows.stages.contract import Outcome, RunContext, Stage, Step, hashed_config, key_of, with_absolute_paths
+from flows.stages.references import external
 from flows.stages.runner import run_stage
 from grpo.errors import InputError
 from tasks.store.store import Store
@@ -69,8 +71,8 @@ def test_a_forced_stage_is_done_by_a_newer_attempt_only(tmp_path: Path, monkeypa
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     key = artifact_key("sft", 1, {"seed": 0}, {})
     plain, forced = (
-        Job("sft", "sft/r1flow", key, {}, "run", 1),
-        Job("sft", "sft/r1flow", key, {}, "run", 1, min_attempt=2),
+        Job("sft", "sft tiny seed 0", "sft/sft", key, {}, "run", 1),
+        Job("sft", "sft tiny seed 0", "sft/sft", key, {}, "run", 1, min_attempt=2),
     )
     assert plain.artifact() is None and forced.artifact() is None
     made(tmp_path, key, 1)
@@ -84,14 +86,15 @@ def test_a_stage_that_is_reused_has_no_heartbeat_to_wait_for(tmp_path: Path, mon
     """Prefect waits for each flow's heart to stop; one that works needs it, since its machine may die."""
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     seen: list[int | None] = []
+    result = {"name": "sft", "status": "ran", "seconds": 1.0, "counts": {}, "metrics": {}}
 
     def flow(config: Any, **given: Any) -> dict[str, Any]:
         seen.append(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value())
-        return {"name": "sft"}
+        return result
 
     step = Step(Stage("sft", 1, (), build=lambda context: Outcome()), flow)
     key = key_of(step.stage, Report(), 0, {})
-    assert run_here(step, Report(), {}, 0, RunContext()) == {"name": "sft"}
+    assert run_here(step, Report(), {}, 0, RunContext()) == result
     with Store(tmp_path).attempt("sft", key) as work:
         (work.out / "weights").write_text("1")
         work.publish(stage_version=1, config=hashed_config(step.stage, Report(), 0))
@@ -146,7 +149,8 @@ def test_a_configuration_means_the_same_after_its_journey(name: str) -> None:
         assert hashed_config(step.stage, arrived, 0) == hashed_config(step.stage, config, 0)
         if judge := getattr(config, "judge", None):  # is told to others by what was set
             assert arrived.judge.model_dump_json(exclude_unset=True) == judge.model_dump_json(exclude_unset=True)
-        assert deployment_of(step).endswith("/r1flow")
+        flow, deployment = deployment_of(step).split("/")
+        assert flow == deployment
 
 
 def _steps(graph: Any, recipe: Any) -> list[Any]:

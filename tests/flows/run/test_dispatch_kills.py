@@ -80,7 +80,7 @@ VICTIMS = [the_flow, its_worker, both, the_recipe, the_recipe_and_its_worker, pr
 def test_killed_the_recipe_ends_with_the_same_artifact(
     r1flow: Installation, undisturbed: Callable[[int], str], seed: int, victim: Callable[..., Any]
 ) -> None:
-    recipe = r1flow.start("train-r1/r1flow", *SETS, only="base", seed=seed)
+    recipe = r1flow.start("train-r1/train-r1", *SETS, only="base", seed=seed)
     before = {run["id"] for run in r1flow.stage("base")}
     (stage,) = r1flow.wait(
         lambda: [r for r in r1flow.stage("base") if r["id"] not in before and r["state"]["type"] == "RUNNING"], "base"

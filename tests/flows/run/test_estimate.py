@@ -47,10 +47,9 @@ def estimated(asked: argparse.Namespace, flow: str = "r1") -> dict[str, Any]:
 def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
     made = estimated(arguments(home, "qwen2.5-1.5b", "H100"))
     stages = made["stages"]
-    assert [name for name, of in stages.items() if of["seconds"] == 0] == [
-        "problems", "base", "cold_start_data", "report"
-    ]  # fmt: skip
-    assert all("peak_memory_gb" in of for of in stages.values() if of["seconds"])
+    without = [name for name, of in stages.items() if "peak_memory_gb" not in of]
+    assert without == ["problems", "cold_start_data", "report"]
+    assert all(of["seconds"] > (0 if name in without else 5) for name, of in stages.items())
     total = sum(of["device_hours"] for of in stages.values())
     assert made["total"]["device_hours"] == pytest.approx(total)
     # 1.54 B weights: from the hub in 2 bytes each, kept in 4, as trained ones are (mixed precision).

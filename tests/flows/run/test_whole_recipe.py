@@ -7,13 +7,20 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from flows.graphs import R1 as GRAPH
 from flows.recipe.schema import Recipe
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems
-from tasks.problems.load import normalise
+from tasks.problems.miniature.everyday import held_out_seen
+from tasks.problems.normal_form import normalise
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
+from tasks.tracking.reuse import reuses
+from tasks.tracking.tags import STAGE_TAG
 
 pytestmark = pytest.mark.system
 
@@ -35,6 +42,48 @@ def test_the_first_run_runs_everything(first_run: dict[str, Any]) -> None:
         assert {"format", "language", "mean_tokens"} <= row.keys()
 
 
+def test_the_log_of_every_trainer_is_an_artifact_of_its_stages_run(r1: Any, first_run: dict[str, Any]) -> None:
+    logs = list(r1.home.glob("mlartifacts/*/*/artifacts/logs/*/trainer.log"))
+    jobs = [path.parent.name for path in logs]
+    assert jobs.count("trainer") >= 5 and {"helpful", "safe"} <= set(jobs)
+
+
+def test_mlflow_ranks_the_models_by_the_closing_table_and_loads_them(r1: Any, first_run: dict[str, Any]) -> None:
+    import mlflow
+
+    mlflow.set_tracking_uri(default_uri(r1.home))
+    run = mlflow.get_run(first_run["run_id"])
+    table = first_run["checkpoints"]
+    assert {f"pass_at_1/{name}": row["pass@1"] for name, row in table.items()}.items() <= run.data.metrics.items()
+    made = {output.model_id for output in run.outputs.model_outputs}
+    ranked = mlflow.search_logged_models(
+        [run.info.experiment_id],
+        output_format="list",
+        order_by=[{"field_name": "metrics.pass_at_1", "ascending": False}],
+    )
+    values = [
+        next(
+            metric.value for metric in model.metrics if metric.key == "pass_at_1" and metric.dataset_name == "problems"
+        )
+        for model in ranked
+        if model.model_id in made
+    ]
+    assert values == sorted((row["pass@1"] for row in table.values()), reverse=True)
+    pipeline = mlflow.transformers.load_model("models:/tiny@dev1")
+    (found,) = pipeline([{"role": "user", "content": "compute 3 + 4"}], max_new_tokens=80)
+    assert "<answer>" in found["generated_text"][-1]["content"]
+
+
+def test_completions_of_rl_are_a_table_with_rewards_by_name(r1: Any, first_run: dict[str, Any]) -> None:
+    record = Tracking(default_uri(r1.home))
+    (rl,) = [run for run in record.reader.stage_runs(first_run["run_id"]) if run.tags[STAGE_TAG] == "reasoning_rl"]
+    assert json.loads(rl.tags["mlflow.loggedArtifacts"])[0] == {"path": "completions.json", "type": "table"}
+    table = pd.DataFrame(**record.reader.read_json(rl.id, "completions.json"))
+    rewards = {"reward", "reward_accuracy", "reward_format", "reward_language"}
+    assert {"step", "prompt", "gold", "completion", "advantage"} | rewards <= set(table.columns)
+    assert table["step"].iloc[0] == 0 and table["completion"].str.len().gt(0).any()
+
+
 def test_the_cold_start_teaches_the_format(first_run: dict[str, Any]) -> None:
     table = first_run["checkpoints"]
     assert table["base"]["format"] < 0.2 < 0.9 < table["dev1"]["format"]
@@ -49,6 +98,10 @@ def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) 
     assert statuses(again) == dict.fromkeys(NAMES, "reused")
     assert [s["key"] for s in again["stages"]] == [s["key"] for s in first_run["stages"]]
     assert again["checkpoints"] == first_run["checkpoints"]
+    reader = Tracking(default_uri(r1.home)).reader
+    assert reader.stage_runs(again["run_id"]) == [] and len(reader.stage_runs(first_run["run_id"])) == len(NAMES)
+    found = reader.run(again["run_id"])
+    assert found is not None and {reuse.stage for reuse in reuses(found.tags)} == set(NAMES)
 
 
 def test_one_field_reruns_its_stage_and_what_depends_on_it(r1: Any, first_run: dict[str, Any]) -> None:
@@ -66,7 +119,7 @@ def test_one_field_reruns_its_stage_and_what_depends_on_it(r1: Any, first_run: d
 def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str, Any]) -> None:
     alone = r1.tiny("run", "--only", "evaluate", "--set", "evaluate.samples_per_problem=2")
     assert statuses(alone) == {"evaluate": "ran"}
-    shown = r1("show", alone["stages"][0]["key"][:12]).stdout
+    shown = r1("show", alone["stages"][0]["key"][:12], "--json").stdout
     dev2 = next(s for s in first_run["stages"] if s["name"] == "reasoning_rl")
     assert dev2["key"] in shown  # not the newer one, which another test may have made with another kl_coef
 
@@ -76,8 +129,7 @@ def test_a_field_puts_another_method_in_the_place_of_grpo(r1: Any, first_run: di
     # SFT is the one that needs another input, the demonstrations: those of the SFT that came before.
     done = r1.tiny("run", "--only", stage, "--set", f"{stage}.method=sft", "--set", f"{stage}.steps=3")
     assert statuses(done) == {stage: "ran"}
-    shown = r1("show", done["stages"][0]["key"]).stdout
-    manifest, _ = json.JSONDecoder().raw_decode(shown)
+    manifest = json.loads(r1("show", done["stages"][0]["key"], "--json").stdout)
     assert manifest["config"]["method"] == "sft"
     assert ("cold_start_data" if stage == "reasoning_rl" else "sft_data") in manifest["inputs"]
 
@@ -109,6 +161,23 @@ def test_no_held_out_prompt_is_trained_on(r1: Any, first_run: dict[str, Any]) ->
     train, held_out = (read_problems(folder / name) for name in (TRAIN, HELD_OUT))
     assert train and held_out
     assert not {normalise(p.text) for p in train} & {normalise(p.text) for p in held_out}
+
+
+def test_no_form_or_pair_of_the_general_evaluation_is_in_what_is_trained_on(r1: Any, first_run: dict[str, Any]) -> None:
+    keys = {stage["name"]: stage["key"] for stage in first_run["stages"]}
+    for stage in ("problems", "base"):
+        manifest = json.loads((r1.home / "artifacts" / stage / keys[stage] / "1" / "manifest.json").read_text())
+        assert manifest["counts"]["everyday_held_out_seen"] == 0
+    folders = {"cold_start_data": "examples", "sft_data": "examples", "reward_models": "data"}
+    for stage, folder in folders.items():
+        files = list((r1.home / "artifacts" / stage / keys[stage] / "1" / folder).rglob("*.parquet"))
+        asked = [
+            message["content"]
+            for file in files
+            for prompt in pq.read_table(file)["prompt"].to_pylist()
+            for message in prompt
+        ]
+        assert asked and held_out_seen(asked) == 0, stage
 
 
 def test_every_sample_has_its_reason(r1: Any, first_run: dict[str, Any]) -> None:
@@ -167,7 +236,7 @@ def test_stages_show_and_chat(r1: Any, first_run: dict[str, Any]) -> None:
     listed = r1("stages")
     assert listed.returncode == 0 and all(name in listed.stdout for name in NAMES)
     shown = r1("show", "latest:alignment_rl")
-    assert "reward_models:" in shown.stdout and '"stage": "alignment_rl"' in shown.stdout
+    assert "reward_models:" in shown.stdout and shown.stdout.startswith("alignment_rl  ")
     said = r1("chat", "dev1", stdin="compute 3 + 4\n")
     assert said.returncode == 0 and said.stdout.strip()
     assert r1("chat", "base", stdin="compute 3 + 4\n").returncode == 0

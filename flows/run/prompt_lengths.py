@@ -1,0 +1,48 @@
+"""Mean length of a recipe's prompts, for estimates: from the artifact of its problems, else from its sources."""
+
+from __future__ import annotations
+
+from itertools import islice
+from statistics import fmean
+
+from flows.recipe.schema import Recipe
+from flows.recipe.sections import Source
+from flows.stages.problems import TRAIN
+from grpo.data.records import Problem, read_rows
+from grpo.errors import InputError
+from tasks.problems.files import rows
+from tasks.problems.load import load
+from tasks.problems.miniature.everyday import EverydaySource, load_everyday
+from tasks.problems.rows import read_row
+from tasks.problems.sources import FileSource, HubSource
+from tasks.store.manifest import Manifest
+
+LOOKED_AT = 50
+"""Problems of each source, or of the artifact."""
+CHARACTERS = 3.0
+"""Characters of a token, at least."""
+TEMPLATE_TOKENS = 10
+"""Tokens that the prompt template adds."""
+
+
+def prompt_tokens(recipe: Recipe, made: Manifest | None) -> float | None:
+    """Tokens of a prompt. `made`: the artifact of the stage problems. None if no problem can be read here."""
+    try:
+        if made is not None:
+            problems = [*islice(read_rows(made.path / TRAIN, Problem), LOOKED_AT)]
+        else:
+            problems = [problem for source in recipe.problems.sources for problem in _some(source, recipe.seed)]
+    except InputError:
+        return None
+    return TEMPLATE_TOKENS + fmean(len(p.text) for p in problems) / CHARACTERS if problems else None
+
+
+def _some(source: Source, seed: int) -> list[Problem]:
+    """The first problems of a source; none of a data set on the hub, which is not fetched for an estimate."""
+    if isinstance(source, HubSource):
+        return []
+    if isinstance(source, FileSource):
+        read = ((where, row) for where, row in rows(source) if not isinstance(row, InputError))
+        return [read_row(source, where, row) for where, row in islice(read, LOOKED_AT)]
+    few = source.model_copy(update={"count": min(source.count, LOOKED_AT)})
+    return (load_everyday(few, seed) if isinstance(few, EverydaySource) else load(few, seed)).problems

@@ -1,0 +1,46 @@
+"""The Prefect flow of a stage, and the names of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from prefect import Flow, Task, flow
+from prefect.context import FlowRunContext
+
+from flows.recipe.forms import with_form
+from flows.stages.contract import RunContext
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R")
+
+
+def parameters_of_run() -> Mapping[str, Any]:
+    """Parameters of the current flow run, for a function that names it."""
+    context = FlowRunContext.get()
+    assert context is not None and context.parameters is not None, "Prefect asks for the name inside of the run"
+    return context.parameters
+
+
+def stage_flow(
+    stage: str, stage_of: Callable[[Mapping[str, Any]], str] | None = None
+) -> Callable[[_F], Flow[..., Any]]:
+    """Decorator: the flow of this stage, or of several: `stage_of` tells which one from the parameters of a run."""
+
+    def name_of_run() -> str:
+        parameters = parameters_of_run()
+        where = parameters.get("where") or RunContext()
+        return where.name_run(stage_of(parameters) if stage_of else stage, parameters.get("seed", 0))
+
+    named = flow(name=stage, flow_run_name=name_of_run)
+    return lambda function: with_form(named(function))
+
+
+def run_in_batches(tasks: Sequence[Task[[int], _R]], size: int) -> list[_R]:
+    """Results of tasks that take their number. At most `size` are submitted at once: Prefect starts a thread for each
+    that waits, and a set of a million samples has thousands of shards."""
+    results: list[_R] = []
+    for start in range(0, len(tasks), size):
+        futures = [task.submit(start + i) for i, task in enumerate(tasks[start : start + size])]
+        results += [future.result() for future in futures]
+    return results
