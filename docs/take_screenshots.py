@@ -34,7 +34,7 @@ from tests.support.r1 import pictured_digest
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "flows/recipes/tiny.toml"
-DEMO = "train_r1 seed 0"
+DEMO = "tiny seed 0"
 CHANGE = "reasoning_rl.kl_coef=0.002"
 """What the second run changes, so that there is something to compare."""
 LARGEST_BYTES = 200_000
@@ -85,7 +85,7 @@ def recipe_run(pictures: Pictures, overrides: list[str]) -> str:
     pages.add("overrides", *overrides)
     id = pages.submit()
     pages.open_run(id, "Subflow Runs")
-    pages.see(pages.page.get_by_role("link", name="reasoning_rl", exact=True))
+    pages.see(pages.page.get_by_role("link", name=re.compile("^reasoning_rl tiny seed 0")))
     pages.open_run(id, "Artifacts")
     pictures.take("prefect-run", re.compile("of 11 stages done"))
     pages.see_state("Completed")
@@ -116,10 +116,10 @@ def in_mlflow(pictures: Pictures, run: str) -> None:
     pages.open_run(run, "Artifacts")
     pages.open_artifact("mlflow-tiny")
     pages.follow("Open in MLflow")
-    pictures.take("mlflow-recipe-run", f"{DEMO} {CHANGE}")
+    pictures.take("mlflow-recipe-run", f"{DEMO} · {CHANGE}")
     runs = f"{pages.experiment('tiny')}/runs"
     pages.open_mlflow(runs)
-    for name in (f"{DEMO} {CHANGE}", DEMO):
+    for name in (f"{DEMO} · {CHANGE}", DEMO):
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
         row.get_by_role("checkbox").first.check()
     page.get_by_test_id("runs-compare-button").click()
@@ -130,7 +130,7 @@ def in_mlflow(pictures: Pictures, run: str) -> None:
     pages.open_mlflow(runs)
     page.locator(f"[role=gridcell] button:left-of(:text-is('{DEMO}'))").first.click()
     pictures.take("mlflow-runs", "reasoning_rl", "sft_data")
-    pages.open_curves("reasoning_rl seed 0", "^reward|^kl|^completion_tokens")
+    pages.open_curves("reasoning_rl tiny seed 0", "^reward|^kl|^completion_tokens")
     pictures.take("mlflow-reasoning-rl", "reward_accuracy")
 
 
