@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tests.chaos.reads import Watched
 from tests.chaos.servers import Server
 from tests.chaos.table import page, read, table
 from tests.chaos.trial import BY_RERUN, CLEAR, HEALED, WRONG, Ended
+from tests.chaos.zygote import Forked, Zygote
 
 
 def test_there_are_thirty_kinds_and_a_try_is_the_same_each_time() -> None:
@@ -129,3 +132,30 @@ def test_a_stage_that_is_killed_is_made_by_the_rerun(tmp_path: Path) -> None:
         assert record["struck"] is (record["outcome"] == BY_RERUN)
     finally:
         server.stop()
+
+
+@pytest.mark.system
+def test_a_command_with_the_process_id_of_an_earlier_one_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last, os.W_OK):
+        pytest.skip("which process id comes next cannot be set here")
+    zygote = Zygote({**os.environ, "R1FLOW_HOME": str(tmp_path)})
+    try:
+        wrong = zygote.fork(["no-such-command"], os.devnull)
+        assert ended(wrong) == 2
+        for _ in range(100):  # another process may take the number first
+            last.write_text(str(wrong.pid - 1))
+            right = zygote.fork(["recipes"], os.devnull)
+            assert ended(right) == 0
+            if right.pid == wrong.pid:
+                return
+        pytest.skip("the process id was never free")
+    finally:
+        zygote.close()
+
+
+def ended(command: Forked) -> int:
+    """Its exit code, once it has one."""
+    while (code := command.poll()) is None:
+        time.sleep(0.01)
+    return code

@@ -13,6 +13,9 @@ import sys
 from tests.chaos import processes
 from tests.support.r1 import ROOT
 
+RUNS = 256
+"""In place of the exit code of a command that has not ended."""
+
 
 class Zygote:
     """The process that forks."""
@@ -34,9 +37,9 @@ class Zygote:
         return Forked(self, self._ask({"arguments": arguments, "stderr": stderr}))
 
     def code(self, pid: int) -> int | None:
-        """Exit code of a command, None while it runs."""
+        """Exit code of a command, None while it runs. Not to be asked again once it has ended."""
         code = self._ask({"pid": pid})
-        return None if code == 256 else code
+        return None if code == RUNS else code
 
     def _ask(self, question: dict[str, object]) -> int:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -74,7 +77,6 @@ def main() -> None:
     import flows.pipelines  # noqa: F401
     from flows.cli.main import main as r1
 
-    ended: dict[int, int] = {}
     for line in sys.stdin:
         question = json.loads(line)
         if "pid" not in question:
@@ -84,12 +86,9 @@ def main() -> None:
                 os._exit(_run(r1, question["arguments"]))
             print(pid, flush=True)
             continue
-        pid = question["pid"]
-        if pid not in ended:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                ended[pid] = os.waitstatus_to_exitcode(status)
-        print(ended.get(pid, 256), flush=True)
+        # Told once and not remembered: the kernel gives the number of a process that was waited for to another.
+        found, status = os.waitpid(question["pid"], os.WNOHANG)
+        print(os.waitstatus_to_exitcode(status) if found else RUNS, flush=True)
 
 
 def _become(stderr: str) -> None:
