@@ -17,7 +17,12 @@ class Scoring(Settings):
         ge=1,
         description="Processes. None: one a processor core; more of them where verifiers wait, for a service say.",
     )
-    time_limit_s: float = Field(10.0, gt=0, description="Seconds for one reward of one completion, then it is killed.")
+    time_limit_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds for one reward of one completion, then it is killed. Time that it waits for a processor "
+        "does not count, up to 2 minutes of it.",
+    )
     memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
     environment: list[str] = Field(
         [],

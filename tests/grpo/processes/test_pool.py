@@ -165,6 +165,31 @@ def test_an_item_over_its_time_is_killed_and_the_next_one_runs(function: Any) ->
         assert outcome(next_) == 3
 
 
+def compute(seconds: float) -> bool:
+    """Takes so many seconds of a processor."""
+    while time.process_time() < seconds:
+        pass
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a process waited")
+def test_waiting_for_a_processor_does_not_count_against_the_item() -> None:
+    """0.5 s of a processor that five others use too take some 3 s; 1 s is allowed."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
+    try:
+        with Pool(1, 1.0, 2 * GIB) as pool:
+            assert outcome(pool.submit(operator.add, 1, 2)) == 3
+            assert outcome(pool.submit(compute, outcome(pool.submit(time.process_time)) + 0.5)) is True
+            assert isinstance(outcome(pool.submit(time.sleep, 100)), Failure)  # who sleeps does not wait
+    finally:
+        os.sched_setaffinity(0, processors)
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def test_what_a_worker_imports_does_not_count_against_the_item(tmp_path, monkeypatch) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.7)\ndef answer(): return 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
