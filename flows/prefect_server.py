@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -27,6 +28,9 @@ HOST = "127.0.0.1"
 START_S = 120.0
 ANSWER_S = 60.0
 """Timeout of the first answer of a server that may be busy."""
+OPEN_FILES = 128
+"""Files that a server may have to open: some 25, 3 for each of up to 15 connections to its database, and one for each
+connection of a client."""
 
 _short_lived = False
 
@@ -89,6 +93,7 @@ class _OwnServer:
     """A temporary Prefect server, started on construction."""
 
     def __init__(self, logs: Path) -> None:
+        check_open_files()
         self.port, self.password = free_port(), f"r1flow:{secrets.token_urlsafe(32)}"
         self.log = logs / "prefect-run.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,12 +119,24 @@ class _OwnServer:
 
     def wait(self) -> str:
         """Waits for the server. Returns the address of its API."""
-        while not is_open(self.port):
+        while not self._answers():
             if self.process.poll() is not None or time.monotonic() > self.deadline:
                 raise InputError(f"the local Prefect server did not start; see {self.log}")
             time.sleep(0.05)
         fcntl.flock(self.output, fcntl.LOCK_UN)
         return f"http://{HOST}:{self.port}/api"
+
+    def _answers(self) -> bool:
+        """Whether it answers. The kernel accepts connections for a server that cannot, and Prefect's client would then
+        try for minutes."""
+        import httpx
+
+        if not is_open(self.port):
+            return False
+        try:
+            return httpx.get(f"http://{HOST}:{self.port}/api/health", timeout=10).is_success
+        except httpx.HTTPError:
+            return False
 
     def stop(self) -> None:
         self.output.close()
@@ -129,6 +146,16 @@ class _OwnServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def check_open_files() -> None:
+    """Raises InputError where a server may open too few files: it would start, and then accept no connections."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < OPEN_FILES:
+        raise InputError(
+            f"a process may open {allowed} files here, and the local Prefect server needs {OPEN_FILES}; raise the "
+            "limit (ulimit -n 1024), or set PREFECT_API_URL to a running server"
+        )
 
 
 def private_database() -> None:

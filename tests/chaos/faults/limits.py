@@ -71,7 +71,7 @@ def start_with(trial: Trial, *limits: str) -> Ended:
 
 @fault("few file descriptors for everything", DATA, SFT, needs=("prlimit",), own_server=True)
 def few_descriptors(trial: Trial) -> Ended:
-    return start_with(trial, f"--nofile={trial.chance.randrange(10, 60)}")
+    return start_with(trial, f"--nofile={trial.chance.randrange(10, 240)}")
 
 
 @fault("little memory for everything (RLIMIT_DATA)", DATA, SFT, needs=("prlimit",), own_server=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import os
+import resource
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,3 +56,28 @@ def test_two_servers_of_a_new_home_start_one_after_the_other(tmp_path: Path, mon
     finally:
         for started in servers:
             started.stop()
+
+
+def test_few_open_files_are_one_line(tmp_path: Path) -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (127, most))
+    try:
+        with pytest.raises(InputError, match=r"may open 127 files here, and the local Prefect server needs 128; raise"):
+            _OwnServer(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def test_a_server_that_listens_but_never_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel accepts connections, so that a client would wait."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    server = _OwnServer(tmp_path / "logs")
+    try:
+        server.wait()
+        os.kill(server.process.pid, signal.SIGSTOP)
+        server.deadline = 0.0
+        with pytest.raises(InputError, match="the local Prefect server did not start; see"):
+            server.wait()
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+        server.stop()
