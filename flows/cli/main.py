@@ -115,8 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unexpected(error: Exception) -> int:
     """One line for an error that nobody expected, most often of a library; the traceback goes to a file."""
-    from tasks.trainer.processes import is_full, says_full
+    from tasks.trainer.processes import OUT_OF_MEMORY, is_full, says_full, says_out_of_memory
 
+    if says_out_of_memory(error):
+        print(f"error: {OUT_OF_MEMORY}", file=sys.stderr)
+        return 2
     if says_full(error) or is_full(home()):
         print(f"error: no space left on {home()}: free some or move the home folder with R1FLOW_HOME", file=sys.stderr)
         return 2

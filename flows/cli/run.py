@@ -76,6 +76,7 @@ def _run(args: argparse.Namespace, recipe: Recipe) -> int:
     from flows.pipelines import PIPELINES
     from flows.run.executor import RecipeFailed
     from flows.run.gates import GateStopped
+    from tasks.trainer.processes import OUT_OF_MEMORY
 
     selection = selection_of(args)
     try:
@@ -96,7 +97,8 @@ def _run(args: argparse.Namespace, recipe: Recipe) -> int:
         if isinstance(failed.cause, GateStopped):
             return _stopped(failed.cause, args.arguments)
         kind = "error" if isinstance(failed.cause, InputError) else "failed"
-        print(f"{kind}: {failed.stage}: {_one_line(failed.cause)}", file=sys.stderr)
+        why = OUT_OF_MEMORY if isinstance(failed.cause, MemoryError) else _one_line(failed.cause)
+        print(f"{kind}: {failed.stage}: {why}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
     _print_table(result)
     print(f"report: {result['report']}", file=sys.stderr)

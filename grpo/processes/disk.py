@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 FULL_BYTES = 2**20
@@ -21,14 +22,19 @@ def is_full(folder: Path) -> bool:
 
 def says_full(error: BaseException) -> bool:
     """Whether an error, or one that it came from, is that of a full disk or an exceeded quota."""
+    return any(
+        (isinstance(cause, OSError) and cause.errno in _CODES) or text_says_full(str(cause)) for cause in causes(error)
+    )
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, the one that it came from, and so on."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if (isinstance(cause, OSError) and cause.errno in _CODES) or text_says_full(str(cause)):
-            return True
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def text_says_full(text: str) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from grpo.errors import InputError
 from grpo.processes.disk import text_says_full
+from grpo.processes.memory import OUT_OF_MEMORY, says_out_of_memory
 from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
 from tasks.tracking.names import metric_name
@@ -128,6 +129,8 @@ class Connection:
             except InputError:
                 raise
             except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
+                if says_out_of_memory(error):
+                    raise InputError(OUT_OF_MEMORY) from error
                 if not is_refused(error) and not self.sqlite and time.monotonic() < deadline:
                     self.outbox.warn("a call that is repeated", error)
                     time.sleep(AWAY_POLL_S)

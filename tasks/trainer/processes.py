@@ -1,13 +1,15 @@
 """Process control for flows: lifetime of children, a pool of workers, the file with a trainer's peak memory, and full
-disks."""
+disks and exhausted memory."""
 
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
+from grpo.processes.memory import OUT_OF_MEMORY, says_out_of_memory
 from grpo.processes.peak_memory import FILE as PEAK_MEMORY_FILE
 from grpo.processes.pool import Pool
 from grpo.processes.worker_handle import Failure
 
 __all__ = [
+    "OUT_OF_MEMORY",
     "PEAK_MEMORY_FILE",
     "Failure",
     "Pool",
@@ -18,4 +20,5 @@ __all__ = [
     "is_full",
     "process_name",
     "says_full",
+    "says_out_of_memory",
 ]

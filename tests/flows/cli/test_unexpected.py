@@ -23,3 +23,17 @@ def test_one_line_and_the_traceback_in_a_file(
     said = f"failed: RuntimeError: Server error '500 Internal Server Error'; the traceback is in {log}\n"
     assert capsys.readouterr().err == said
     assert "in breaks" in log.read_text()
+
+
+def test_exhausted_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(args: object) -> int:
+        raise RuntimeError("no engine") from MemoryError()
+
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "prepare_environment", lambda: None)
+    monkeypatch.setitem(module.COMMANDS, "stages", breaks)
+    assert module.main(["stages"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: memory ran out: end other programs") and said.count("\n") == 1

@@ -1,0 +1,37 @@
+"""Exhausted memory, told from other failures."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+import sys
+
+from grpo.processes.memory import says_out_of_memory
+
+
+def test_errors_of_exhausted_memory() -> None:
+    wrapped = RuntimeError("the database failed")
+    wrapped.__cause__ = MemoryError()
+    library = "libtorch_cpu.so: failed to map segment from shared object"
+    for error in (MemoryError(), wrapped, OSError(errno.ENOMEM, "fork"), ImportError(library)):
+        assert says_out_of_memory(error)
+    for error in (RuntimeError("the database failed"), OSError(errno.ENOSPC, "write"), ImportError("no module")):
+        assert not says_out_of_memory(error)
+
+
+def test_a_real_limit_is_recognized() -> None:
+    """1 GB within 300 MB."""
+    program = (
+        "from grpo.processes.memory import says_out_of_memory\n"
+        "try: bytearray(10**9)\n"
+        "except BaseException as error: print(says_out_of_memory(error))"
+    )
+    limit = 300_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "True\n", done.stderr
