@@ -30,8 +30,9 @@ SETS = [
     "cold_start_sft.save_every=4",
     "reasoning_rl.steps=8",
     "reasoning_rl.group_size=4",
-    f'sft_data.engine={{kind="endpoint",base_url="{URL}",model="m",timeout_s=3,retries=2}}',
-    f'sft_data.judge={{kind="openai",base_url="{URL}",model="m",timeout_s=3,retries=2,backoff_s=0.05,away_max_s=8}}',
+    f'sft_data.engine={{kind="endpoint",base_url="{URL}",model="m",timeout_s=10,retries=2}}',
+    # As many retries as by default: what fails more often than that is undecided, and the data are others.
+    f'sft_data.judge={{kind="openai",base_url="{URL}",model="m",timeout_s=10,backoff_s=0.05,away_max_s=40}}',
     "sft_data.problems=40",
     "sft_data.general=16",
     "sft_data.samples_per_problem=2",
