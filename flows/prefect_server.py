@@ -25,7 +25,8 @@ from grpo.errors import InputError
 from tasks.tracking.database import make_private
 
 HOST = "127.0.0.1"
-START_S = 120.0
+START_S = 300.0
+"""A server starts in seconds, on a machine that is busy with much else in minutes."""
 ANSWER_S = 60.0
 """Timeout of the first answer of a server that may be busy."""
 OPEN_FILES = 128
