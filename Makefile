@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := build/vllm
 AUDIT := build/audit
+DOCS := build/docs-venv
 INSTALLED := $(VENV)/.installed
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures audit lint ui vllm clean
+.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures audit docs lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -61,6 +62,16 @@ audit: $(INSTALLED)
 	test -d $(AUDIT) || $(BIN)/python -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir pip-audit==2.10.1
 	$(AUDIT)/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
+
+# The site, in build/site/html. Any broken link, anchor or picture fails, and a page that is not in docs/README.md does too.
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/python docs/site/pages.py build/site/source
+	$(DOCS)/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env -c docs/site build/site/source build/site/html
+
+$(DOCS)/.installed: docs/site/requirements.txt
+	test -d $(DOCS) || $$(command -v $(PYTHON) || command -v python3) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --requirement $<
+	touch $@
 
 # Every Python of ours that this machine has reads all code, without warnings; `make test PYTHON=python3.13 VENV=build/venv3.13` runs tests.
 compile:

@@ -57,3 +57,15 @@ def test_your_reward(tmp_path: Path) -> None:
     plan = bash(f'cd my-task\n{setting}\nr1 plan my-recipe.toml --flow r1_zero "${{own[@]}}"', tmp_path).stdout
     states = dict(line.split()[:2] for line in plan.splitlines()[1:])
     assert (states["problems"], states["base"], states["r1_zero"]) == ("reuse", "reuse", "run")
+
+
+@pytest.mark.system
+def test_your_data(tmp_path: Path) -> None:
+    """An own problem file becomes problems, own SFT rows enter the plan, and each file has the stage that reads it."""
+    done = bash("\n".join(blocks("your-data")), tmp_path)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(bash("cd my-data && r1 show latest:problems --json", tmp_path).stdout)
+    counts = manifest["counts"]
+    assert (counts["source0_read"], counts["source0_kept"], counts["source0_unverifiable"]) == (9**3, 9**3, 0)
+    states = dict(line.split()[:2] for line in done.stdout.splitlines() if line.startswith("  "))
+    assert (states["problems"], states["base"], states["sft_data"]) == ("reuse", "run", "run")
