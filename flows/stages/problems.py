@@ -33,6 +33,7 @@ from tasks.problems.miniature.everyday import (
 )
 from tasks.problems.normal_form import HELD_OUT as SALT
 from tasks.problems.normal_form import normal_form
+from tasks.problems.rows import ROWS_VERSION
 from tasks.problems.sources import FileSource, HubSource
 
 logger = logging.getLogger(__name__)
@@ -165,11 +166,16 @@ def test_set_file(artifact: Path, name: str) -> Path:
 
 
 def code(config: Problems) -> dict[str, Any]:
-    """What decides the result besides settings: entries of the table of known test sets that are read, and the version
-    of the miniature world's general prompts, if they are asked."""
+    """What decides the result besides settings: entries of the table of known test sets that are read, and the versions
+    of the miniature world's general prompts, if they are asked, and of the reader of rows, if there are any."""
     known = {of.name: asdict(of.known) for of in config.test_sets if of.known is not None}
     everyday = any(isinstance(source, EverydaySource) for source in config.sources)
-    return ({"known_sets": known} if known else {}) | ({"everyday": EVERYDAY_VERSION} if everyday else {})
+    rows = config.test_sets or any(isinstance(source, FileSource | HubSource) for source in config.sources)
+    return (
+        ({"known_sets": known} if known else {})
+        | ({"everyday": EVERYDAY_VERSION} if everyday else {})
+        | ({"rows": ROWS_VERSION} if rows else {})
+    )
 
 
 STAGE = Stage("problems", 5, (), build, files=files, extra=code)

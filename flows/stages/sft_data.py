@@ -34,6 +34,7 @@ from tasks.judges.base import JudgeCounts
 from tasks.judges.calibration import Verified, calibrate, verified
 from tasks.judges.prompt_digests import PROMPT_DIGESTS, verifying_digests
 from tasks.judges.verifying import judge_of_samples, judged_answers
+from tasks.problems.rows import ROWS_VERSION
 from tasks.sft_data.card import CARD, write_card
 from tasks.sft_data.given.shards import GivenShard, Taken, take
 from tasks.sft_data.mix import TRAIN as EXAMPLES
@@ -277,15 +278,15 @@ def _row(sample: Sample, prompt: str) -> dict[str, Any]:
 
 
 def code(config: SFTData) -> dict[str, Any]:
-    """Digests of the judge's prompts and of the user's functions, which decide the result besides settings."""
+    """What decides the result besides settings: judge's prompts, the user's functions, the reader of the mix's rows."""
     names = [name for name in config.rewards if ":" in name]
     engines = [config.engine, config.teacher.engine if config.teacher else None]
-    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | code_digests(names, engines)
+    rows = {"rows": ROWS_VERSION} if config.mix.sources else {}
+    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | code_digests(names, engines) | rows
 
 
 def files(config: SFTData) -> dict[str, str | Path]:
-    """The mix's sources, and the teacher's model: local ones enter the stage's key by their contents, those of the
-    hub by their names."""
+    """The mix's sources and the teacher's model: local ones enter the key by their contents, those of a hub by name."""
     teacher = {_MODEL: config.teacher.model} if config.teacher and config.teacher.model else {}
     return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
 

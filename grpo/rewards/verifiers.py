@@ -19,6 +19,7 @@ from grpo.rewards.answers.claim import compatible
 from grpo.rewards.answers.letters import letter
 from grpo.rewards.answers.mathematics import equal
 from grpo.rewards.answers.numbers import value
+from grpo.rewards.answers.percent import readings
 from grpo.rewards.judged import JUDGED, by_judge
 from grpo.rewards.reasoning_gym import reasoning_gym
 
@@ -43,19 +44,20 @@ def exact(problem: Problem, answer: str) -> float:
 
 def number(problem: Problem, answer: str) -> float:
     """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5. Words may announce
-    it, as in "the result is 42"; see `grpo.rewards.answers.claim`."""
-    given = value(answer)
-    return float(given is not None and given == value(problem.answer))
+    it, as in "the result is 42"; see `grpo.rewards.answers.claim`. Questions that ask for percent are an exception, see
+    `grpo.rewards.answers.percent`."""
+    return float(any(_same_value(*pair) for pair in readings(problem.text, problem.answer, answer)))
 
 
 def mathematical(problem: Problem, answer: str) -> float:
     """One expression, equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses
-    neither.
+    neither. Questions that ask for percent as in `number`.
 
     Errors of math-verify that say nothing of the answer are raised. Its own time limits are off: they need SIGALRM,
     hence the main thread. The caller limits time.
     """
-    return float(exact(problem, answer) or equal(problem.answer, answer))
+    pairs = readings(problem.text, problem.answer, answer)
+    return float(exact(problem, answer) or any(equal(*pair) for pair in pairs))
 
 
 def choice(problem: Problem, answer: str) -> float:
@@ -113,7 +115,7 @@ def agree(problem: Problem, answer: str, other: str) -> bool:
 
 
 def _value_or_text(problem: Problem, answer: str) -> float:
-    return number(problem, answer) or exact(problem, answer)
+    return float(_same_value(problem.answer, answer) or exact(problem, answer))
 
 
 COMPARING: dict[str, Callable[[Problem, str], float]] = {
@@ -123,6 +125,11 @@ COMPARING: dict[str, Callable[[Problem, str], float]] = {
     "choice": choice,
 }
 """Verifiers that compare with the problem's own answer and read nothing else."""
+
+
+def _same_value(gold: str, answer: str) -> bool:
+    given = value(answer)
+    return given is not None and given == value(gold)
 
 
 def _plain(text: str) -> str:

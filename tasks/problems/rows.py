@@ -16,6 +16,10 @@ from grpo.rewards.verifiers import VERIFIERS, verify
 from tasks.problems.constraints import read_constraints
 from tasks.problems.sources import FileSource, HubSource, label, make_problem, short
 
+ROWS_VERSION = 1
+"""Raised where a row is read otherwise, or its answers are checked otherwise: by `exact`, `number`, `math` or `choice`.
+Part of the key of what is made from rows."""
+
 
 def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> Problem:
     """Reads a row. `where`: its place ("train.jsonl, line 7"), for error messages."""

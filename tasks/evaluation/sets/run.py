@@ -16,6 +16,7 @@ from tasks.evaluation.records import SAMPLES, SETS, TABLE, write_scores
 from tasks.evaluation.sets.load import asked, load_set
 from tasks.evaluation.sets.metrics import set_metrics, set_scores
 from tasks.evaluation.sets.settings import EvaluationSet
+from tasks.problems.rows import ROWS_VERSION
 from tasks.store.whole_file import write_whole
 from tasks.trainer.launch import launch
 
@@ -46,7 +47,7 @@ def identity(of: ModelEvaluation, sets: Sequence[EvaluationSet], problems: dict[
     rows = [
         [name, [[p.id, p.messages, p.answer, p.verifier, p.metadata] for p in rows]] for name, rows in problems.items()
     ]
-    text = json.dumps([settings, of.hardware.dtype, asks, rows], sort_keys=True, ensure_ascii=False)
+    text = json.dumps([settings, of.hardware.dtype, asks, rows, ROWS_VERSION], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
