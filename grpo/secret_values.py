@@ -28,7 +28,7 @@ _KNOWN = re.compile(
 )
 """Forms of keys by their issuers: OpenAI and others, Hugging Face, GitHub, GitLab, AWS, Google, Slack, NVIDIA,
 Databricks; JSON web tokens; PEM."""
-_SCHEME = re.compile(r"(?i)(?:(?<=\bbearer )|(?<=\bbasic ))(?=[\w.~+/-]{0,500}[\d=])[\w.~+/=-]{8,}")
+_SCHEME = re.compile(r"(?:(?<=\bbearer )|(?<=\bbasic ))(?=[\w.~+/-]{0,500}[\d=])[\w.~+/=-]{8,}", re.IGNORECASE)
 """What follows the name of a scheme in an Authorization header. A digit tells it from a word."""
 _ASSIGNED = re.compile(
     r"(?i)((?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|passwd|password|passphrase|pwd|secret"
@@ -36,27 +36,33 @@ _ASSIGNED = re.compile(
     r"(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}\])]+)"
 )
 
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_LAST_WORDS = {
-    *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"),
-    *("authorization", "bearer", "cookie", "apikey", "auth"),
-}
-_KINDS_OF_KEY = {"api", "access", "private", "secret", "auth", "signing", "subscription", "encryption"}
-_KINDS_OF_TOKEN = {
-    *("", "api", "access", "auth", "bearer", "hf", "hub", "huggingface", "refresh", "session", "id", "github"),
-    *("secret", "csrf", "identity", "oauth"),
-}
-"""Words before "token" with which it is a credential, not a word of a vocabulary."""
+_LAST_WORDS = "password|passwd|passphrase|pwd|secrets?|credentials?|authorization|bearer|cookie|apikey|auth"
+_OF_A_KEY = "api|access|private|secret|auth|signing|subscription|encryption"
+_OF_A_TOKEN = (
+    "api|access|auth|bearer|hf|hub|huggingface|refresh|session|id|github|secret|csrf|identity|oauth"  # not of a text
+)
+_BETWEEN = "[^A-Za-z0-9]*"
+_NAME = (
+    r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]))"  # here a word of the name begins
+    rf"(?i:{_LAST_WORDS}|(?:{_OF_A_KEY}){_BETWEEN}key|(?:{_OF_A_TOKEN}){_BETWEEN}token)"
+)
+NAME_PATTERN = rf"{_NAME}{_BETWEEN}$|^{_BETWEEN}(?i:token){_BETWEEN}$"
+"""Finds a name whose value is a secret; see `is_secret_name`."""
+ASSIGNED_PATTERN = rf"(?:{_NAME}|(?<![\w-])(?i:token))[\"'\s]*="
+"""Finds such a name with a value that TOML gives it, also in a table, as in an override of a recipe."""
+VALUE_PATTERN = rf"{_URL_USER.pattern}|(?x:{_KNOWN.pattern})|(?i:{_SCHEME.pattern})|://\S{{0,2000}}?{_NAME}="
+"""Finds a value that is a secret by its form, or an address with one in it."""
+UNNAMED_PATTERN = r"^[^_]{24,}$"
+"""Finds what is no name of an environment variable, but a key that somebody put there."""
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a field or header of this name holds a secret: `api_key`, `X-Api-Key`, `hf_token`; not `max_tokens`, and
     not `api_key_env`, which names a variable."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    before, last = ["", "", *words][-2:]
-    if last == "token":
-        return before in _KINDS_OF_TOKEN
-    return last in _LAST_WORDS or (last == "key" and before in _KINDS_OF_KEY)
+    return _SECRET_NAME.search(name) is not None
+
+
+_SECRET_NAME, _UNNAMED = re.compile(NAME_PATTERN), re.compile(UNNAMED_PATTERN)
 
 
 def secret_in(settings: Any) -> str | None:
@@ -129,6 +135,6 @@ def _reason(name: str, value: Any) -> str | None:
         return "this looks like a key"
     if "://" in value and masked(value) != value:
         return "this address has a secret among its parameters"
-    if name.endswith("_env") and len(value) >= 24 and "_" not in value:
+    if name.endswith("_env") and _UNNAMED.search(value):
         return "this looks like a key, not like the name of a variable"
     return None

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.home import GPU_LIMIT
 from flows.pipelines import PIPELINES
+from flows.recipe.form_secrets import without_secrets
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
@@ -163,7 +164,7 @@ def _deployments(entries: list[dict[str, Any]]) -> Iterator[Resource]:
             "job_variables": deployment.work_pool.job_variables,
             "parameters": deployment.parameters,
             "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in deployment.schedules},
-            "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
+            "parameter_openapi_schema": without_secrets(parameter_schema(flow).model_dump(exclude_unset=True)),
             "enforce_parameter_schema": deployment.enforce_parameter_schema,
             "pull_steps": [],
         }
