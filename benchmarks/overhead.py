@@ -65,18 +65,14 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     from flows.prefect_server import prefect_server
 
     prepare_environment()
+    from flows.pipelines import train_r1
+    from flows.stages import runner
+    from tasks.trainer import launch
 
-    def load() -> tuple[Any, Directly, Builds]:  # while the server starts, as `r1 run` does
-        from flows.pipelines import train_r1
-        from flows.stages import runner
-        from tasks.trainer import launch
-
-        launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-        runner._build = builds = Builds(runner._build)  # type: ignore[assignment]
-        tracking().open()
-        return train_r1, directly, builds
-
-    with prefect_server(home() / "logs", load) as (train_r1, directly, builds):
+    launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
+    runner._build = builds = Builds(runner._build)  # type: ignore[assignment]
+    tracking().open()
+    with prefect_server(home() / "logs"):
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
     return directly, builds.seconds - direct, time.monotonic() - began - direct

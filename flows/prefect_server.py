@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +54,23 @@ def without_heartbeat() -> Any:
 
 
 @contextlib.contextmanager
-def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> Iterator[Any]:
+def prefect_server(logs: Path) -> Iterator[None]:
     """Flows in the block report to the server in the user's settings, or else to a temporary one, which logs into
-    `logs`. `meanwhile` runs while that starts; the block receives its result."""
+    `logs`."""
     global _short_lived
-    # Reading the settings takes a second, so a temporary server starts meanwhile, and ends if they name another.
-    own = None if os.environ.get("PREFECT_API_URL") else _OwnServer(logs)
-    try:
-        from prefect.settings import (
-            PREFECT_API_AUTH_STRING,
-            PREFECT_API_URL,
-            PREFECT_LOGGING_TO_API_ENABLED,
-            temporary_settings,
-        )
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_LOGGING_TO_API_ENABLED,
+        temporary_settings,
+    )
 
-        if PREFECT_API_URL.value():
-            if own is not None:
-                own.stop()
-            check_server(PREFECT_API_URL.value())
-            yield meanwhile()
-            return
-        own = own or _OwnServer(logs)
-        result = meanwhile()
+    if PREFECT_API_URL.value():
+        check_server(PREFECT_API_URL.value())
+        yield
+        return
+    own = _OwnServer(logs)
+    try:
         settings = {
             PREFECT_API_URL: own.wait(),
             PREFECT_API_AUTH_STRING: own.password,
@@ -83,11 +78,10 @@ def prefect_server(logs: Path, meanwhile: Callable[[], Any] = lambda: None) -> I
         }
         with temporary_settings(settings), without_heartbeat():
             _short_lived = True
-            yield result
+            yield
     finally:
         _short_lived = False
-        if own is not None:
-            own.stop()
+        own.stop()
 
 
 class _OwnServer:

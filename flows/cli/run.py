@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a recipe. Returns the exit code."""
-    from flows.prefect_server import prefect_server
+    from flows.pipelines import PIPELINES
+    from flows.prefect_server import keeps_runs, prefect_server
     from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Rendezvous
 
@@ -45,24 +46,24 @@ def run(args: argparse.Namespace) -> int:
         from tasks.trainer.node import run_node
 
         return run_node(rendezvous)
-    # Read first: a mistake in the recipe needs no server, and leaves no empty database.
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
-    # A server takes as long to start as the imports of a run; one that turns out unnecessary ends at once.
-    with (
-        prefect_server(home() / "logs", lambda: _check(args, recipe)),
-        rendezvous.lead() if rendezvous else nullcontext(),
-    ):
-        return _run(args, recipe)
+    # Checked first: a mistake needs no server, and leaves no empty database.
+    everything_exists = _check(args, recipe)
+    if everything_exists and rendezvous is None and not keeps_runs():
+        return _run(args, recipe, PIPELINES[args.flow].flow.fn)
+    with prefect_server(home() / "logs"), rendezvous.lead() if rendezvous else nullcontext():
+        return _run(args, recipe, PIPELINES[args.flow].flow)
 
 
-def _check(args: argparse.Namespace, recipe: Recipe) -> None:
-    """Checks everything else that can be wrong, and imports what a run needs."""
+def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
+    """Checks everything else that can be wrong. Returns whether the run will make nothing: such a run needs no Prefect
+    server of its own, whose start takes longer than all the rest."""
     from flows.pipelines import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan
     from tasks.evaluation.programs import unwalled_programs
 
-    make_plan(PIPELINES[args.flow].graph(recipe), recipe, selection_of(args))
+    planned = make_plan(PIPELINES[args.flow].graph(recipe), recipe, selection_of(args))
     if not args.dispatch and (unwalled := unwalled_programs(recipe.problems.sources, recipe.evaluate.sets)):
         print(f"warning: {unwalled}; see docs/sandbox.md", file=sys.stderr)
     if args.dispatch and not keeps_runs():
@@ -70,17 +71,17 @@ def _check(args: argparse.Namespace, recipe: Recipe) -> None:
             "--dispatch needs a Prefect server with workers: start one with `r1 up`, or set PREFECT_API_URL"
         )
     tracking().open()
+    return all(stage.status != "run" for stage in planned) and not any(gate.evaluate for gate in recipe.gates)
 
 
-def _run(args: argparse.Namespace, recipe: Recipe) -> int:
-    from flows.pipelines import PIPELINES
+def _run(args: argparse.Namespace, recipe: Recipe, flow: Callable[..., dict[str, Any]]) -> int:
     from flows.run.executor import RecipeFailed
     from flows.run.gates import GateStopped
     from tasks.trainer.processes import OUT_OF_MEMORY
 
     selection = selection_of(args)
     try:
-        result: dict[str, Any] = PIPELINES[args.flow].flow(
+        result = flow(
             recipe=args.recipe,
             overrides=args.overrides,
             seed=args.seed,

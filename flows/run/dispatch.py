@@ -28,13 +28,14 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
 from flows.home import home, store
-from flows.prefect_server import without_heartbeat
+from flows.prefect_server import keeps_runs, without_heartbeat
 from flows.progress import Progress, finished_line
 from flows.run.deployed import deployment_of
 from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide, tag_value
 from flows.stages.contract import RunContext, Step, find_key, with_absolute_paths
 from flows.stages.references import Input
 from flows.stages.runner import summary
+from flows.stages.stage_flow import without_flow
 from grpo.errors import InputError
 from tasks.trainer.outcome import StageFailed
 
@@ -72,8 +73,13 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
 def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
     """Run a stage in this process and return its flow's result."""
     reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
-    with without_heartbeat() if reused else nullcontext():
-        result: dict[str, Any] = step.flow(config, inputs=inputs, seed=seed, where=where)
+    result: dict[str, Any]
+    if reused and not keeps_runs():  # nobody would see its flow run
+        made: Any = without_flow(step.flow)(config, inputs=inputs, seed=seed, where=where).data
+        result = made
+    else:
+        with without_heartbeat() if reused else nullcontext():
+            result = step.flow(config, inputs=inputs, seed=seed, where=where)
     # The stage's own flow run has this line; here it goes to the recipe's.
     numbers = {**result["counts"], **result["metrics"]}
     Progress.current().tell(finished_line(result["name"], result["status"], result["seconds"], numbers))

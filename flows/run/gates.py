@@ -275,5 +275,7 @@ def _failed(verdict: Verdict) -> str:
 
 def _publish(recipe: Recipe, verdict: Verdict) -> None:
     """The evidence as an artifact in Prefect."""
+    if not keeps_runs():
+        return
     key = artifact_key(f"gate {recipe.name} {verdict.gate}")
     create_markdown_artifact(markdown=verdict.markdown(), key=key, description=f"Gate after {verdict.after}.")

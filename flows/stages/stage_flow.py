@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from prefect import Flow, Task, flow
 from prefect.context import FlowRunContext
+from prefect.states import State
 
 from flows.recipe.forms import with_form
 from flows.stages.contract import RunContext
@@ -34,6 +36,14 @@ def stage_flow(
 
     named = flow(name=stage, flow_run_name=name_of_run)
     return lambda function: with_form(named(function))
+
+
+def without_flow(flow: Callable[..., Any]) -> Callable[..., State]:
+    """The function of a stage's flow, to be called without Prefect. Some flows have a part of their arguments set."""
+    if isinstance(flow, partial):
+        return partial(without_flow(flow.func), *flow.args, **flow.keywords)
+    function: Callable[..., State] = flow.fn  # type: ignore[attr-defined]
+    return function
 
 
 def run_in_batches(tasks: Sequence[Task[[int], _R]], size: int) -> list[_R]:

@@ -94,7 +94,10 @@ def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) 
     assert {stage["name"]: stage["status"] for stage in plan["stages"]} == dict.fromkeys(NAMES, "reuse")
     policy = next(stage["key"] for stage in first_run["stages"] if stage["name"] == "cold_start_sft")
     assert r1.tiny("plan", "--input", f"cold_start_sft={policy}")["stages"] == plan["stages"]
+    log = r1.home / "logs/prefect-run.log"
+    log.unlink()
     again = r1.tiny("run")
+    assert not log.exists()  # no Prefect server was started: nothing had to be made
     assert statuses(again) == dict.fromkeys(NAMES, "reused")
     assert [s["key"] for s in again["stages"]] == [s["key"] for s in first_run["stages"]]
     assert again["checkpoints"] == first_run["checkpoints"]
