@@ -10,6 +10,7 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.states import State
 
+from flows.prefect_server import keeps_runs
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
 from flows.stages.contract import Context, Outcome, RunContext, Stage
@@ -43,7 +44,10 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
 
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
-    """Shows the closing table in Prefect and links the report page, also when every stage was reused."""
+    """Shows the closing table in Prefect and links the report page, also when every stage was reused. Without a
+    permanent server nothing is sent."""
+    if not keeps_runs():
+        return
     key = artifact_key(recipe)
     if table:
         create_markdown_artifact(
