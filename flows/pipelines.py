@@ -75,7 +75,7 @@ def _recipe_flow(name: str, graph: Callable[[Recipe], Sequence[Step]]) -> Callab
     listed = () if graph is distill_graph else ("start", "only", "force")
     choices = dict.fromkeys(listed, partial(stage_names, graph))
     named = flow(name=name, flow_run_name=name_of_run)
-    return lambda function: with_form(named(function), choices)
+    return lambda function: with_form(named, function, choices)
 
 
 @_recipe_flow("train-r1", r1_graph)

@@ -2,7 +2,8 @@
 
 Prefect makes a JSON schema of a flow's signature and checks the values of every run against it on the server. It takes
 constraints from `Annotated`, but sets descriptions itself, from the docstring or to none. `Explained` sets them through
-the schema. `with_form` gives a flow the signature that its form is drawn from, for `r1 deploy` and `prefect deploy`.
+the schema. `with_form` defines a flow with the signature that its form is drawn from, for `r1 deploy` and `prefect
+deploy`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic_core import core_schema
 from flows.recipe.form_groups import CHOICES, GROUPS
 from flows.recipe.load import shipped
 
-_AnyFlow = TypeVar("_AnyFlow", bound=Flow[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,25 @@ EvaluatedStages = Annotated[
 ]
 
 
-def with_form(flow: _AnyFlow, choices: Mapping[str, Callable[[], Sequence[str]]] | None = None) -> _AnyFlow:
-    """Gives a flow the signature of its form. Short fields come first, so that nobody has to scroll past a whole
-    configuration to the inputs. `choices`: parameter -> function that lists its values."""
-    parameters = list(inspect.signature(flow.fn, eval_str=True).parameters.values())
+def with_form(
+    define: Callable[[_F], Flow[..., Any]],
+    function: _F,
+    choices: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+) -> Flow[..., Any]:
+    """The flow that `define` makes of a function, with the signature of its form. Short fields come first, so that
+    nobody has to scroll past a whole configuration to the inputs. `choices`: parameter -> function that lists its
+    values."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    # When a flow is defined, Prefect makes the schema of its signature: a fifth of what a command imports. The form has
+    # its own signature, so Prefect is shown one without types.
+    untyped = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    function.__signature__ = inspect.Signature(untyped)  # type: ignore[attr-defined]
+    defined = define(function)
+    del function.__signature__  # type: ignore[attr-defined]
     fields = [_form_field(parameter, (choices or {}).get(parameter.name)) for parameter in parameters]
     fields.sort(key=lambda field: _is_model(field.annotation))
-    flow.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
-    return flow
+    defined.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
+    return defined
 
 
 def _form_field(parameter: inspect.Parameter, choices: Callable[[], Sequence[str]] | None) -> inspect.Parameter:

@@ -35,7 +35,7 @@ def stage_flow(
         return where.name_run(stage_of(parameters) if stage_of else stage, parameters.get("seed", 0))
 
     named = flow(name=stage, flow_run_name=name_of_run)
-    return lambda function: with_form(named(function))
+    return lambda function: with_form(named, function)
 
 
 def without_flow(flow: Callable[..., Any]) -> Callable[..., State]:

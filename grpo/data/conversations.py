@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from grpo.data.records import Message, read_columns
 from grpo.errors import InputError
@@ -85,15 +84,14 @@ def demonstrations(path: Path, batch_rows: int = 1024) -> Iterator[dict[str, Any
     for name in (prompt, "completion"):
         if name not in names:
             raise InputError(f"{path}: column {name!r} is missing; this kind of training needs prompt, completion")
-    data = ds.dataset(path, format="parquet")
-    for batch in data.to_batches(columns=[prompt, "completion"], batch_size=batch_rows):
+    for batch in _rows(path).to_batches(columns=[prompt, "completion"], batch_size=batch_rows):
         yield from map(from_columns, batch.to_pylist())
 
 
 def count_demonstrations(path: Path) -> int:
     """The number of rows that `demonstrations` yields, from the files' footers. InputError if they cannot be read."""
     _column_names(path)
-    return int(ds.dataset(path, format="parquet").count_rows())
+    return int(_rows(path).count_rows())
 
 
 def files_of(path: Path) -> list[tuple[str, int, int]]:
@@ -104,6 +102,12 @@ def files_of(path: Path) -> list[tuple[str, int, int]]:
 
 def _column_names(path: Path) -> list[str]:
     try:
-        return list(ds.dataset(path, format="parquet").schema.names)
+        return list(_rows(path).schema.names)
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError(f"{path}: not a readable parquet file or folder ({error})") from None
+
+
+def _rows(path: Path) -> Any:
+    from pyarrow.dataset import dataset  # imports pandas, and every command reads this module's column names
+
+    return dataset(path, format="parquet")

@@ -7,7 +7,6 @@ import functools
 import math
 
 import numpy as np
-from wordfreq import available_languages, lossy_tokenize, read_cBpack
 
 TOP = 9.0
 """The Zipf value of a word that all text consists of: log10 of its occurrences in a billion words."""
@@ -16,6 +15,8 @@ TOP = 9.0
 @functools.cache
 def languages() -> dict[str, str]:
     """Language -> the file of its frequencies."""
+    from wordfreq import available_languages  # takes as long to import as all of grpo.rewards
+
     return available_languages()
 
 
@@ -27,6 +28,8 @@ def zipf(word: str, language: str, *, whole: bool = False) -> float:
     """
     if language not in languages():
         return 0.0
+    from wordfreq import lossy_tokenize
+
     parts = [word] if whole else lossy_tokenize(word, language)
     ranks = [_listed(part, language) for part in parts]
     if not ranks or None in ranks:
@@ -57,6 +60,8 @@ def _table(language: str) -> tuple[np.ndarray, np.ndarray]:
 
     Two of some 300,000 words share a hash of 64 bits once in a hundred million languages.
     """
+    from wordfreq import read_cBpack
+
     by_rarity = read_cBpack(languages()[language])
     hashes = np.fromiter((_hash(word) for words in by_rarity for word in words), np.int64)
     below = np.repeat(np.arange(len(by_rarity), dtype=np.int16), [len(words) for words in by_rarity])

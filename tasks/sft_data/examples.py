@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from grpo.data.conversations import CONVERSATION, from_columns, to_columns
@@ -39,7 +38,9 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
 def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:
     """Texts of up to `count` examples, evenly spaced over a folder of shards: prompt, original if there is one,
     completion."""
-    data = ds.dataset(folder, format="parquet")
+    from pyarrow.dataset import dataset  # imports pandas
+
+    data = dataset(folder, format="parquet")
     rows = data.count_rows()
     places = sorted({place * rows // count for place in range(count)}) if rows else []
     names = [name for name in ("prompt", "messages", "original", "completion") if name in data.schema.names]
