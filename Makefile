@@ -75,7 +75,8 @@ lock:
 		--custom-compile-command 'make lock' --excludes $(LOCK)/excluded.txt --constraint constraints.txt \
 		--output-file requirements.lock --extra dev pyproject.toml $(LOCK)/torch.txt
 
-# The pinned versions against PyPI's advisories. Fails too where that service cannot be reached.
+# The locked versions and torch against PyPI's advisories. constraints.txt names the same as the lock, without markers: for
+# what another Python installs, pip-audit would not look. Fails too where that service cannot be reached.
 audit: $(INSTALLED)
 	test -d $(AUDIT) || $(BIN)/python -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir pip-audit==2.10.1

@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "deployments" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+READ = {"constraints.txt", "requirements.lock", "pyproject.toml", "README.md", "LICENSE"}
 
 
 def test_the_image_has_every_package_and_all_that_the_build_reads() -> None:
@@ -19,16 +20,20 @@ def test_the_image_has_every_package_and_all_that_the_build_reads() -> None:
     build = PROJECT["tool"]["setuptools"]
     packages = {name.rstrip("*") for name in build["packages"]["find"]["include"]}
     modules = {f"{name}.py" for name in build["py-modules"]}
-    assert packages | modules | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"} == copied
+    assert packages | modules | READ == copied
     ignored, *let_in = (ROOT / "deployments" / "Dockerfile.dockerignore").read_text().split()
     assert ignored == "*" and {name.removeprefix("!") for name in let_in if name.startswith("!")} == copied
 
 
-def test_the_image_takes_its_versions_from_the_constraints() -> None:
+def test_the_image_takes_its_packages_from_the_lock() -> None:
     assert not re.search(r"==\s*\d", TEXT)
-    assert "--constraint constraints.txt" in TEXT and "grep '^torch==' constraints.txt" in TEXT
-    extras = re.search(r"EXTRAS=(\S+)", TEXT)
-    assert extras and set(extras[1].split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+    locked = "--require-hashes --no-deps --no-build-isolation --requirement requirements.lock"
+    assert (
+        TEXT.index(locked) < TEXT.index("grep '^torch==' constraints.txt") < TEXT.index("--constraint constraints.txt")
+    )
+    [extras] = re.findall(r"EXTRAS=(\S+)", TEXT)
+    optional = PROJECT["project"]["optional-dependencies"]
+    assert all(set(optional[extra]) <= set(optional["dev"]) for extra in extras.split(","))  # dev is what the lock has
 
 
 def test_pools_run_the_image_of_this_version() -> None:
