@@ -42,6 +42,8 @@ class Connections:
             if not _has_ended(kept.sock):
                 return kept, True
             self.give_back(kept, kept.sock, False)
+        if self.abandoned.is_set():
+            raise ConnectionAbortedError("abandoned")
         connection = self._new(connect_s)
         try:
             connection.connect()
@@ -50,7 +52,7 @@ class Connections:
             raise Unreachable(str(error) or type(error).__name__) from None
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a host that is gone
         with self._lock:
-            if not self.abandoned.is_set():
+            if not self.abandoned.is_set():  # it may have been while this one was connecting
                 self._open.add(connection.sock)
                 return connection, False
         connection.close()
