@@ -2,7 +2,8 @@
 
 A moment is kept as 8-bit codes in blocks of 256 numbers with one scale each. Blocks start at each row of a matrix.
 FSDP2 shards rows, so any number of processes has the same codes and can read the others' checkpoints. bitsandbytes's
-own classes cut blocks across rows and do not support sharded weights.
+own classes cut blocks across rows and do not support sharded weights. torchao's support them, but cut blocks across
+rows, too, and compile each shape of a weight with a C++ compiler in the first step.
 """
 
 from __future__ import annotations
