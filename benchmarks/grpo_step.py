@@ -148,6 +148,7 @@ UPDATE = ("forward", "backward", "clip", "optimizer")
 
 def parts_of(record: dict[str, Any], lap: dict[str, float]) -> dict[str, float]:
     """The parts of a step in seconds: what the metrics time as a whole, by what was timed within it."""
+    lap = {**dict.fromkeys(UPDATE[1:], 0.0), **lap}  # where no answer is better than the others, nothing is updated
     forward = record["update_s"] - sum(lap[part] for part in UPDATE[1:])
     sampling = record["sampling_s"] - lap.get("reference", 0.0)
     return {"sampling": sampling, **lap, "forward": forward}
