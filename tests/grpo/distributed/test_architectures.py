@@ -27,8 +27,8 @@ KINDS = {
 
 
 ROUNDING = {("qwen3_next", "auto"): 8e-6}
-"""Of the largest gradient; 1e-6 elsewhere. The recurrence of the gated delta rule magnifies rounding, by how much depends
-on the processor's instructions: one process is 8e-6 to 10e-6 from float64 itself
+"""Of the largest gradient; 1e-6 elsewhere. The recurrence of the gated delta rule magnifies rounding, by how much
+depends on the processor's instructions: one process is 8e-6 to 10e-6 from float64 itself
 (`test_shares_are_as_near_to_float64_as_the_whole`)."""
 
 
