@@ -10,17 +10,11 @@ from claims import Claim, Claims
 from learning_cells import Cell
 from machine import machine
 
+from tasks.report.tables import COLUMNS
+
 ORDER = ("base", "dev1", "dev2", "dev3", "r1")
-REASONING = {
-    "pass@1": "pass@1",
-    "stated": "any stated result",
-    "stated_stepwise": "of worked ones",
-    "steps_right": "steps right",
-    "stepwise": "worked out",
-    "format": "format",
-    "language": "language",
-    "mean_tokens": "tokens",
-}
+_REASONED = ("pass@1", "stated", "stated_stepwise", "steps_right", "stepwise", "format", "language", "mean_tokens")
+REASONING = {name: COLUMNS[name] for name in _REASONED}
 GENERAL = {
     "refusal": "refuses harmful",
     "over_refusal": "refuses look-alikes",
