@@ -183,7 +183,7 @@ def _page(rows: list[Row]) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout, short."""
+    """The short commit hash of the checkout."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -62,7 +62,7 @@ def claim(of_length: dict[str, dict[float, Record]]) -> str:
 
 
 def prose(text: str, mark: str = "") -> list[str]:
-    """A paragraph in lines of up to 120 characters, or an item of a list; a blank line after a paragraph."""
+    """A paragraph wrapped at 120 characters and a blank line after it; with a `mark`, a list item without one."""
     lines = textwrap.wrap(
         " ".join(text.split()),
         120,

@@ -34,7 +34,7 @@ MODELS = ("demo", *SHAPES, "135M")
 
 @dataclass(frozen=True)
 class Step:
-    """A GRPO step: completions of forced length, a penalty to a reference."""
+    """A GRPO step: its completions have a forced length, and its loss a KL penalty unless `more` sets that to 0."""
 
     model: str
     prompts: int
@@ -162,7 +162,7 @@ class Axis:
     title: str
     unit: str  # of the axis
     fixed: str
-    series: dict[str, dict[float, Point]]  # name: value on the axis: what is run
+    series: dict[str, dict[float, Point]]  # name -> value on the axis -> what is run
 
 
 # Groups, whole or in parts, fill these micro-batches to 93% or more at every length of the first axis.

@@ -1,13 +1,13 @@
-"""|log p of the sampler - log p of the trainer| in a narrow type: SmolLM2-135M-Instruct, samples of its own.
+"""|log p of the sampler - log p of the trainer| in a narrow type, on completions that SmolLM2-135M-Instruct samples.
 
     python benchmarks/sampler_mismatch.py [--dtype bfloat16] [--seeds 0 1 2] [--build build]
         [--operations cpu|cuda] [--head float32|narrow]
 
-`--operations cuda`: attention while decoding by the operations that a GPU runs, on CPU tensors. `--head narrow`: logits
-are rounded to `--dtype`, as transformers does.
+`--operations cuda`: decoding computes attention with the operations that a GPU would run, on CPU tensors. `--head
+narrow`: logits are rounded to `--dtype`, as transformers does.
 
-Prints one line a seed: mean, 99th percentile and largest difference in nats a token between sampler and trainer, and
-the mean difference of each from the same weights computed in float32.
+Prints one line per seed: the mean, 99th percentile and largest difference between sampler and trainer, in nats per
+token, and the mean difference of each from the same weights computed in float32.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ def is_open(port: int) -> bool:
 
 
 def main(port: str, parent: str) -> None:
-    """Becomes the server, once no other one of this home is starting, after asking the kernel to end it with its
-    parent."""
+    """Waits until no other server of this home is starting, then becomes the server. On Linux it first asks the kernel
+    to end it when its parent ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

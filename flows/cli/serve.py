@@ -97,5 +97,5 @@ def _command(engine: str, name: str, path: str) -> list[str]:
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *served]
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # it lists models by it, and fails without
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server lists its models and fails without it
     return [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", name]

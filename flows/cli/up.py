@@ -1,8 +1,8 @@
 """`r1 up` and `r1 down`: an installation on this machine, in the background.
 
-Servers of Prefect and MLflow on loopback, the deployments, a worker for each work pool (one a GPU for the pool of
-stages that train or sample), and a sweeper of orphaned flow runs. A small supervisor keeps all of them alive; `up.json`
-in the home folder has its process id and the addresses of the servers.
+Servers of Prefect and MLflow on loopback, the deployments, a worker for each work pool (for the pool of stages that
+train or sample, one per GPU), and a sweeper of orphaned flow runs. A small supervisor keeps all of them alive;
+`up.json` in the home folder has its process id and the addresses of the servers.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _form_value(section: BaseModel) -> dict[str, Any]:
-    """Fields that the recipe sets. The form shows the defaults of the others, which stay unset."""
+    """Only the fields that the recipe sets. The others stay unset, and the form shows their defaults."""
     return section.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 

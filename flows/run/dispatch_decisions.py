@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Child:
-    """A flow run of a job. `mine`: started by this recipe run since it last started itself."""
+    """A flow run of a job. `mine`: whether this recipe run has started it since its own latest start."""
 
     id: Any
     type: str  # Prefect's state type

@@ -154,7 +154,7 @@ Penalty = Callable[[Tokens, Estimator, bool], Tensor]
 
 
 class Form(NamedTuple):
-    """The functions that make an objective."""
+    """The functions that make up an objective."""
 
     ratio: RatioFunction
     token_objective: TokenObjectiveFunction

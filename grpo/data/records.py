@@ -58,7 +58,7 @@ class Sample:
     language: str
     number: int = 0  # index among its problem's samples
     source: str = ""  # of its problem
-    engine: str = ""  # that sampled it
+    engine: str = ""  # the one that sampled the completion
     prompt_tokens: int = 0
     verdict: str = ""
     reason: str = ""

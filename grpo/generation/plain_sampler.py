@@ -44,7 +44,7 @@ def sample_groups_plain(
 
 
 def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, uniforms: Tensor) -> list[Completion]:
-    """A completion of each of B prompts [B, P]; `uniforms` [B, T]: random numbers of their tokens."""
+    """One completion for each of B prompts [B, P]. `uniforms` [B, T]: the random numbers that draw its tokens."""
     drawn_logprobs: list[Tensor] = []
     uniforms = to_device(uniforms, drawing_device(prompts.device))
 

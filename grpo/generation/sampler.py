@@ -139,7 +139,7 @@ def sample_groups(
         return
     rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
     packs = is_worth_prepacking(rows, settings.max_new_tokens)
-    if packs:  # give memory that an update has freed back before the copies take more
+    if packs:  # before the copies take memory, return to the kernel what an update has freed
         malloc.trim()
     decoder = Decoder(model, packed_rows=rows if packs else 0)
     experts = ChosenExperts()

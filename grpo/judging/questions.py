@@ -49,8 +49,8 @@ def harmless(text: str) -> str:
 
 
 def without_markers(text: str, markers: Iterable[str]) -> str:
-    """The text with each of a tokenizer's `markers` broken by a space, also those that appear only when its characters
-    are normalised (NFKC), as some tokenizers do."""
+    """The text with each of a tokenizer's `markers` broken by a space. Some tokenizers normalise text (NFKC), so
+    markers that appear only then are broken, too."""
     markers = [marker for marker in markers if len(marker) > 1 and not any(c.isspace() for c in marker)]
     if any(marker in unicodedata.normalize("NFKC", text) and marker not in text for marker in markers):
         text = unicodedata.normalize("NFKC", text)

@@ -55,7 +55,7 @@ def _forward(
 
 
 def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | None, draw: Draw) -> Tensor:
-    """Tokens [B, T] that follow prompts [B, P] of one length, each chosen by `draw`; any tokens after an end token.
+    """Tokens [B, T] that follow prompts [B, P] of one length, each chosen by `draw`. Ignore those after an end token.
 
     The model's own generation settings, such as a repetition penalty, do not apply.
     """

@@ -1,7 +1,8 @@
 """How glibc's allocator treats freed memory.
 
 By default glibc returns large freed blocks to the kernel, and the next allocation faults every page in again, filled
-with zeros: in one training step on a CPU, several times the size of all activations. A no-op on other systems.
+with zeros. In one training step on a CPU that adds up to several times the size of all activations. On systems without
+glibc the functions here do nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _WORDS = ("Cannot allocate memory", "failed to map segment from shared object", 
 
 
 def says_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, is that of a process that got no more memory."""
+    """Whether an error, or one that caused it, says that a process could not get more memory."""
     return any(
         isinstance(cause, MemoryError)
         or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)

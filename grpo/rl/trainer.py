@@ -100,7 +100,7 @@ class Trainer:
         return Validator(self.job, self.collect, self.models, self.parallel)
 
     def _open_logs(self) -> None:
-        """Opens the files of metrics and of completions, without what follows the step."""
+        """Opens the logs of metrics and completions, and drops what was logged after the step to resume from."""
         if self.parallel.is_main:
             self.metrics = Metrics(self.job.metrics, self.step)
             self.completions = Metrics(self.job.metrics.with_name(COMPLETIONS), self.step - 1)

@@ -1,4 +1,4 @@
-"""The loss on sequences that are not trained on, while the others are (SFT)."""
+"""The loss on held-out sequences during training on the others (SFT)."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class HeldOutLoss:
         return metrics
 
     def keep(self, step: int) -> dict[str, Any]:
-        """Loads the weights that are to be kept, after the last step. Returns what the job's result says of the choice,
-        `kept` and `metrics`."""
+        """After the last step, loads the weights that the job keeps. Returns what its result says about them: `kept`
+        and `metrics`."""
         self.selection.load(step)
         kept = self.selection.kept(LOSS)
         return {"metrics": kept.pop("metrics"), "kept": kept}

@@ -20,8 +20,8 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @cache
 def origin() -> dict[str, str]:
-    """ "version" of r1flow, "commit" of its code and "dirty" (whether tracked files differ from it), "user", "machine"
-    (its GPUs, or its processor), and the version of each library that is there. What is unknown is left out."""
+    """The "version" of r1flow, the "commit" of its code, "dirty" (whether tracked files differ from it), the "user",
+    the "machine" (its GPUs, else its processor), and versions of installed libraries. Unknown values are left out."""
     code = code_version()
     known = {"version": _version("r1flow"), "user": _user(), "machine": _gpus() or processor_name()}
     if code != known["version"]:

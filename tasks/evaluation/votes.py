@@ -50,8 +50,8 @@ def classify(
 ) -> list[int | None]:
     """The class of each answer of one problem: the number of the first answer that it equals. See `votes`.
 
-    `compared_by_rule`: false uses only value and text where the verifier is slow, for untrusted answers in a process
-    that nobody can kill.
+    `compared_by_rule`: if false, answers under a slow verifier are compared by value and text alone: for untrusted
+    answers in a process that cannot be killed.
     """
     by_rule = compared_by_rule or problem.verifier in QUICK or problem.verifier not in COMPARING
     firsts: list[int] = []

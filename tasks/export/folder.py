@@ -26,11 +26,11 @@ def check_folder(folder: Path) -> None:
 
 
 def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:
-    """Copy the artifact's files, after comparing them with their hashes, and write the card beside them. The files'
-    modes are by the umask.
+    """Compare the artifact's files with their hashes, copy them, and write the card beside them. The umask decides the
+    modes of the copies.
 
     Raises:
-        InputError: for a folder that is not empty, or an artifact whose files are not what its manifest says.
+        InputError: the folder is not empty or cannot be written, or the artifact's files do not match its manifest.
     """
     check_folder(folder)
     store.check(artifact, every_byte=True)

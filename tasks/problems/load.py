@@ -23,8 +23,8 @@ from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource, la
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Problems, no two of one text; `counts`: read = kept + duplicates + unverifiable + bad_records; and of each bad
-    record what is wrong with it and where it stands."""
+    """Problems, no two with the same text. `counts`: read = kept + duplicates + unverifiable + bad_records.
+    `bad_records`: what is wrong with each, and where it is."""
 
     problems: list[Problem]
     counts: dict[str, int]

@@ -1,4 +1,4 @@
-"""The closing table for a terminal: a row a metric, a column a checkpoint, in blocks that are no wider than asked."""
+"""The closing table for a terminal: a row per metric, a column per checkpoint, in blocks that fit a given width."""
 
 from __future__ import annotations
 

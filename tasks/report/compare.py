@@ -116,7 +116,7 @@ def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
 
 
 def why(old: Manifest, new: Manifest) -> list[str]:
-    """The reasons why the keys of two artifacts of a stage differ, a line each: fields, inputs by name, version."""
+    """Why the keys of two artifacts of a stage differ, one reason per line: fields, inputs by name, version."""
     reasons = differences(Ingredients.of(old), Ingredients.of(new))
     fields = [f"{r.name}: {shorten(r.old)} -> {shorten(r.new)}" for r in reasons if r.kind == "field"]
     inputs = [f"other {name}" for name in sorted(r.name for r in reasons if r.kind == "input")]

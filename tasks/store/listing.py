@@ -1,8 +1,8 @@
-"""All manifests of a store, quickly: one that has not changed since it was found right is not checked against itself.
+"""All manifests of a store, quickly: one that was valid and has not changed since is not validated again.
 
-    <root>/checked/manifests.json    mtime, size and inode of each manifest that was right
+    <root>/checked/manifests.json    mtime, size and inode of each manifest that was valid
 
-Names and sizes of an artifact's files are compared each time.
+Only the names and sizes of an artifact's files are checked each time.
 """
 
 from __future__ import annotations

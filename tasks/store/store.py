@@ -143,7 +143,7 @@ class Store:
 
     @contextlib.contextmanager
     def idle(self, *keys: str) -> Iterator[bool]:
-        """Holds the locks of `keys`, if no process does. Yields whether it could; does not wait."""
+        """Holds the locks of `keys` unless a process holds one of them. Does not wait; yields whether all were free."""
         with contextlib.ExitStack() as stack:
             for key in keys:
                 try:

@@ -124,8 +124,8 @@ def digests_in_use(connection: Connection) -> set[str]:
 
 
 def recipe_is_alive(connection: Connection, flow_run: str) -> bool | None:
-    """Whether the process of the recipe run that records this flow run of Prefect may be alive. None if MLflow has no
-    such run."""
+    """Whether the process that records a recipe's Prefect flow run in MLflow may still be alive. None if MLflow has no
+    run for it."""
 
     def search(client: Any) -> bool | None:
         runs = client.search_runs(connection.experiments(), f"tags.`{FLOW_RUN_TAG}` = '{flow_run}'", max_results=1)

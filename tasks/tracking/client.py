@@ -85,7 +85,7 @@ class Tracking(Connection):
     ) -> str:
         """Begin the run of one stage, its configuration as the artifact config.json."""
         parent = {PARENT_TAG: parent_run_id} if parent_run_id else {}
-        patience_s = connection.MAX_AWAY_S if parent_run_id else 0.0  # a parent's run shows that the server was there
+        patience_s = connection.MAX_AWAY_S if parent_run_id else 0.0  # a parent run shows that the server was up before
         run_id = self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
         # A process that was killed while making the same artifact has left its run RUNNING.
         self.outbox.send("the end of runs whose process is gone", lambda: end_runs_of_dead_processes(self))

@@ -47,7 +47,7 @@ def make_private(path: Path) -> None:
 
 
 def close_file(path: Path) -> None:
-    """Takes a file's rights from other users; those of the group, too, unless the folder is a group's (setgid)."""
+    """Denies other users a file. Its group may use it only if the folder is shared with a group (setgid)."""
     of_group = path.parent.stat().st_mode & stat.S_ISGID
     path.chmod(0o660 if of_group else 0o600)
 

@@ -1,10 +1,10 @@
-"""Numba functions that give the same bits in every process: they run only as loaded from Numba's disk cache.
+"""Numba functions that give the same bits in every process, since each loads them from Numba's disk cache.
 
 Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy that it
 keeps on disk. The second pass may vectorize a sum in another order, so a first run would differ from a second in the
 last bit. A function that is not on disk yet is therefore compiled by a process of its own (`python -m
 grpo.model.cpu.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for
-itself, which is also the same each time.
+itself, which also gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _compile_in_a_process(function: Any, signature: tuple[Any, ...]) -> None:
 def _use_as_many_threads_as_torch() -> None:
     """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork
     (`grpo.fork_server`)."""
-    import torch  # here, so that the process that compiles does not load it
+    import torch  # imported here because the process that only compiles does not need it
 
     count = torch.get_num_threads()
     if getattr(_threads, "count", None) != count:

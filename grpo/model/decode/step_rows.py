@@ -82,7 +82,7 @@ class StepRows:
             self.future = _mask(columns > self.generated[:, None], self.dtype)
 
     def attend(self, cache: Cache, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """[n, H, D]: one softmax over the prompt and the generated tokens; a group shares its prompt's product."""
+        """Attention [n, H, D]: one softmax over prompt and generated tokens. A group's prompt is multiplied once."""
         groups = self.members.shape[0]
         prompt_keys, prompt_values = (table[:groups, :, : self.prompt_width] for table in cache.prompts)
         # [n, Hkv, r, D]: the r query heads of one key head are r queries.

@@ -1,4 +1,4 @@
-"""Settings of test sets: what a set is, and how a checkpoint is asked."""
+"""Settings of test sets: what a set contains, and how its questions are put to a checkpoint."""
 
 from __future__ import annotations
 
