@@ -18,7 +18,7 @@ from machine import machine
 from grpo.config.judge import JudgeSettings
 from grpo.judging.voting import Claim
 from grpo.rewards.verifiers import verify
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 
 RULES = ("exact", "number", "math", "choice")
 Verdicts = list[bool | None]

@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.machine import machine
-from flows.graphs import r1_graph
+from flows.stage_graphs import r1_graph
 from flows.recipe.load import load_recipe
 from flows.stages.contract import hashed_config, key_of
 from tasks.store.manifest import Manifest

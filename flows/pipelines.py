@@ -1,4 +1,4 @@
-"""The pipelines: the graphs of flows/graphs.py, each with the Prefect flow that runs it.
+"""The pipelines: the graphs of flows/stage_graphs.py, each with the Prefect flow that runs it.
 
 The flows have the same parameters: the fields of their form in Prefect's UI.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from prefect import Flow, flow
 
-from flows.graphs import (
+from flows.stage_graphs import (
     dev1_graph,
     distill_graph,
     process_supervision_graph,

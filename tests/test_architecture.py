@@ -55,7 +55,7 @@ LAYERS = {
         {"recipe"},
         {"stages"},
         {"run"},
-        {"graphs"},
+        {"stage_graphs"},
         {"pipelines"},
         {"installation"},
         {"cli"},

@@ -15,7 +15,7 @@ from grpo.errors import InputError
 from grpo.secret_values import masked
 
 if TYPE_CHECKING:
-    from flows.installation.register import ResourceDiff
+    from flows.installation.reconcile import ResourceDiff
 
 SHOWN = 8
 WIDTH = 60
@@ -63,7 +63,7 @@ async def _deploy(args: argparse.Namespace) -> int:
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.installation.register import apply, compare
+    from flows.installation.reconcile import apply, compare
     from flows.installation.resources import desired
 
     async with get_client() as client:

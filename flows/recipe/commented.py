@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flows.recipe.fields import members
+from flows.recipe.suggestions import members
 from flows.recipe.schema import Recipe
 
 WIDTH = 100

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.recipe.fields import suggestion
+from flows.recipe.suggestions import suggestion
 from flows.recipe.schema import Recipe
 from grpo.errors import InputError
 from grpo.secret_values import secret_in, walk

@@ -31,7 +31,7 @@ from tasks.evaluation.steps import step_metrics
 from tasks.evaluation.win_rate import compare, length_controlled, win_rate
 from tasks.judges.base import Judge
 from tasks.judges.calibration import judge_agreement, rubric_metrics
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.judges.prompt_digests import EVALUATION_DIGESTS, verifying_digests
 from tasks.judges.verifying import check_comparable, judge_of_samples, judged_answers
 from tasks.report.tables import markdown

@@ -29,7 +29,7 @@ from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
 from tasks.evaluation.reward_model import combine, quality, tables
 from tasks.evaluation.reward_model_plots import plot
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.judges.prompt_digests import PROMPT_DIGESTS
 from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
 from grpo.errors import InputError, TrainingStopped
-from grpo.judging.create import MODELS, make_voter
+from grpo.judging.create_voter import MODELS, make_voter
 from grpo.judging.voting import Check, Claim
 
 Question = Claim | Check

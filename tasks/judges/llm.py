@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
-from grpo.judging.create import make_voter
+from grpo.judging.create_voter import make_voter
 from grpo.judging.questions import prompt
 from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 

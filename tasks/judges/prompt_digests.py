@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.config.judge import JudgeSettings
-from grpo.judging.create import MODELS
+from grpo.judging.create_voter import MODELS
 from grpo.judging.questions import DIGESTS
 
 PROMPT_DIGESTS = {name: DIGESTS[name] for name in ("compare", "correct", "quality", "safe")}

@@ -19,7 +19,7 @@ from grpo.data.records import Problem, Sample, read_problems, read_samples, writ
 from grpo.errors import InputError
 from grpo.rewards.judged import JUDGED as BY_JUDGE
 from tasks.judges.base import Claim, Judge, Response
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject

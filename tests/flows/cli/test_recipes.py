@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main as cli
-from flows.recipe.fields import paths_of, suggestion
+from flows.recipe.suggestions import paths_of, suggestion
 from flows.recipe.load import load_recipe, shipped, shipped_text
 
 

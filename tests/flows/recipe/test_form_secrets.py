@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.schema_tools import ValidationError, validate
 
-from flows.installation.register import apply, compare
+from flows.installation.reconcile import apply, compare
 from flows.installation.resources import desired
 from flows.recipe.form_secrets import without_secrets
 from tests.support.prefect_server import Server

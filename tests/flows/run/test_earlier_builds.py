@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.graphs import R1
+from flows.stage_graphs import R1
 from flows.recipe.load import load_recipe
 from flows.run.estimate import Assumptions, estimate, with_prompts
 from flows.stages.contract import hashed_config

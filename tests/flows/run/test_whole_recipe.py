@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from flows.graphs import R1 as GRAPH
+from flows.stage_graphs import R1 as GRAPH
 from flows.recipe.schema import Recipe
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems

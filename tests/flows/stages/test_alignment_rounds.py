@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.graphs import R1
+from flows.stage_graphs import R1
 from flows.pipelines import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import check_gates

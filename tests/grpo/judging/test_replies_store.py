@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo.config.judge import JudgeSettings
-from grpo.judging.create import make_voter
+from grpo.judging.create_voter import make_voter
 from grpo.judging.replies import Reply
 from grpo.judging.replies_store import BudgetSpent, RepliesStore
 from grpo.judging.voting import Claim, Voter

@@ -9,7 +9,7 @@ import pytest
 
 from grpo.config.judge import JudgeSettings
 from tasks.evaluation.refusals import instruction_metrics, refusal_metrics
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tests.support.faulty_endpoint import FaultyEndpoint
 
 SORRY = "sorry, no"

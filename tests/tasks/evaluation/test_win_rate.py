@@ -8,7 +8,7 @@ import pytest
 
 from grpo.config.judge import JudgeSettings
 from tasks.evaluation.win_rate import Matchup, compare, length_controlled, win_rate
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 
 
 def test_wins_ties_and_lengths(sample: Any, problem: Any) -> None:

@@ -14,7 +14,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.errors import InputError
 from tasks.judges.base import Claim
 from tasks.judges.calibration import Verified, calibrate, choose, measure, verified, wilson
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tests.support.faulty_endpoint import FaultyEndpoint
 
 

@@ -13,7 +13,7 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.judging.questions import prompt
 from tasks.judges.base import Claim
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tests.support.injections import INJECTIONS, MARKERS
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")

@@ -12,7 +12,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from tasks.judges.base import Claim, Pair, Response
 from tasks.judges.calibration import Verified, calibrate
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tests.support.job_runner import ROOT
 from tests.support.vllm_models import needs_vllm
 from tests.support.vllm_server import served

@@ -13,7 +13,7 @@ from flows.recipe.load import load_recipe
 from grpo.config.judge import JudgeSettings
 from tasks.judges import reference, rule
 from tasks.judges.base import Pair, Response
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.judges.reference import chrf
 from tasks.problems.miniature.everyday import EverydaySource, load_everyday
 from tasks.problems.miniature.writers import Habits, demonstrate

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from tasks.judges.base import Claim, JudgeCounts, Pair, Response
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.judges.rule import quality
 from tests.support.injections import GOLD, INJECTIONS, RIGHT
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo.config.judge import JudgeSettings
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.preferences.judged import Judged, labels, pairs
 from tasks.preferences.rows import drop_duplicates, held_out, pair_row
 

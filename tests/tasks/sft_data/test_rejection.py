@@ -17,7 +17,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample
 from grpo.data.template import parse
 from grpo.errors import InputError
-from tasks.judges.create import make_judge
+from tasks.judges.create_judge import make_judge
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.rejection import REASONS, select

@@ -49,7 +49,7 @@ def test_without_sets_nothing_enters_a_key() -> None:
 
 
 def test_the_problems_are_told_what_a_set_is_and_not_how_it_is_asked() -> None:
-    from flows.graphs import problems_with_test_sets
+    from flows.stage_graphs import problems_with_test_sets
 
     def problems(*settings: str) -> dict[str, Any]:
         sets = f'{SETS}=[{{name="gsm8k", path="x.jsonl"{"".join(f", {s}" for s in settings)}}}]'

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
-from grpo.judging.create import MODELS
+from grpo.judging.create_voter import MODELS
 from tasks.judges.base import Judge
 from tasks.judges.llm import ModelJudge
 from tasks.judges.reference import ReferenceJudge

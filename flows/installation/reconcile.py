@@ -1,4 +1,4 @@
-"""Registration: compares the desired resources with a Prefect server's, and creates or updates what differs."""
+"""Compares the desired resources with those of a Prefect server, and creates or updates what differs."""
 
 from __future__ import annotations
 

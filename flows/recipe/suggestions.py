@@ -1,4 +1,4 @@
-"""Fields of the recipe by name: what a misspelled or a bare name may have meant."""
+"""Suggestions for a field that the recipe does not have: what a misspelled or a bare name may have meant."""
 
 from __future__ import annotations
 
