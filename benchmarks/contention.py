@@ -26,7 +26,7 @@ from typing import Any
 from machine import machine
 
 from flows.recipe.load import load_recipe
-from flows.stages.references import resolve
+from flows.stage_contract.references import resolve
 from grpo.errors import InputError
 from tasks.problems.miniature.corpus import corpus
 from tasks.trainer.launch import launch

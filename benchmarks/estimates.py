@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.earlier_builds import is_on
 from flows.run.estimate import Assumptions, estimate, with_prompts

@@ -65,8 +65,8 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
     from flows.prefect_server import prefect_server
 
     prepare_environment()
-    from flows.pipelines import train_r1
-    from flows.stages import runner
+    from flows.prefect_flows import train_r1
+    from flows.stage_contract import runner
     from tasks.trainer import launch
 
     launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
@@ -79,8 +79,8 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
 
 class Builds:
-    """Stands in the place of `flows.stages.runner._build`, and takes the time of a stage's own work, its trainers
-    included."""
+    """Stands in the place of `flows.stage_contract.runner._build`, and takes the time of a stage's own work, with its
+    trainers."""
 
     def __init__(self, make: Any) -> None:
         self.make, self.seconds = make, 0.0

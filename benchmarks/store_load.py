@@ -22,9 +22,9 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.machine import machine
-from flows.stage_graphs import r1_graph
 from flows.recipe.load import load_recipe
-from flows.stages.contract import hashed_config, key_of
+from flows.stage_contract.stage import hashed_config, key_of
+from flows.stage_graphs import r1_graph
 from tasks.store.manifest import Manifest
 from tasks.store.stale import make_current
 from tasks.store.store import Store

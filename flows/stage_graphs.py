@@ -11,7 +11,7 @@ train_dev1:     problems, base -> R1-Zero -> its trajectories rewritten -> Dev1 
 process_supervision:  problems, base -> cold start -> Dev1 -> process reward model -> reasoning RL on the scores of
                 steps -> evaluation -> report (DeepSeekMath 4.1.3)
 
-Each is a function from a recipe to its steps in order; flows/pipelines.py has the Prefect flows that run them.
+Each is a function from a recipe to its steps in order; flows/prefect_flows.py has the Prefect flows that run them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from flows.recipe.data_sections import ColdStartData
 from flows.recipe.schema import Recipe
+from flows.stage_contract.stage import Step, section_of
 from flows.stages import (
     alignment_rl,
     alignment_rounds,
@@ -42,7 +43,6 @@ from flows.stages import (
 )
 from flows.stages import distill as distillation
 from flows.stages import rlhf_ppo as ppo
-from flows.stages.contract import Step, section_of
 
 Graph = tuple[Step, ...]
 

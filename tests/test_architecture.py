@@ -53,10 +53,11 @@ LAYERS = {
         {"home", "prefect_server", "progress"},
         {"runs"},
         {"recipe"},
+        {"stage_contract"},
         {"stages"},
         {"run"},
         {"stage_graphs"},
-        {"pipelines"},
+        {"prefect_flows"},
         {"installation"},
         {"cli"},
     ],
@@ -196,7 +197,7 @@ def test_the_help_of_the_command_loads_no_large_library() -> None:
 
 def test_the_command_does_not_load_torch() -> None:
     code = (
-        "import sys, flows.pipelines, flows.run.plan, flows.cli.main; "
+        "import sys, flows.prefect_flows, flows.run.plan, flows.cli.main; "
         "print('torch' in sys.modules, 'mlflow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

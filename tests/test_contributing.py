@@ -21,8 +21,9 @@ from transformers import SeedOssConfig, SeedOssForCausalLM
 
 from flows.installation import resources
 from flows.recipe import sections
-from flows.stages import contract, problems
-from flows.stages.runner import run_stage
+from flows.stage_contract import stage as contract
+from flows.stage_contract.runner import run_stage
+from flows.stages import problems
 from grpo.algorithms import objectives
 from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.config import judge as judge_settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import parser
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]

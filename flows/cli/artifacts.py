@@ -47,7 +47,7 @@ def stages(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """`r1 show`: an artifact and its inputs. Returns the exit code."""
-    from flows.stages.references import artifact
+    from flows.stage_contract.references import artifact
     from tasks.store.stale import stale_reasons
 
     manifest = artifact(args.key)

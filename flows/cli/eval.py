@@ -101,7 +101,7 @@ def settings(args: argparse.Namespace) -> tuple[ModelEvaluation, list[Evaluation
     from pydantic import ValidationError
 
     from flows.cli.models import find_model
-    from flows.stages.references import external
+    from flows.stage_contract.references import external
     from tasks.evaluation.sets.run import ModelEvaluation
     from tasks.evaluation.sets.settings import check_names
 

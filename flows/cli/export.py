@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import home, store, tracking
-from flows.stages.references import artifact
+from flows.stage_contract.references import artifact
 from grpo.errors import InputError
 
 DATA_SETS = {

@@ -20,9 +20,9 @@ def find_model(name: str) -> tuple[str, Path | None]:
     Raises:
         InputError: nothing has this name, or an artifact that has is no checkpoint.
     """
+    from flows.stage_contract.references import CHAMPION, artifact
     from flows.stages.base_model import ZERO_TEMPLATE_FILE
     from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
-    from flows.stages.references import CHAMPION, artifact
 
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints what a run would do. Returns the exit code."""
     from flows.cli import plan_model
-    from flows.pipelines import PIPELINES
+    from flows.prefect_flows import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe
     from flows.run.plan import plan

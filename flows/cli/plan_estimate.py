@@ -12,7 +12,7 @@ from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.run.estimate import FILE, Assumptions, estimate, first_misfit, misfit_message, to_json, with_prompts
-from flows.stages.contract import Step
+from flows.stage_contract.stage import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.local_device import calibrate, local_device, processor

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from flows.home import store, tracking
-from flows.stages.references import artifact
+from flows.stage_contract.references import artifact
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 from tasks.tracking.models.registry import CHAMPION

@@ -131,7 +131,7 @@ def _kept(references: list[str]) -> tuple[dict[str, list[str]], set[str]]:
     Raises:
         InputError: a reference names nothing, or MLflow cannot be reached, which knows the promoted models.
     """
-    from flows.stages.references import artifact
+    from flows.stage_contract.references import artifact
 
     named = {"named": [artifact(reference).digest for reference in references]}
     record = tracking()

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a recipe. Returns the exit code."""
-    from flows.pipelines import PIPELINES
+    from flows.prefect_flows import PIPELINES
     from flows.prefect_server import keeps_runs, prefect_server
     from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Rendezvous
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
     """Checks everything else that can be wrong. Returns whether the run will make nothing: such a run needs no Prefect
     server of its own, whose start takes longer than all the rest."""
-    from flows.pipelines import PIPELINES
+    from flows.prefect_flows import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan
     from tasks.evaluation.programs import unwalled_programs

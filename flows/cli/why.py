@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.home import store
-from flows.stages.references import artifact
+from flows.stage_contract.references import artifact
 from grpo.errors import InputError
 from tasks.store.diff import Ingredients, differences
 from tasks.store.manifest import Manifest

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.run.dispatch_decisions import TRIES
 
 POLL_S = 5.0

@@ -21,7 +21,7 @@ from prefect.utilities.templating import apply_values
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.home import GPU_LIMIT
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.form_secrets import without_secrets
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe

@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flows.recipe.suggestions import members
 from flows.recipe.schema import Recipe
+from flows.recipe.suggestions import members
 
 WIDTH = 100
 _HEADING = re.compile(r"\[{1,2}([\w.-]+)\]{1,2}\s*(?:#.*)?$")

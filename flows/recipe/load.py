@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.recipe.suggestions import suggestion
 from flows.recipe.schema import Recipe
+from flows.recipe.suggestions import suggestion
 from grpo.errors import InputError
 from grpo.secret_values import secret_in, walk
 

@@ -9,7 +9,7 @@ from typing import Any
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 
-from flows.stages.contract import Step
+from flows.stage_contract.stage import Step
 from grpo.errors import InputError
 
 

@@ -32,10 +32,10 @@ from flows.prefect_server import keeps_runs, without_heartbeat
 from flows.progress import Progress, finished_line
 from flows.run.deployed import deployment_of
 from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide, tag_value
-from flows.stages.contract import RunContext, Step, find_key, with_absolute_paths
-from flows.stages.references import Input
-from flows.stages.runner import summary
-from flows.stages.stage_flow import without_flow
+from flows.stage_contract.references import Input
+from flows.stage_contract.runner import summary
+from flows.stage_contract.stage import RunContext, Step, find_key, with_absolute_paths
+from flows.stage_contract.stage_flow import without_flow
 from grpo.errors import InputError
 from tasks.trainer.outcome import StageFailed
 

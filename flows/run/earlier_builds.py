@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.recipe.schema import Recipe
 from flows.run.stage_work import computed
-from flows.stages.contract import NOT_HASHED, Step, hashed_config
+from flows.stage_contract.stage import NOT_HASHED, Step, hashed_config
 from grpo.errors import InputError
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import Device

@@ -17,8 +17,8 @@ from flows.run.earlier_builds import EarlierBuilds
 from flows.run.plan import existing
 from flows.run.prompt_lengths import prompt_tokens
 from flows.run.stage_work import architecture_of, base_of, computed
+from flows.stage_contract.stage import Step
 from flows.stages import problems
-from flows.stages.contract import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import Device
 from tasks.estimate.local_device import local_device

@@ -1,6 +1,6 @@
 """Runs a recipe: the steps of its graph in order, its gates, and its record in MLflow.
 
-flows/pipelines.py defines the Prefect flows that call this.
+flows/prefect_flows.py defines the Prefect flows that call this.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flows.run.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
 from flows.run.graph_edges import link_result
 from flows.run.model_aliases import move_aliases
 from flows.run.plan import StageSelection, reference_to, resolve_inputs
+from flows.stage_contract.references import resolve
+from flows.stage_contract.run_page import RunPage
+from flows.stage_contract.stage import RunContext, Step
 from flows.stages import evaluate
-from flows.stages.contract import RunContext, Step
-from flows.stages.references import resolve
-from flows.stages.run_page import RunPage
 from grpo.errors import InputError
 from tasks.report.tables import closing_rows
 from tasks.store.manifest import Manifest

@@ -29,9 +29,9 @@ from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe.schema import Recipe
 from flows.run.review import review_samples
+from flows.stage_contract.run_page import artifact_key
+from flows.stage_contract.stage import RunContext, Step
 from flows.stages import evaluate
-from flows.stages.contract import RunContext, Step
-from flows.stages.run_page import artifact_key
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from flows.home import store
 from flows.recipe.schema import Recipe
 from flows.run.gates import check_gates
-from flows.stages.contract import Step, hashed_config, key_of
-from flows.stages.references import named_files, resolve
+from flows.stage_contract.references import named_files, resolve
+from flows.stage_contract.stage import Step, hashed_config, key_of
 from grpo.errors import InputError
 from tasks.store.diff import Ingredients, differences
 from tasks.store.manifest import InputRef, Manifest

@@ -15,7 +15,7 @@ from flows.recipe.evaluation import Evaluate
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Base, Problems, RewardModels
-from flows.stages.contract import Step
+from flows.stage_contract.stage import Step
 from flows.stages.distill import PREFIX
 from flows.stages.evaluate import checkpoints
 from grpo.config.common import Hardware

@@ -1,1 +1,1 @@
-"""One module per stage of a recipe, each a Prefect flow, on the stage contract that they share."""
+"""One module per stage of a recipe, each a Prefect flow. flows/stage_graphs.py puts them in order."""

@@ -7,14 +7,14 @@ from typing import Any
 from prefect.states import State
 
 from flows.recipe.forms import AlignmentRound, Inputs, Seed
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.alignment_rounds import POLICY, models_name, policy_name
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.process_reward_model import read_by
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
-from flows.stages.runner import run_stage
 from flows.stages.sft_data import EXAMPLES
-from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL
 
 

@@ -10,9 +10,9 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed, StudentBase
 from flows.recipe.sections import Base
-from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from grpo.config.common import Hardware
 from tasks.problems.miniature.corpus import CORPUS_VERSION, corpus, held_out_sums
 from tasks.problems.miniature.everyday import held_out_seen

@@ -10,11 +10,11 @@ from prefect.states import State
 
 from flows.recipe.data_sections import ColdStartData
 from flows.recipe.forms import Inputs, Seed
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.base_model import zero_template
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import HELD_OUT, TRAIN
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.data.template import form_of
 from grpo.errors import InputError

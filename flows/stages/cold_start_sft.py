@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.checkpoint_outcome import checkpoint_outcome
+from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.cold_start_data import EXAMPLES
-from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.supervised import SFT
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed, StudentName
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages import sft
 from flows.stages.base_model import base_stage
-from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.supervised import SFT
 
 PREFIX = "student_"

@@ -13,13 +13,13 @@ from prefect.states import State
 
 from flows.recipe.evaluation import Evaluate
 from flows.recipe.forms import EvaluatedStages, ForGate, Inputs, Seed
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.base_model import zero_template
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.distill import PREFIX
 from flows.stages.problems import HELD_OUT, set_files, test_set_file
 from flows.stages.reward_models import HELPFUL, SAFE
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
 from tasks.evaluation.metrics import Scores, alignment_metrics, answer_metrics, problem_scores, reasoning_metrics

@@ -14,9 +14,9 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Problems
-from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import with_style
 from grpo.errors import InputError

@@ -13,10 +13,10 @@ from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.process_rewards import ProcessRewards
-from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.problems import TRAIN
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.data.held_out import read_held_out
 

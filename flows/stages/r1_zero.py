@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.base_model import zero_template
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.reasoning_rl import files, train, user_code
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL
 
 

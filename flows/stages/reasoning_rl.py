@@ -10,13 +10,13 @@ from typing import Any
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.checkpoint_outcome import checkpoint_outcome
+from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.cold_start_data import EXAMPLES
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import TRAIN, VALIDATION
 from flows.stages.process_reward_model import MODEL, read_by
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
 from tasks.judges.prompt_digests import VERIFYING_DIGESTS

@@ -13,11 +13,11 @@ from prefect.states import State
 from flows.prefect_server import keeps_runs
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
-from flows.stages.contract import Context, Outcome, RunContext, Stage
+from flows.stage_contract.run_page import artifact_key
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.problems import HELD_OUT
-from flows.stages.run_page import artifact_key
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.data.records import Problem, read_rows
 from tasks.evaluation.records import SAMPLES, TABLE
 from tasks.report.tables import completions, markdown

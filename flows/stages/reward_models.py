@@ -17,11 +17,11 @@ from prefect.states import State
 
 from flows.recipe.forms import AlignmentRound, Inputs, ReplayShare, Seed
 from flows.recipe.sections import RewardModels
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.alignment_rounds import MODELS, models_name, policy_name
-from flows.stages.contract import Context, Outcome, RunContext, Stage
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
 from grpo.config.jobs import MEMBER
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out

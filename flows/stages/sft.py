@@ -7,11 +7,11 @@ from typing import Any
 from prefect.states import State
 
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.checkpoint_outcome import checkpoint_outcome
-from flows.stages.contract import Context, Outcome, RunContext, Stage
-from flows.stages.runner import run_stage
+from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
+from flows.stage_contract.stage_flow import stage_flow
 from flows.stages.sft_data import EXAMPLES, VALIDATION
-from flows.stages.stage_flow import stage_flow
 from grpo.config.supervised import SFT
 
 

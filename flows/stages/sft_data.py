@@ -23,10 +23,10 @@ from prefect.states import State
 from flows.home import home
 from flows.recipe.data_sections import SFTData
 from flows.recipe.forms import Inputs, Seed
-from flows.stages.contract import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
+from flows.stage_contract.stage_flow import run_in_batches, stage_flow
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import run_in_batches, stage_flow
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of

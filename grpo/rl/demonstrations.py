@@ -13,8 +13,8 @@ from grpo.data.template import completion_tokens, opened_reasoning, prompt_token
 from grpo.errors import InputError
 from grpo.model.logprobs import completion_logprobs
 from grpo.rl.batch import Rollout
-from grpo.rl.per_token_values import measure
 from grpo.rl.model_set import Models
+from grpo.rl.per_token_values import measure
 
 
 class Demonstrations:

@@ -74,7 +74,7 @@ def main() -> None:
     prepare_environment()
     import mlflow  # noqa: F401
 
-    import flows.pipelines  # noqa: F401
+    import flows.prefect_flows  # noqa: F401
     from flows.cli.main import main as r1
 
     for line in sys.stdin:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from flows.recipe.sections import Problems
+from flows.stage_contract.stage import RunContext
 from flows.stages import problems
-from flows.stages.contract import RunContext
 from grpo.errors import InputError
 
 

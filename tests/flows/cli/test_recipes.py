@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.cli import main as cli
-from flows.recipe.suggestions import paths_of, suggestion
 from flows.recipe.load import load_recipe, shipped, shipped_text
+from flows.recipe.suggestions import paths_of, suggestion
 
 
 def command(*arguments: str) -> int:

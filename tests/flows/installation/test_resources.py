@@ -16,7 +16,7 @@ from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 
 from flows.installation.resources import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.form_groups import GROUPS, OBJECTIVES
 from flows.recipe.load import load_recipe, shipped
 from grpo.config.supervised import SFT
@@ -224,8 +224,8 @@ def test_notifications_need_a_block() -> None:
 
 
 def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"flows.pipelines.train_r2: no such flow"):
-        load("flows.pipelines.train_r2")
+    with pytest.raises(InputError, match=r"flows.prefect_flows.train_r2: no such flow"):
+        load("flows.prefect_flows.train_r2")
 
 
 def test_an_unknown_type_of_work_pool_is_one_line() -> None:

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Problems
+from flows.stage_contract.stage import RunContext
 from flows.stages import problems
-from flows.stages.contract import RunContext
 from grpo.errors import InputError
 from grpo.secret_values import is_secret_name
 from tasks.store.store import Store

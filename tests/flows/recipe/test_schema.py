@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.pipeline_names import PIPELINE_NAMES
 from flows.recipe.schema import Recipe

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
 from flows.run.deployed import deployment_of
 from flows.run.dispatch import run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
-from flows.stages.contract import Outcome, RunContext, Stage, Step, hashed_config, key_of, with_absolute_paths
-from flows.stages.references import external
-from flows.stages.runner import run_stage
+from flows.stage_contract.references import external
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of, with_absolute_paths
 from grpo.errors import InputError
 from tasks.store.store import Store
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.stage_graphs import R1
 from flows.recipe.load import load_recipe
 from flows.run.estimate import Assumptions, estimate, with_prompts
-from flows.stages.contract import hashed_config
+from flows.stage_contract.stage import hashed_config
+from flows.stage_graphs import R1
 from tasks.estimate.devices import DEVICES
 from tasks.estimate.measured import processor_name
 from tasks.estimate.stages import Estimate

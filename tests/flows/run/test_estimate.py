@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli.plan_estimate import assumptions_of, make
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.run.estimate import for_record
 from grpo.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import check_gates
 from grpo.errors import InputError

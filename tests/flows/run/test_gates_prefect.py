@@ -105,7 +105,7 @@ def _serving(environment: dict[str, str], log: Path) -> Iterator[subprocess.Pope
     """`train_r1.serve` in a process; all of its processes are gone afterwards."""
     code = (
         "from flows.home import prepare_environment as p; p(); "
-        "from flows.pipelines import train_r1; train_r1.serve('gated')"
+        "from flows.prefect_flows import train_r1; train_r1.serve('gated')"
     )
     with log.open("ab") as output:
         runner = subprocess.Popen(

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from grpo.data.records import read_samples
 from grpo.errors import InputError

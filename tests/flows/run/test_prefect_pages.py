@@ -15,10 +15,10 @@ from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
 from flows.run.dispatch import run_here
 from flows.run.graph_edges import link_result
-from flows.stages import gpu_slots
-from flows.stages.contract import Context, Outcome, RunContext, Stage, Step
-from flows.stages.runner import run_stage
-from flows.stages.stage_flow import stage_flow
+from flows.stage_contract import gpu_slots
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step
+from flows.stage_contract.stage_flow import stage_flow
 from grpo.config.common import Hardware
 from grpo.errors import InputError
 from tests.support.prefect_server import DEADLINE_S, Server, start_run

@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from flows.stage_graphs import R1 as GRAPH
 from flows.recipe.schema import Recipe
+from flows.stage_graphs import R1 as GRAPH
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import read_problems
 from tasks.problems.miniature.everyday import held_out_seen

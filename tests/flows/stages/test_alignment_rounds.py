@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from flows.stage_graphs import R1
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.gates import check_gates
-from flows.stages.contract import Step, hashed_config
+from flows.stage_contract.stage import Step, hashed_config
+from flows.stage_graphs import R1
 from grpo.errors import InputError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import hashed_config
 from flows.stages import cold_start_data, evaluate, reward_models
-from flows.stages.contract import hashed_config
 from grpo.config.engines import VLLM
 from grpo.errors import InputError
 from grpo.rewards.registry import source_digest

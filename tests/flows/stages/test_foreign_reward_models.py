@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import hashed_config
 from flows.stages import alignment_rl, r1_zero, reasoning_rl, rlhf_ppo
-from flows.stages.contract import hashed_config
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.supervised import Pretrain
 from grpo.errors import InputError

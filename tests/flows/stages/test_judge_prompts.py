@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import hashed_config
 from flows.stages import evaluate, reward_models, sft_data
-from flows.stages.contract import hashed_config
 from grpo.config.judge import JudgeSettings
 from grpo.judging.questions import DIGESTS
 from tasks.judges.prompt_digests import EVALUATION_DIGESTS, PROMPT_DIGESTS

@@ -11,7 +11,7 @@ import pytest
 
 from flows.recipe.data_sections import SFTData
 from flows.recipe.load import load_recipe
-from flows.stages.contract import hashed_config
+from flows.stage_contract.stage import hashed_config
 from flows.stages.problems import HELD_OUT
 from flows.stages.problems import TRAIN as TRAIN_PROBLEMS
 from flows.stages.sft_data import STAGE

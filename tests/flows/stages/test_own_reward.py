@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.recipe.load import load_recipe
-from flows.stages.contract import hashed_config
+from flows.stage_contract.stage import hashed_config
 from flows.stages.reasoning_rl import STAGE
 from grpo.errors import InputError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.references import external
+from flows.stage_contract.stage import hashed_config
 from flows.stages import alignment_rl, r1_zero, reasoning_rl
-from flows.stages.contract import hashed_config
-from flows.stages.references import external
 
 
 @pytest.mark.parametrize("stage", [reasoning_rl.STAGE, alignment_rl.STAGE, r1_zero.STAGE])

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.pipelines import PIPELINES
+from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import find_key, hashed_config
 from flows.stages import process_reward_model, reasoning_rl
-from flows.stages.contract import find_key, hashed_config
 from grpo.config.common import Hardware
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
-from flows.stages.contract import key_of
+from flows.stage_contract.stage import key_of
 from grpo.errors import InputError
 from tests.support.r1 import SMALLER
 

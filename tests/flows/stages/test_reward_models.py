@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flows.recipe.load import load_recipe
 from flows.recipe.sections import RewardModels
-from flows.stages.contract import find_key
+from flows.stage_contract.stage import find_key
 from flows.stages.reward_models import STAGE
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.supervised import Pretrain

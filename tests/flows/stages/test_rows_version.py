@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import hashed_config
 from flows.stages import problems, sft_data
-from flows.stages.contract import hashed_config
 from tasks.problems.rows import ROWS_VERSION
 
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from flows.cli.why import why
 from flows.home import store, tracking
-from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage
-from flows.stages.references import artifact, resolve
-from flows.stages.runner import run_stage
+from flows.stage_contract.references import artifact, resolve
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import ALONE, Context, Outcome, RunContext, Stage
 from grpo.errors import InputError
 from tasks.store.stale import stale_reasons
 from tasks.tracking.tags import STALE_TAG

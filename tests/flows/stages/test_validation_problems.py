@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
+from flows.stage_contract.stage import hashed_config
 from flows.stages import problems, r1_zero
-from flows.stages.contract import hashed_config
 from grpo.data.records import read_problems
 from grpo.errors import InputError
 

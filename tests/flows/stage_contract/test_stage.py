@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from flows.home import store, tracking
 from flows.recipe.load import load_recipe
-from flows.stages.contract import Context, Outcome, RunContext, Stage, hashed_config, key_of
-from flows.stages.references import external, resolve
-from flows.stages.runner import run_stage
+from flows.stage_contract.references import external, resolve
+from flows.stage_contract.runner import run_stage
+from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, hashed_config, key_of
 from grpo.errors import InputError
 from tasks.estimate.origin import origin
 from tasks.store.diff import changed_fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.stages.contract import Outcome
+from flows.stage_contract.stage import Outcome
 
 
 def checkpoint_outcome(result: dict[str, Any], model: str, **more: Any) -> Outcome:

@@ -11,7 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.states import State
 
 from flows.recipe.forms import with_form
-from flows.stages.contract import RunContext
+from flows.stage_contract.stage import RunContext
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _R = TypeVar("_R")

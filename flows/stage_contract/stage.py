@@ -1,4 +1,4 @@
-"""The stage contract: what a stage declares, and the key of its artifact. flows/stages/runner.py runs stages by it.
+"""What a stage declares, and the key of its artifact. runner.py runs stages by it.
 
     key = sha256(stage, stage version, canonical config with the seed, digests of the inputs)
 
@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.home import home
 from flows.progress import Progress
 from flows.recipe.schema import Recipe
-from flows.stages.gpu_slots import gpu_slots
-from flows.stages.references import Input, named_files, resolve
-from flows.stages.run_page import RunPage
+from flows.stage_contract.gpu_slots import gpu_slots
+from flows.stage_contract.references import Input, named_files, resolve
+from flows.stage_contract.run_page import RunPage
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import InputRef, Manifest, artifact_key

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from flows.home import store, tracking
 from flows.progress import Progress
-from flows.stages.contract import ALONE, Context, Outcome, RunContext, Stage, find_key, hashed_config
-from flows.stages.references import Input
-from flows.stages.run_page import RunPage, table
+from flows.stage_contract.references import Input
+from flows.stage_contract.run_page import RunPage, table
+from flows.stage_contract.stage import ALONE, Context, Outcome, RunContext, Stage, find_key, hashed_config
 from grpo.errors import InputError
 from grpo.secret_values import secret_in
 from tasks.estimate.measured import usage

@@ -14,14 +14,6 @@ from typing import Any, TypeVar
 
 from prefect import Flow, flow
 
-from flows.stage_graphs import (
-    dev1_graph,
-    distill_graph,
-    process_supervision_graph,
-    r1_graph,
-    r1_zero_graph,
-    rlhf_ppo_graph,
-)
 from flows.recipe.forms import (
     Approve,
     Dispatched,
@@ -40,8 +32,16 @@ from flows.recipe.pipeline_names import PipelineName
 from flows.recipe.schema import Recipe
 from flows.run.executor import run_label, run_recipe
 from flows.run.plan import StageSelection
-from flows.stages.contract import Step
-from flows.stages.stage_flow import parameters_of_run
+from flows.stage_contract.stage import Step
+from flows.stage_contract.stage_flow import parameters_of_run
+from flows.stage_graphs import (
+    dev1_graph,
+    distill_graph,
+    process_supervision_graph,
+    r1_graph,
+    r1_zero_graph,
+    rlhf_ppo_graph,
+)
 from grpo.errors import InputError
 
 LISTED_ROUNDS = 4
