@@ -33,7 +33,7 @@ from benchmarks.tiny_models import COMPLETIONS, OF_TYPE, PROMPT_ROWS, PROMPTS, W
 from grpo.config.common import Hardware, Sampling
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed

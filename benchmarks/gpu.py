@@ -97,7 +97,7 @@ def models(args: argparse.Namespace) -> dict[str, Any]:
     from architectures import build, examine
 
     from grpo.config.common import Hardware
-    from grpo.model.head import backbone_of
+    from grpo.model.lm_head import backbone_of
     from grpo.model.loading import load_policy
     from grpo.model.packed.attention import is_packed
 

@@ -50,7 +50,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
 def samplers(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, float]:
     """Tokens/s of four groups of completions that do not end by themselves."""
     from grpo.config.common import Sampling
-    from grpo.generation.choice import has_vllm
+    from grpo.generation.engine_choice import has_vllm
 
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 256)
     prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
@@ -68,8 +68,8 @@ def samplers_here(
     import torch
 
     from grpo.config.common import Hardware
-    from grpo.generation.choice import has_continuous_batching
-    from grpo.generation.continuous import sample_continuously
+    from grpo.generation.continuous_batching import sample_continuously
+    from grpo.generation.engine_choice import has_continuous_batching
     from grpo.generation.plain_sampler import sample_groups_plain
     from grpo.generation.sampler import sample_groups
     from grpo.model.loading import load_policy, plain_attention

@@ -30,7 +30,7 @@ from grpo.data.template import prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.model.loading import load_tokenizer
 from grpo.rl.batch import Rollout
-from grpo.rl.methods import METHODS
+from grpo.rl.method_table import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.update import Update
 

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
-from grpo.model import head
+from grpo.model import lm_head as head
 from grpo.model.decode import step_rows
 from grpo.model.decode.partial_attention import attention_in_float32
 from grpo.model.loading import load_policy, load_tokenizer

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints a data set's filters and samples. Returns the exit code."""
     from rich.console import Console
 
-    from tasks.sft_data import view as data_view
+    from tasks.sft_data import terminal_view as data_view
 
     if args.samples < 0:
         raise InputError(f"--samples {args.samples}: give 0 or more")

@@ -27,8 +27,8 @@ from grpo.config.engines import VLLM
 from grpo.config.rl import RL
 from grpo.data.completions import Completion
 from grpo.errors import InputError, TrainingStopped
-from grpo.generation.choice import Needs, choose_sampler
-from grpo.generation.continuous import sample_continuously
+from grpo.generation.continuous_batching import sample_continuously
+from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM

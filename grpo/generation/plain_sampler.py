@@ -14,9 +14,9 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
-from grpo.generation.draw import draw_tokens, drawing_device, uniforms_of
+from grpo.generation.draw_tokens import draw_tokens, drawing_device, uniforms_of
 from grpo.model.decoding import to_device
-from grpo.model.head import base_of
+from grpo.model.lm_head import base_of
 from grpo.model.plain import generate
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
 from grpo.generation.chosen_experts import ChosenExperts
-from grpo.generation.draw import draw_tokens, drawing_device, uniforms_of
+from grpo.generation.draw_tokens import draw_tokens, drawing_device, uniforms_of
 from grpo.generation.plain_sampler import completion_of, sample_groups_plain
 from grpo.model.decoder import Decoder
 from grpo.model.decoding import is_worth_prepacking, to_device

@@ -23,9 +23,9 @@ from grpo.config.engines import VLLM, Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Completion, TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, opened_reasoning, prompt_tokens
-from grpo.generation.choice import Needs, choose_sampler
-from grpo.generation.continuous import sample_continuously
+from grpo.generation.continuous_batching import sample_continuously
 from grpo.generation.endpoint import EndpointEngine
+from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM

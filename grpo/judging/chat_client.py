@@ -25,8 +25,8 @@ from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.http.client import Away, Http, Refused, backoff
 from grpo.http.rate_limit import Pace
+from grpo.judging.chat_models import OnReply
 from grpo.judging.counts import JudgeCounts
-from grpo.judging.models import OnReply
 from grpo.judging.replies import Reply
 
 _LONGEST_WAIT_S = 60.0

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
+from grpo.judging.chat_models import ChatModel
 from grpo.judging.endpoint import EndpointModel
 from grpo.judging.local import LocalModel
-from grpo.judging.models import ChatModel
-from grpo.judging.replies_store import RememberingModel
+from grpo.judging.reply_cache import RememberingModel
 from grpo.judging.voting import Voter
 
 MODELS: dict[str, Callable[[JudgeSettings], ChatModel]] = {"local": LocalModel, "openai": EndpointModel}

@@ -9,8 +9,8 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.judging.chat_client import ChatEndpoint, request_body
+from grpo.judging.chat_models import ChatModel, OnReply
 from grpo.judging.counts import JudgeCounts
-from grpo.judging.models import ChatModel, OnReply
 from grpo.judging.replies import Reply
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
+from grpo.judging.chat_models import ChatModel, OnReply
 from grpo.judging.counts import JudgeCounts
-from grpo.judging.models import ChatModel, OnReply
 from grpo.judging.questions import without_markers
 from grpo.judging.replies import Reply
 from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options

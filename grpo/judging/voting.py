@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
-from grpo.judging.models import ChatModel
+from grpo.judging.chat_models import ChatModel
 from grpo.judging.questions import prompt
 from grpo.judging.replies import ASK_AGAIN, Reading, again, read
 

@@ -16,7 +16,7 @@ from grpo.model.cpu.kernels import supports
 from grpo.model.decode.cache import Cache
 from grpo.model.decode.step_rows import StepRows
 from grpo.model.fused.decode_step import DecodeStep, can_decode
-from grpo.model.head import Head, backbone_of
+from grpo.model.lm_head import Head, backbone_of
 from grpo.model.packed.attention import Packed, hidden_states, is_unfused
 from grpo.model.packed.packing import pack
 from grpo.model.packed.scores import ScoreOptions

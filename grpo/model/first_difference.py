@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo.model.float32 import Float32
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.packed.attention import Packed, is_unfused, packed_inputs
 from grpo.model.packed.by_rows import LEFT_OUT, MASK
 from grpo.model.packed.current import running

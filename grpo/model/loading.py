@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from grpo.config.common import Hardware, Lora
 from grpo.errors import InputError
-from grpo.model.head import backbone_of, is_policy
+from grpo.model.forward_ways import Way, choose_way
+from grpo.model.lm_head import backbone_of, is_policy
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.current import same_layout
 from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
 from grpo.model.training_mode import without_noise
-from grpo.model.ways import Way, choose_way
 from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo.model.equal_forwards import run_forwards
-from grpo.model.head import Head, backbone_of
+from grpo.model.lm_head import Head, backbone_of
 from grpo.model.packed.attention import hidden_states, is_packed, is_unfused
 from grpo.model.packed.packing import integers, pack, ranges
 from grpo.model.packed.transfer import to_device

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo.model.decoder import Decoder
 from grpo.model.float32 import Float32
-from grpo.model.head import backbone_of, base_of
+from grpo.model.lm_head import backbone_of, base_of
 from grpo.model.logprobs import completion_logprobs, token_states
 from grpo.model.plain import generate
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from grpo.config.experts import Experts
 from grpo.errors import InputError
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.loading import decodes_exactly
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import pack

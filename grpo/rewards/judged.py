@@ -9,7 +9,7 @@ from grpo.errors import InputError
 
 JUDGED = ("judge", "rubric")
 """Verifiers that ask a judge: against the reference answer, and against the criteria of ``metadata["rubric"]``. A
-scorer with a judge asks it (grpo/scoring/judged.py); they cannot be called."""
+scorer with a judge asks it (grpo/scoring/judge_rewards.py); they cannot be called."""
 
 
 def by_judge(problem: Problem, answer: str) -> float:

@@ -18,8 +18,8 @@ from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.evaluation_guard import no_evaluation
 from grpo.rewards.expressions import arithmetic, exact_integer, literal, symbolic, whole
-from grpo.rewards.no_evaluation import no_evaluation
 
 MAX_CHARACTERS = 20_000
 """Longest answer that a scorer sees; some families' take time that grows with its square."""

@@ -85,7 +85,7 @@ MODEL_REWARDS = ("helpful", "safe")
 """Scored by reward models, on general prompts only; see grpo/scoring/reward_model.py."""
 
 JUDGE_REWARDS = ("judge", "rubric")
-"""Scored by a judge, on prompts with a reference or a rubric; see grpo/scoring/judged.py."""
+"""Scored by a judge, on prompts with a reference or a rubric; see grpo/scoring/judge_rewards.py."""
 
 
 def find(name: str) -> Reward:

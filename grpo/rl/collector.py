@@ -23,15 +23,15 @@ from grpo.model.value_head import values_of
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup, Rollout, TokenStep
 from grpo.rl.credit import CREDITS, CreditInputs, teach_nothing
-from grpo.rl.methods import Method
+from grpo.rl.method_table import Method
 from grpo.rl.metrics import kept_metrics, kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
 from grpo.rl.per_token_values import measure
 from grpo.rl.prefetch import Prefetcher, RolloutRequest
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.step_tokens import step_tokens
+from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Failures, Scorer
-from grpo.scoring.weights import reward_weights
 
 T = TypeVar("T")
 

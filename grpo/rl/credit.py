@@ -1,4 +1,4 @@
-"""Credit assignment: one function for each credit of `grpo.rl.methods`."""
+"""Credit assignment: one function for each credit of `grpo.rl.method_table`."""
 
 from __future__ import annotations
 

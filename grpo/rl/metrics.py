@@ -10,8 +10,8 @@ from torch import Tensor
 from grpo.rl.batch import CompletionGroup
 from grpo.rl.credit import teach_nothing
 from grpo.scoring.agreement import agreement
+from grpo.scoring.reward_weights import branch_parts
 from grpo.scoring.scorer import Failures
-from grpo.scoring.weights import branch_parts
 
 
 def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:

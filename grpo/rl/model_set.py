@@ -19,12 +19,12 @@ from grpo.config.rl import RL
 from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.packed.attention import is_packed
 from grpo.model.routers import prepare_routers
 from grpo.model.value_head import Value
-from grpo.rl.methods import Method
+from grpo.rl.method_table import Method
 
 
 class Models:

@@ -11,7 +11,7 @@ from grpo.data.permutation import permutation
 from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
 from grpo.errors import InputError
-from grpo.scoring.walls import check_walls
+from grpo.scoring.sandbox_walls import check_walls
 
 ALL = ""
 

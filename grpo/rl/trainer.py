@@ -1,7 +1,7 @@
 """The training loop: collect a rollout, update on its minibatches, log, check health, save (DSM algorithm 1, R1's
 schedule).
 
-`grpo.rl.methods` holds what depends on the method.
+`grpo.rl.method_table` holds what depends on the method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, writ
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
-from grpo.rl.methods import method_of
+from grpo.rl.method_table import method_of
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import make_orders
 from grpo.rl.update import Update

@@ -22,7 +22,7 @@ from grpo.model.packed.transfer import to_device
 from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
 from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
-from grpo.rl.methods import Method
+from grpo.rl.method_table import Method
 from grpo.rl.model_set import Models
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 from grpo.training.totals import Totals

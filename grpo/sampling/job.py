@@ -19,13 +19,13 @@ from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
 from grpo.distributed.process_group import Parallel
 from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
-from grpo.judging.answers import AnswerJudge
+from grpo.judging.background_verdicts import AnswerJudge
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
 from grpo.sampling.ray import make_on_ray
 from grpo.sampling.shard import SampledProblem, Shard, writing_file
+from grpo.scoring.sandbox_walls import check_walls
 from grpo.scoring.scorer import Scorer
-from grpo.scoring.walls import check_walls
 
 _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0

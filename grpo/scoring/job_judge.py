@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
-from grpo.judging.answers import AnswerJudge
+from grpo.judging.background_verdicts import AnswerJudge
 from grpo.rewards.judged import JUDGED, by_judge
 
 

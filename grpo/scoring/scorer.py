@@ -18,12 +18,12 @@ from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
 from grpo.errors import InputError, TrainingStopped
-from grpo.judging.answers import AnswerJudge
+from grpo.judging.background_verdicts import AnswerJudge
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
 from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, find, load, score_many, score_one
 from grpo.rewards.steps import is_folder, step_rewards
-from grpo.scoring.judged import JudgedGroup, ask
+from grpo.scoring.judge_rewards import JudgedGroup, ask
 from grpo.scoring.reward_model import RewardModelScorer, member_folders
 from grpo.scoring.step_model import StepScorer
 

@@ -16,7 +16,7 @@ from grpo.data.examples import Example, Tokens, compact
 from grpo.distributed.fsdp import compute_dtype, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.ways import choose_way
+from grpo.model.forward_ways import choose_way
 from grpo.processes.metrics_log import write_result
 from grpo.training.sft import cross_entropy
 from grpo.training.supervised import closing_loss, fit

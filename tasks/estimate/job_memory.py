@@ -13,7 +13,7 @@ from grpo.config.engines import VLLM
 from grpo.config.rl import RL
 from grpo.config.supervised import Supervised
 from grpo.data.token_shards import SAMPLE_BYTES
-from grpo.rl.methods import value_model
+from grpo.rl.method_table import value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_bytes, step_memory
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.model.cpu.limits import CHUNK_BYTES, INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS
-from grpo.rl.methods import keeps_reference, reads_reference
+from grpo.rl.method_table import keeps_reference, reads_reference
 from tasks.estimate.architecture import Architecture
 
 CODES = 1 + 4 / 256

@@ -13,7 +13,7 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
 from grpo.config.supervised import Supervised
-from grpo.rl.methods import reads_reference, value_model
+from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
 from tasks.estimate.job_memory import JobMemory, host_bytes, rl_memory, sampling_memory, supervised_memory

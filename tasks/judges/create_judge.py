@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.config.judge import JudgeSettings
 from grpo.judging.create_voter import MODELS
 from tasks.judges.base import Judge
-from tasks.judges.llm import ModelJudge
+from tasks.judges.model_judge import ModelJudge
 from tasks.judges.reference import ReferenceJudge
 from tasks.judges.rule import RuleJudge
 

@@ -12,8 +12,8 @@ from tasks.store.stale import stale_reasons
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
 from tasks.tracking.connection import Connection
-from tasks.tracking.owner import is_alive, runs_of_dead_processes
 from tasks.tracking.reuse import reuses
+from tasks.tracking.run_owner import is_alive, runs_of_dead_processes
 from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG, STALE_TAG
 
 _PAGE = 200

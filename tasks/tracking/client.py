@@ -23,7 +23,8 @@ from tasks.tracking import connection
 from tasks.tracking.connection import Connection
 from tasks.tracking.models.registry import ModelRegistry
 from tasks.tracking.names import dataset_digest, flatten, metric_name
-from tasks.tracking.owner import (
+from tasks.tracking.reader import RunReader, with_tags
+from tasks.tracking.run_owner import (
     PROMPT_S,
     delete_repeats,
     end_runs_of_dead_processes,
@@ -31,7 +32,6 @@ from tasks.tracking.owner import (
     owner_tags,
     undisturbed,
 )
-from tasks.tracking.reader import RunReader, with_tags
 from tasks.tracking.tags import (
     DATA_CONTEXT_TAG,
     DIGEST_TAG,

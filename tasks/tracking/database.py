@@ -14,7 +14,7 @@ import stat
 import sys
 from pathlib import Path
 
-from tasks.tracking.moved import follow_move
+from tasks.tracking.moved_database import follow_move
 
 
 def make_database(path: Path) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo.rewards.answers.claim import DENIED, SIMPLE_NAME, claim, sides
+from grpo.rewards.evaluation_guard import EvaluationRefused, no_evaluation
 from grpo.rewards.expressions import numeral
-from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
 
 MAX_CHARACTERS = 1_000
 """Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo.config.common import Hardware
 from grpo.distributed import threads
 from grpo.distributed.threads import adapt_threads, use_all_threads
+from grpo.model.forward_ways import choose_way
 from grpo.model.logprobs import completion_logprobs
-from grpo.model.ways import choose_way
 
 CPU = torch.device("cpu")
 

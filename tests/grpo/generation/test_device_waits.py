@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.config.common import Sampling
 from grpo.generation import sampler
-from grpo.generation.draw import draw_tokens
+from grpo.generation.draw_tokens import draw_tokens
 from grpo.generation.sampler import sample
 from grpo.model.decoder import Decoder
 from grpo.model.packed.attention import NAME
@@ -108,6 +108,6 @@ def test_top_p_draws_the_same_where_all_tokens_are_sorted() -> None:
     )
     few = draw_tokens(logits, Sampling(max_new_tokens=1, top_p=0.9), uniforms)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo.generation.draw.CANDIDATES", 3000)
+        patch.setattr("grpo.generation.draw_tokens.CANDIDATES", 3000)
         whole = draw_tokens(logits, Sampling(max_new_tokens=1, top_p=0.9), uniforms)
     assert few[0].tolist() == whole[0].tolist()

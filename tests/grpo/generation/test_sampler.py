@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config.common import Sampling
-from grpo.generation.draw import _cumulative_by_product, draw_tokens
+from grpo.generation.draw_tokens import _cumulative_by_product, draw_tokens
 from grpo.generation.sampler import generator_for, sample, sample_groups, seed_of
 from grpo.model.logprobs import completion_logprobs
 
@@ -136,7 +136,7 @@ def test_the_nucleus_is_the_same_whether_all_tokens_are_sorted_or_few(tokens, mo
     torch.manual_seed(0)
     logits, settings = torch.randn(8, tokens) * 3, Sampling(top_p=0.95, max_new_tokens=1)
     few = draw_tokens(logits, settings, evenly(8))
-    monkeypatch.setattr("grpo.generation.draw.CANDIDATES", 1)  # never enough
+    monkeypatch.setattr("grpo.generation.draw_tokens.CANDIDATES", 1)  # never enough
     all_of_them = draw_tokens(logits, settings, evenly(8))
     assert few[0].tolist() == all_of_them[0].tolist()
 

@@ -12,7 +12,7 @@ from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.health.checks import Health, HealthSettings
 from grpo.rl.batch import CompletionGroup
-from grpo.rl.methods import METHODS
+from grpo.rl.method_table import METHODS
 from grpo.rl.metrics import kl_of
 from tests.support.job_runner import RL, metrics, result, run, write_job
 

@@ -20,7 +20,7 @@ from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.config.common import Sampling
 from grpo.generation.sampler import sample
 from grpo.model.fused.blocks import _replace_forward
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed import packing
 from grpo.model.packed.attention import NAME, UNFUSED

@@ -23,7 +23,7 @@ from transformers import (
 from grpo.config.common import Hardware, Sampling
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
-from grpo.model.head import Head, backbone_of
+from grpo.model.lm_head import Head, backbone_of
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed import attention

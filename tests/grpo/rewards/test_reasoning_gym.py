@@ -12,8 +12,8 @@ import pytest
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.evaluation_guard import EvaluationRefused, no_evaluation
 from grpo.rewards.expressions import arithmetic, exact_integer, literal, numeral, symbolic, whole
-from grpo.rewards.no_evaluation import EvaluationRefused, no_evaluation
 from grpo.rewards.reasoning_gym import pack_entry, unpack_entry
 from grpo.rewards.verifiers import VERIFIERS, verify
 

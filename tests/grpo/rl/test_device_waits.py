@@ -16,7 +16,7 @@ from grpo.algorithms.tokens import Normalizers
 from grpo.config.rl import RL
 from grpo.distributed.process_group import Parallel
 from grpo.rl.batch import Rollout
-from grpo.rl.methods import METHODS
+from grpo.rl.method_table import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.update import Update
 from grpo.training.totals import Totals

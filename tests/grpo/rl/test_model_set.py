@@ -13,7 +13,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
-from grpo.rl.methods import METHODS
+from grpo.rl.method_table import METHODS
 from grpo.rl.model_set import Models
 
 ALONE = Parallel.start(Hardware(device="cpu"))

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from grpo.config.rl import RL
 from grpo.distributed.process_group import Parallel
 from grpo.rl.batch import Rollout
-from grpo.rl.methods import METHODS
+from grpo.rl.method_table import METHODS
 from grpo.rl.model_set import Models
 from grpo.rl.reference import Batch, GRPOSettings, Steps, grpo_loss, make_batch, sample, train
 from grpo.rl.update import Update

@@ -29,7 +29,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "supports":
             monkeypatch.setattr(kernels, name, refuse)
     monkeypatch.setattr("grpo.model.decode.step_rows.decode_attention", refuse)
-    monkeypatch.setattr("grpo.generation.draw.sample_tokens", refuse)
+    monkeypatch.setattr("grpo.generation.draw_tokens.sample_tokens", refuse)
 
 
 def trained(folder: Path, fields: dict, fused: bool) -> Path:

@@ -16,7 +16,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.judges.base import Claim, Pair, Response
-from tasks.judges.llm import ModelJudge
+from tasks.judges.model_judge import ModelJudge
 from tests.support.faulty_endpoint import KINDS, FaultyEndpoint
 
 GREETING = Problem("p", [{"role": "user", "content": "Say hello."}], "", "none", "general", "en", "test")

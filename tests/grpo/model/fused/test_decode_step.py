@@ -27,7 +27,7 @@ from grpo.model.fused import decode_step
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.decode_step import MAX_CONCATENATED, can_decode
 from grpo.model.fused.layers import fuse
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.packed.attention import NAME
 from tests.support import small_models
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.tiny_models import alone, build
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
-from grpo.model.head import backbone_of
+from grpo.model.lm_head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed

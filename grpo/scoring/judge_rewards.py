@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.judging.answers import AnswerJudge, Verdicts
+from grpo.judging.background_verdicts import AnswerJudge, Verdicts
 from grpo.judging.voting import Check, Claim
 from grpo.processes.pool import Failure
 from grpo.rewards.functions import Response

@@ -9,7 +9,7 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.sandbox import run as sandbox
 from grpo.sandbox.run import Means
-from grpo.scoring.walls import check_walls
+from grpo.scoring.sandbox_walls import check_walls
 from tasks.evaluation.programs import unwalled_programs
 from tasks.evaluation.sets.settings import SetData
 from tasks.problems.sources import FileSource

@@ -14,7 +14,7 @@ import pytest
 from grpo.config.judge import JudgeSettings
 from grpo.judging.create_voter import make_voter
 from grpo.judging.replies import Reply
-from grpo.judging.replies_store import BudgetSpent, RepliesStore
+from grpo.judging.reply_cache import BudgetSpent, RepliesStore
 from grpo.judging.voting import Claim, Voter
 from tests.support.faulty_endpoint import FaultyEndpoint
 from tests.support.job_runner import ROOT
@@ -115,7 +115,7 @@ def test_processes_have_parts_of_the_budget(endpoint: FaultyEndpoint, tmp_path: 
 def test_each_process_has_a_file_of_its_own(tmp_path: Path) -> None:
     held = RepliesStore(tmp_path)
     code = (
-        "import sys, pathlib; from grpo.judging.replies_store import RepliesStore; "
+        "import sys, pathlib; from grpo.judging.reply_cache import RepliesStore; "
         "from grpo.judging.replies import Reply; "
         "RepliesStore(pathlib.Path(sys.argv[1])).add('a', Reply('yes', tokens=5))"
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
-from grpo.judging.models import ChatModel, OnReply
+from grpo.judging.chat_models import ChatModel, OnReply
 from grpo.judging.replies import Reply
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from grpo.errors import InputError
 from grpo.model.first_difference import first_difference
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse, unfuse
-from grpo.model.head import backbone_of, is_policy
+from grpo.model.lm_head import backbone_of, is_policy
 from grpo.model.packed.attention import NAME, UNFUSED, is_unfused
 from grpo.model.packed.by_rows import run_by_rows, runs_by_rows
 from grpo.model.probe import (

@@ -15,9 +15,10 @@ from grpo.config.common import Hardware, Sampling
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.generation import choice, engines
-from grpo.generation.choice import Needs, choose_sampler
-from grpo.generation.continuous import sample_continuously
+from grpo.generation import engine_choice as choice
+from grpo.generation import engines
+from grpo.generation.continuous_batching import sample_continuously
+from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.engines import ContinuousBatching
 from grpo.generation.text_engines import Prompting, make_text_engine
 from grpo.model.loading import load_policy

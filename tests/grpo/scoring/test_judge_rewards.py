@@ -14,7 +14,7 @@ from grpo.config.rl import RL, Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError, TrainingStopped
-from grpo.judging.answers import AnswerJudge
+from grpo.judging.background_verdicts import AnswerJudge
 from grpo.rewards.functions import Response
 from grpo.rewards.judged import reads_reference
 from grpo.scoring.agreement import agreement

@@ -21,7 +21,7 @@ from grpo.config.common import Sampling
 from grpo.data.completions import Completion
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
-from grpo.model.head import base_of
+from grpo.model.lm_head import base_of
 from grpo.model.loading import plain_attention
 
 logger = logging.getLogger(__name__)

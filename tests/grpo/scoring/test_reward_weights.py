@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config.common import Sampling
 from grpo.config.rl import RL as Settings
-from grpo.scoring.weights import branch_of, branch_parts, reward_weights
+from grpo.scoring.reward_weights import branch_of, branch_parts, reward_weights
 from tests.support.job_runner import RL, metrics, run, write_job
 
 

@@ -11,7 +11,7 @@ from tasks.store.manifest import artifact_key
 from tasks.store.store import Store
 from tasks.tracking.client import RECIPE_FILE, Tracking
 from tasks.tracking.connection import default_uri
-from tasks.tracking.moved import follow_move
+from tasks.tracking.moved_database import follow_move
 
 
 @pytest.mark.parametrize("move", [Path.rename, shutil.copytree], ids=["mv", "cp"])
