@@ -82,7 +82,7 @@ async def _read_retired(client: PrefectClient) -> list[Resource]:
 
 
 def _still_switched(diff: ResourceDiff, retired: Iterable[Resource]) -> ResourceDiff:
-    """A new deployment with schedules as somebody switched them under its old name."""
+    """A renamed deployment, with its schedules switched on or off as they were under the old name."""
     if diff.old is not None or not diff.resource.fields.get("schedules"):
         return diff
     flow = diff.resource.name.split("/")[0]

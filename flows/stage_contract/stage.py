@@ -202,7 +202,7 @@ class Context:
                 self.tracking.log_file(self.run_id, log, f"logs/{name}")
         if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, to compare
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
-            # At step 0 MLflow draws a bar.
+            # MLflow shows a metric that has only step 0 as a bar, not as a curve of one point.
             self.tracking.log_metrics(self.run_id, [{"step": 0, f"{prefix}peak_memory_gb": gigabytes}])
         write_whole(done, json.dumps(result))
         return result

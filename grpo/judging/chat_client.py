@@ -114,7 +114,7 @@ class _Asking:
             str(settings.base_url), settings.timeout_s, retries=0, key=endpoint.key, proxy=True, pace=endpoint.pace
         )
         self._url = self._http.url + endpoint.path
-        self._began = time.monotonic()  # without requests it was not away
+        self._began = time.monotonic()  # an outage cannot have begun earlier
         self._stop = threading.Event()
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The way that a model runs, found out when it is loaded: packed, packed with parts by rows, or plain."""
+"""Chooses how a model runs when it is loaded: packed, packed with some modules by rows, or plain."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class Way:
 
 
 def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
-    """Lets the model run packed where it then computes what it computes alone; else plain, by transformers' fastest
-    attention that is right, or by its definition.
+    """Chooses the fastest way that gives the outputs of transformers' own forward pass, and prepares the model for it.
 
-    Raises InputError where transformers cannot run the model, and where neither way is right.
+    In order: packed; plain with transformers' fastest attention; plain with eager attention.
+
+    Raises InputError if transformers cannot run the model, or if no way gives the right outputs.
     """
     own, compare = (own_logprobs, logprob_difference) if is_policy(loaded) else (own_scores, score_difference)
     backbone = backbone_of(loaded)

@@ -149,7 +149,7 @@ def _decoded_logprobs(model: Any, prompts: Sequence[list[int]], completions: Seq
 
 @contextmanager
 def attention_as(model: Any, implementation: str) -> Iterator[None]:
-    """Within it the model attends by another implementation."""
+    """Context in which the model uses another implementation of attention."""
     before = backbone_of(model).config._attn_implementation
     set_attention(model, implementation)
     try:

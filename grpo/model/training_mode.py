@@ -11,7 +11,7 @@ from typing import Any
 
 
 def without_noise(model: Any) -> None:
-    """Lets `model.train()` change nothing that it computes, in place."""
+    """Changes the model in place, so that `model.train()` does not change what it computes."""
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             for name, value in vars(module).items():

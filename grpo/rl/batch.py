@@ -29,7 +29,7 @@ class CompletionGroup:
     rewards: Tensor  # [G]
     steps: list[list[TokenStep]] | None
     ref_logprobs: list[Tensor] | None
-    old_logprobs: list[Tensor] | None  # of the policy, where they were computed
+    old_logprobs: list[Tensor] | None  # under the policy that sampled; None if nothing needs them
     values: list[Tensor] | None
 
 

@@ -33,7 +33,7 @@ class CreditInputs:
 class Credit:
     """Learning signals of a group for the update; lists run over completions."""
 
-    advantages: list[Tensor]  # one a token
+    advantages: list[Tensor]  # one value per token
     returns: list[Tensor] | None = None
     units: list[list[int]] | None = None  # None: each sequence by itself
 

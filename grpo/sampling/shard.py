@@ -91,7 +91,7 @@ class Shard:
 
     def _right(self, problem: Problem, rounds: int) -> int:
         groups = [self.groups.get((problem.id, number)) for number in range(rounds)]
-        # A problem that was not sampled in a round had enough before it.
+        # A problem is left out of a round once it has enough right samples.
         return self.task.samples_max if None in groups else sum(group.right for group in groups if group)
 
     def _by_sampling(self, problems: list[Problem], count: int) -> Iterator[tuple[Sampling, int, list[Problem]]]:

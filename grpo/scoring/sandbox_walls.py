@@ -1,4 +1,4 @@
-"""Programs that a model wrote run in a sandbox, whose walls depend on the machine: said before they run, or refused."""
+"""Checks, before programs that a model wrote are run, which walls of the sandbox this machine lacks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def run_step_labels(job: StepLabelsJob) -> None:
 
 
 class Labeller:
-    """A completer, and the verifiers of its completions."""
+    """Labels steps of solutions: samples completions of each, and verifies them."""
 
     def __init__(self, job: StepLabelsJob):
         self.job = job

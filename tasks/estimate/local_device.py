@@ -33,7 +33,7 @@ def local_device(home: Path) -> Device:
 
 
 def processor(home: Path) -> Device:
-    """This machine's processor, as measured, or as assumed of each of its cores."""
+    """The CPU of this machine as a device: its measured speed, else an assumed speed for each core."""
     return replace(_calibrated(home) or _assumed(), memory=_ram(), host_memory=_ram())
 
 

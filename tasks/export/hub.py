@@ -63,7 +63,7 @@ def push(folder: Path, repo: str, kind: Kind, revision: str | None = None, publi
 
 
 def _refused(error: Any) -> str:
-    """The hub's own sentence where it gave one, with the status."""
+    """The error message of the hub's reply, with the HTTP status."""
     said = error.server_message
     with contextlib.suppress(ValueError, AttributeError):
         said = said or error.response.json()["error"]

@@ -18,8 +18,8 @@ def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float
     """Rows of earlier rounds to train on beside `rows`, drawn without replacement: the share `share` (from 0 to below
     1) of all that is then trained on, or as many as there are.
 
-    Held-out rows are neither drawn nor counted, so that accuracy is that on this round's responses. What `rows` say
-    already is no history. Raises InputError where a file of `history` is missing.
+    Held-out rows are neither drawn nor counted, so that accuracy is that on this round's responses. Rows that `rows`
+    already has are not drawn. Raises InputError if a file of `history` is missing.
     """
     for path in history:
         if not path.is_file():

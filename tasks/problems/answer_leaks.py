@@ -32,7 +32,7 @@ _AROUND = " \t\n*_`$\"'“”.,:;!"
 def states_answer(prompt: str, answer: str) -> bool:
     """Whether the prompt announces exactly this answer, whatever its case; a number may have its unit behind it."""
     answer_tokens, prompt = _tokens(_plain(answer)), _plain(prompt)
-    if not answer_tokens or answer_tokens[0] not in prompt:  # most prompts: spares the search
+    if not answer_tokens or answer_tokens[0] not in prompt:  # true of most prompts, and cheap
         return False
     return any(_is_answer(_tokens(stated), answer_tokens) for stated in _stated(prompt))
 

@@ -1,4 +1,4 @@
-"""MLflow's SQLite database in a home that was moved or copied: MLflow stores the places of its files as whole paths."""
+"""Mends MLflow's SQLite database in a home that was moved or copied: MLflow stores absolute paths of its files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _COLUMNS = {
 
 
 def follow_move(database: Path) -> bool:
-    """Points the files of a database at `mlartifacts` beside it, where they were beside it at another place before.
-    Returns whether there was anything to do."""
+    """Replaces the former folder `mlartifacts` in the paths of a database by the one that lies beside it now.
+    Returns whether a path changed."""
     folder = database.resolve().parent / "mlartifacts"
     if not database.exists() or not folder.is_dir():
         return False

@@ -96,7 +96,7 @@ class LocalVLLM:
                 engine.add_request(name, {"prompt_token_ids": list(prompt)}, request)
                 waiting[name] = index if own else None
             while waiting:
-                # the CPU's sampler draws from the global generator, without effect where all requests have seeds
+                # vLLM's CPU sampler advances torch's global generator, even though all our requests have seeds.
                 state = torch.get_rng_state()
                 outputs = engine.step()
                 torch.set_rng_state(state)

@@ -87,7 +87,7 @@ def _check(states: list[dict[str, Any]]) -> None:
 
 
 def _fault(control: Control) -> str | None:
-    """The first fault that a worker recorded, if any can still be asked."""
+    """The first fault that a worker recorded. None if there is none, or if no worker answers."""
     try:
         _check(control.states())
     except RuntimeError as error:

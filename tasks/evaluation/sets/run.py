@@ -36,7 +36,7 @@ class ModelEvaluation(Settings):
 
 
 def read_sets(sets: Sequence[EvaluationSet], seed: int) -> dict[str, list[Problem]]:
-    """The problems that each set asks, by its name."""
+    """The problems of each set, by the set's name."""
     return {of.name: asked(of, load_set(of, seed).problems) for of in sets}
 
 
