@@ -36,8 +36,8 @@ class Routing:
 
 
 def prepare_routers(policy: Any, model: str, experts: Experts) -> list[nn.Module]:
-    """Returns the routers of a policy, frozen or prepared for replay by its settings. Raises InputError if the model has
-    none, or none that can be replayed."""
+    """Returns the routers of a policy, frozen or prepared for replay as `experts` says. Raises InputError if the model
+    has none, or none that can be replayed."""
     routers = routers_of(policy)
     if not routers:
         raise InputError(f"experts: {model} has no router whose choice of experts is visible; leave `experts` out")
