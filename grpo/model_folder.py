@@ -38,6 +38,7 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
         raise InputError(f"{model}: no such model folder; give a Hugging Face folder or a hub name")
     if not (path / "config.json").is_file():
         raise InputError(f"{model}: not a model folder (config.json is missing)")
+    config = _config(path, model)
     if not any(path.glob("*.safetensors")):
         if pickles := sorted(file.name for pattern in _PICKLES for file in path.glob(pattern)):
             raise InputError(
@@ -45,7 +46,7 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
                 "code; save them again with transformers' save_pretrained where you trust them"
             )
         raise InputError(f"{model}: not a model folder (no *.safetensors weights)")
-    if not remote_code and (reason := _needs_own_code(path)):
+    if not remote_code and (reason := _needs_own_code(config)):
         raise InputError(
             f"{model}: {reason}, and code from a model folder is not run; set remote_code = true (in base for the "
             "recipe's model, in a section's hardware for what that loads) if you trust it"
@@ -62,13 +63,19 @@ def check_tokenizer_files(model: str | Path) -> None:
         )
 
 
-def _needs_own_code(path: Path) -> str | None:
-    """Why transformers cannot build the model without the folder's own code; None if it can, or nobody could."""
+def _config(path: Path, model: str | Path) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # transformers says what is wrong
-    if not isinstance(config, dict) or not isinstance(config.get("auto_map"), dict):
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{model}: config.json cannot be read as JSON ({str(error)[:200] or 'empty'})") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{model}: config.json is not a JSON object")
+    return config
+
+
+def _needs_own_code(config: dict[str, Any]) -> str | None:
+    """Why transformers cannot build the model without the folder's own code; None if it can, or nobody could."""
+    if not isinstance(config.get("auto_map"), dict):
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -113,8 +113,6 @@ def settings(args: argparse.Namespace) -> tuple[ModelEvaluation, list[Evaluation
     if args.k is not None and args.k > args.samples:
         raise InputError(f"--k {args.k}: is above --samples {args.samples}; lower it, or raise --samples")
     model, template = find_model(args.model)
-    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        raise InputError(f"{model}: not a model folder (config.json is missing)")
     try:
         evaluation = ModelEvaluation.model_validate(
             {

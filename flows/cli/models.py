@@ -18,14 +18,16 @@ def find_model(name: str) -> tuple[str, Path | None]:
     """The folder or hub name of a model, and its plain-text template if it has no chat template.
 
     Raises:
-        InputError: nothing has this name, or an artifact that has is no checkpoint.
+        InputError: nothing has this name, an artifact that has is no checkpoint, or a folder is no model.
     """
     from flows.stage_contract.references import CHAMPION, artifact
     from flows.stages.base_model import ZERO_TEMPLATE_FILE
     from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
+    from tasks.export.folder import check_model
 
     folder = Path(name).expanduser()
     if folder.is_dir():
+        check_model(folder)
         return str(folder), folder / ZERO_TEMPLATE_FILE if (folder / ZERO_TEMPLATE_FILE).is_file() else None
     if name.startswith((".", "/", "~")):
         raise InputError(f"{name}: no such folder")

@@ -56,7 +56,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
         # Strict like JSON: lists and tables are converted, but true is not a number, nor is "3".
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise InputError(f"{where}: {_explain(error)}") from None
+        raise InputError(f"{where}: {_explain(error, values)}") from None
     except RecursionError:
         raise InputError(f"{where}: {_TOO_DEEP}") from None
 
@@ -138,17 +138,36 @@ def _index(place: list[Any], key: str, override: str) -> int:
     return int(key)
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, values: dict[str, Any]) -> str:
     """The first mistake on one line: field, problem, value, and the closest known name.
 
     Unknown fields come first: where a name is misspelled, the correct one is missing too.
     """
     first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
-    field = ".".join(str(part) for part in first["loc"])
+    location, kind = _without_kinds(first["loc"], values)
+    field = ".".join(map(str, location))
     if first["type"] == "extra_forbidden":
-        return f"{field}: unknown field; {suggestion(first['loc']) or 'remove it'}"
+        of = f" of kind {kind!r}" if kind else ""
+        return f"{field}: unknown field{of}; {suggestion(location, kind) or 'remove it'}"
+    if first["type"] == "union_tag_invalid":
+        context = first["ctx"]
+        return f"{field}.kind: must be one of {context['expected_tags']} (got {context['tag']!r})"
     message = first["msg"].removeprefix("Value error, ")
     value = first["input"]
     shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) else ""
     more = len(error.errors()) - 1
     return (f"{field}: " if field else "") + message + shown + (f"; and {more} more" if more else "")
+
+
+def _without_kinds(location: tuple[int | str, ...], values: Any) -> tuple[tuple[int | str, ...], str | None]:
+    """A mistake's location without the kinds that pydantic writes into it, and the kind of the table that holds it."""
+    place, parts, kind = values, [], None
+    for number, part in enumerate(location):
+        if isinstance(place, dict) and place.get("kind") == part and number < len(location) - 1:
+            kind = str(part)
+            continue
+        parts.append(part)
+        kind = kind if number == len(location) - 1 else None
+        inside = (isinstance(place, dict) and part in place) or (isinstance(place, list) and isinstance(part, int))
+        place = place[part] if inside else None
+    return tuple(parts), kind

@@ -25,25 +25,30 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def suggestion(location: tuple[int | str, ...]) -> str:
-    """What an unknown field at `location` may have meant, as the end of a message; "" if nothing is close."""
-    beside = _names_beside(location)
-    wrong = str(location[-1])
-    if close := difflib.get_close_matches(wrong, beside, n=1):
+def suggestion(location: tuple[int | str, ...], kind: str | None = None) -> str:
+    """What an unknown field at `location` may have meant, as the end of a message; "" if nothing is close.
+
+    `kind`: of the table that the field was given to, where tables of several kinds may stand.
+    """
+    models, wrong = _models_at(location), str(location[-1])
+    own = [model for model in models if kind is None or kind in get_args(model.model_fields["kind"].annotation)]
+    if close := difflib.get_close_matches(wrong, [name for model in own for name in model.model_fields], n=1):
         return f"did you mean {close[0]!r}?"
+    if any(wrong in model.model_fields for model in models):
+        return "another kind has it: change kind, or remove it"
     if elsewhere := paths_of(wrong):
-        more = f", or {len(elsewhere) - _MOST} others" if len(elsewhere) > _MOST else ""
+        more = f", or {len(elsewhere) - _MOST} more" if len(elsewhere) > _MOST else ""
         return f"did you mean {' or '.join(map(repr, elsewhere[:_MOST]))}{more}?"
     return ""
 
 
-def _names_beside(location: tuple[int | str, ...]) -> list[str]:
-    """Field names of the models that an unknown key was given to."""
+def _models_at(location: tuple[int | str, ...]) -> list[type[BaseModel]]:
+    """Models that the table around an unknown field can be."""
     models: list[type[BaseModel]] = [Recipe]
     for part in location[:-1]:
         if isinstance(part, str):  # of a list, every item has the same models
             models = [m for model in models if part in model.model_fields for m in members(model, part)] or models
-    return [name for model in models for name in model.model_fields]
+    return models
 
 
 def paths_of(name: str) -> list[str]:

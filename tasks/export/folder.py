@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.errors import InputError
+from grpo.model_folder import check_model_folder, check_tokenizer_files
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
 
@@ -23,6 +24,12 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder}: is not empty; give a new or an empty folder")
     if not folder.absolute().parent.is_dir():
         raise InputError(f"{folder.absolute().parent}: no such folder; make it first")
+
+
+def check_model(folder: Path) -> None:
+    """Raises InputError unless a folder holds a model and its tokenizer, in files that are safe to load."""
+    check_model_folder(folder)
+    check_tokenizer_files(folder)
 
 
 def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:

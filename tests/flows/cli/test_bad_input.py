@@ -29,6 +29,11 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
     [
         (["run", "tinny"], "unknown recipe 'tinny'; did you mean 'tiny'?"),
         (["run", "tiny", "--set", "sft.epoch=2"], "sft.epoch: unknown field; did you mean 'epochs'?"),
+        (
+            ["plan", "tiny", "--set", "problems.sources.0.path=x"],
+            "problems.sources.0.path: unknown field of kind 'reasoning_gym'; another kind has it: change kind",
+        ),
+        (["plan", "tiny", "--set", "problems.sources.0.kind=csv"], "problems.sources.0.kind: must be one of "),
         (["plan", "tiny", "--set", "kl_coef=1"], "kl_coef: unknown field; did you mean 'reasoning_rl.kl_coef' or "),
         (["plan", "tiny", "--set", "zzz=1"], "zzz: unknown field; remove it"),
         (["run", "tiny", "--set", "sft.epochs=0"], "sft.epochs: Input should be greater than or equal to 1 (got 0)"),

@@ -27,7 +27,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def model(tmp_path: Path) -> str:
     """A folder that is enough of a model for what happens before it is loaded."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
     return str(tmp_path / "model")
 
 

@@ -50,6 +50,17 @@ def test_a_port_in_use_is_one_line(model: Path) -> None:
             serve.run(given("dev3", "--engine", "transformers", "--port", str(taken.getsockname()[1])))
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(None, "config.json is missing"), ("{", "config.json cannot be read as JSON"), ("{}", "no .*safetensors weights")],
+)
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path, config: str | None, message: str) -> None:
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        serve.run(given(str(tmp_path)))
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_transformers_answers_in_the_words_of_the_checkpoint(model: Path, tmp_path: Path, stop: int) -> None:
