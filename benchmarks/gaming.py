@@ -31,7 +31,7 @@ def by_rule(asked: Sequence[Case]) -> Verdicts:
 
 def by_judge(folder: Path) -> Callable[[Sequence[Case]], Verdicts]:
     def ask(asked: Sequence[Case]) -> Verdicts:
-        judge = make_judge(JudgeSettings(kind="local", path=folder, max_tokens=96, ask_again=False))
+        judge = make_judge(JudgeSettings(kind="local", path=folder, max_tokens=256, ask_again=False))
         claims = [Claim(case.problem.text, case.problem.answer, case.answer or "(no answer)") for case in asked]
         named = {"correct": True, "incorrect": False, "undecided": None}
         return [named[verdict] for verdict in judge.correct_all(claims)]
