@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 
 # Matplotlib, which MLflow loads, caches fonts in the home folder; the tests leave nothing there.
-os.environ.setdefault("MPLCONFIGDIR", tempfile.mkdtemp(prefix="r1flow-matplotlib-"))
+if "MPLCONFIGDIR" not in os.environ:
+    os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="r1flow-matplotlib-")
+    atexit.register(shutil.rmtree, os.environ["MPLCONFIGDIR"], ignore_errors=True)
 
 # Prefect waits 20 s for a temporary server of its own, which is short on a busy machine.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
