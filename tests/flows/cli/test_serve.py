@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from flows.cli.main import parser
 from grpo.errors import InputError
 from tests.support.published import publish
 from tests.support.r1 import ROOT
-from tests.support.vllm_models import tiny_llama
+from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
 
 PROMPT = [{"role": "user", "content": "compute 3 + 4"}]
 
@@ -64,40 +65,59 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path, config: str | None
 @pytest.mark.system
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_transformers_answers_in_the_words_of_the_checkpoint(model: Path, tmp_path: Path, stop: int) -> None:
+    command = [sys.executable, "-m", "flows.cli"]
+    assert answer(command, "transformers", "--device cpu", tmp_path, stop) == greedy(model)
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_vllm_answers_in_the_words_of_the_checkpoint(model: Path, tmp_path: Path) -> None:
+    # vLLM's environment lacks what r1 needs and cannot share our versions of it: ours come last.
+    ours = sysconfig.get_paths()["purelib"]
+    start = f"import site, sys; site.addsitedir({ours!r}); from flows.cli.main import main; sys.exit(main())"
+    options = "--dtype float32 --enforce-eager --max-model-len 256 --kv-cache-memory-bytes 256M"
+    assert answer([str(PYTHON), "-c", start], "vllm", options, tmp_path, signal.SIGINT) == greedy(model)
+
+
+def answer(command: list[str], engine: str, options: str, folder: Path, stop: int) -> str | None:
+    """The reply to PROMPT of a server that `r1 serve` starts and that the signal `stop` then ends."""
     openai = pytest.importorskip("openai", reason="pip install 'r1flow[serve]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "flows.cli", "serve", "latest:sft", "--engine", "transformers"]
-    command += ["--port", str(port), "--options", "--device cpu"]
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf")},
-            stdout=log,
-            stderr=log,
-        )
+    command = [*command, "serve", "latest:sft", "--engine", engine, "--port", str(port), "--options", options]
+    settings = {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hf"), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    log = folder / "log"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, cwd=folder, env={**os.environ, **settings}, stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 180
-        while "transformers serves model 'latest-sft' at " not in (text := (tmp_path / "log").read_text()):
+        deadline = time.monotonic() + 600
+        while f"{engine} serves model 'latest-sft' at " not in (text := log.read_text()):
             assert server.poll() is None and time.monotonic() < deadline, text
             time.sleep(0.2)
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=120)
-        answer = client.chat.completions.create(model="latest-sft", messages=PROMPT, temperature=0, max_tokens=8)
-        said = answer.choices[0].message.content
-        assert list(client.models.list()) == []  # of the cache of the hub
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=240)
+        reply = client.chat.completions.create(model="latest-sft", messages=PROMPT, temperature=0, max_tokens=8)
+        listed = [served.id for served in client.models.list()]
+        assert listed == ([] if engine == "transformers" else ["latest-sft"])  # transformers': of the hub's cache
         with pytest.raises(openai.APIStatusError):  # it serves this model alone
             client.chat.completions.create(model="other", messages=PROMPT)
         server.send_signal(stop)
-        assert server.wait(60) == 0, (tmp_path / "log").read_text()
+        assert server.wait(60) == 0, log.read_text()
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
     finally:
         server.kill()
         server.wait()
+    said: str | None = reply.choices[0].message.content
+    return said
+
+
+def greedy(model: Path) -> str:
+    """The most likely reply to PROMPT, by transformers in this process."""
     tokenizer, local = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     ids = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=False)
     with torch.no_grad():
         new = local.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
-    assert said and said == tokenizer.decode(new, skip_special_tokens=True)
+    text = tokenizer.decode(new, skip_special_tokens=True)
+    assert text
+    return str(text)
