@@ -20,7 +20,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(os, "environ", os.environ.copy())  # the command sets variables of servers and libraries
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
 
 
 def export(tmp_path: Path, *sets: str, more: tuple[str, ...] = ()) -> int:
