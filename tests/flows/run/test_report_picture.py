@@ -46,7 +46,7 @@ COLOURS = """() => ['body', '.soft', '.ran', 'a'].map(s => getComputedStyle(docu
 @pytest.fixture(scope="module")
 def report(r1: R1, first_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = tmp_path_factory.mktemp("report") / "page.html"
-    r1("report", "latest", "--out", str(page))
+    r1("report", first_run["run_id"], "--out", str(page))
     return page
 
 

@@ -26,10 +26,10 @@ KINDS = {
 }
 
 
-ROUNDING = {("qwen3_next", "auto"): 8e-6}
+ROUNDING = {("qwen3_next", "auto"): 8e-6, ("deepseek_v3", "auto"): 2e-6}
 """Of the largest gradient; 1e-6 elsewhere. The recurrence of the gated delta rule magnifies rounding, by how much
 depends on the processor's instructions: one process is 8e-6 to 10e-6 from float64 itself
-(`test_shares_are_as_near_to_float64_as_the_whole`)."""
+(`test_shares_are_as_near_to_float64_as_the_whole`). DeepSeek-V3 has 1.07e-6 on an Intel CPU with AVX-512."""
 
 
 @pytest.fixture(scope="module")
