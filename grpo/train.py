@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.disk import is_full, says_full
-from grpo.processes.lifetime import write_whole_lines
+from grpo.processes.lifetime import be_killed_first, write_whole_lines
 from grpo.processes.peak_memory import MemoryUsed
 from grpo.secret_values import secret_in
 
@@ -43,6 +43,9 @@ RUNNERS = {
 LOST_S = 20.0
 """Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others
 within a second, so the process at fault must end first. If it ran on another machine, only we can end this one."""
+OOM_POINTS = 100
+"""Thousandths of the memory by which the kernel takes a trainer for larger when memory runs out: the flow that started
+it should live and say so."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
 _WORKER = "LOCAL_RANK" in os.environ
 """Whether torchrun started this process."""
@@ -170,6 +173,7 @@ def _die_with_parent() -> None:
     parent = os.environ.get("R1FLOW_PARENT_PID")
     if (parent is None and not _WORKER) or sys.platform != "linux":
         return
+    be_killed_first(OOM_POINTS)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if parent is not None and os.getppid() != int(parent) and not _WORKER:

@@ -36,6 +36,13 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def be_killed_first(points: int) -> None:
+    """When memory runs out, has the kernel kill this process and those that it starts before others, as if it held
+    `points` thousandths of the memory more (Linux only)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(points))
+
+
 def write_whole_lines() -> None:
     """Makes stdout and stderr write whole lines, so that processes which share a log do not mix their words."""
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,7 @@ import resource
 import signal
 from typing import Any, NoReturn
 
-from grpo.processes.lifetime import LINUX, Alarm, die_with_parent, prctl
+from grpo.processes.lifetime import LINUX, Alarm, be_killed_first, die_with_parent, prctl
 from grpo.sandbox import namespaces, system_calls
 
 TICK_S = 0.05
@@ -84,8 +84,7 @@ class Launch:
     def _program(self) -> NoReturn:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # under memory pressure the kernel kills this first
+        be_killed_first(1000)
         folder = self.order["folder"] or namespaces.WORK
         os.chdir(folder)
         self._limit()

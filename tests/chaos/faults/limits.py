@@ -106,7 +106,10 @@ def out_of_memory(trial: Trial) -> Ended:
             _squeeze(group, command)
             trial.struck = _killed(group)
             trial.notes.append("the kernel killed" if trial.struck else "it fitted")
-    return command.wait()
+    ended = command.wait()
+    # The kernel chooses; once the trainer is small or gone, the flow is the largest.
+    trial.killed_flow = trial.struck is True and ended.code == -signal.SIGKILL
+    return ended
 
 
 def _squeeze(group: Path, command: Command) -> None:

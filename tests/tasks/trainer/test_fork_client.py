@@ -117,6 +117,17 @@ def test_a_killed_fork_is_told_by_its_signal_and_the_next_one_continues(tmp_path
     assert fork_client._server is not None and fork_client._server.launches == 2
 
 
+def test_the_kernel_kills_a_trainer_before_the_flow_when_memory_runs_out(tmp_path: Path) -> None:
+    preload()
+    points: list[int] = []
+
+    def look(_: object) -> None:
+        points.append(int(Path(f"/proc/{trainer()}/oom_score_adj").read_text()))
+
+    train(tmp_path / "job", look)
+    assert min(points) >= int(Path("/proc/self/oom_score_adj").read_text()) + 50
+
+
 def test_a_fork_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     preload()
     seen: list[int] = []
