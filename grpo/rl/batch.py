@@ -1,4 +1,4 @@
-"""The two forms of a completion in training: `CompletionGroup` as it was scored, `Rollout` as the update reads it."""
+"""The two forms of a completion in training: `CompletionGroup` as scored, `Rollout` as the update reads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TokenStep = tuple[int, float]
 
 @dataclass
 class CompletionGroup:
-    """One problem and its scored completions; a list runs over the completions."""
+    """One problem and its scored completions. Each list has one entry per completion."""
 
     problem: Problem
     prompt: list[int]
@@ -35,23 +35,24 @@ class CompletionGroup:
 
 @dataclass
 class Rollout:
-    """N sequences; the lists run over them, group by group. Vectors are as long as their completion, on the CPU.
+    """N sequences. Each list has one entry per sequence, group by group; each vector has one entry per completion token
+    and is on the CPU.
 
-    Plain data throughout, so that a checkpoint can hold a rollout that is half used.
+    Holds only plain data, so that a checkpoint can save a partly used rollout.
     """
 
     prompts: list[list[int]]
     completions: list[list[int]]
     advantages: list[Tensor]
-    old_logprobs: list[Tensor] | None  # of the policy before the updates; None: the only update computes them
+    old_logprobs: list[Tensor] | None  # under the policy before the updates; None: the only update computes them
     ref_logprobs: list[Tensor] | None
     old_values: list[Tensor] | None
     returns: list[Tensor] | None
-    learnt: list[bool]  # whether the loss reads the sequence at all
-    units: list[list[int]]  # sequences that an update must see together: single ones, or DPO's (better, worse)
+    learnt: list[bool]  # whether the loss includes the sequence
+    units: list[list[int]]  # sequences that one update must contain: [i], or DPO's [better, worse]
     metrics: dict[str, float]
-    sampler_logprobs: list[Tensor] | None = None  # where the sampler is not exactly that policy
-    experts: list[Tensor] | None = None  # chosen by the sampler, where the update replays them (`Completion.experts`)
+    sampler_logprobs: list[Tensor] | None = None  # only if the sampler is not exactly that policy
+    experts: list[Tensor] | None = None  # chosen by the sampler, if the update replays them (`Completion.experts`)
     samples: list[dict[str, Any]] = field(default_factory=list)  # a few completions to read
 
     def mask(self, rows: Sequence[int]) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""Collecting rollouts: sample groups of completions, score them meanwhile, assign credit (DSM algorithm 1).
+"""Collecting rollouts: sample groups of completions, score them as they arrive, assign credit (DSM algorithm 1).
 
-Departures from the paper: the sampler's own log-probabilities serve as those of the old policy where the sampler is
-exactly the policy. Where it is not (vLLM, or weights that are one rollout old), the trainer computes them, and each
-token's advantage is weighted by the truncated ratio of the two.
+Differences from the paper: if the sampler is exactly the policy, its own log-probabilities are used as those of the old
+policy. If it is not (vLLM, or weights that are one rollout old), the trainer computes them, and each token's advantage
+is multiplied by the truncated ratio of the two (truncated importance sampling).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class RolloutCollector:
         self.outcome_only: list[list[TokenStep] | None] = [None] * self.settings.group_size
 
     def __call__(self, step: int, minibatches: int, attempt: int) -> Rollout:
-        """The rollout for the updates from `step` on. Another `attempt` draws other completions."""
+        """Returns the rollout for the updates that start at `step`. A different `attempt` samples different
+        completions."""
         request = self.prefetched or self._request(step, minibatches, attempt)
         assert request.step == step, (request.step, step)
         self.prefetched = None
@@ -91,7 +92,7 @@ class RolloutCollector:
         return rollout
 
     def begin(self, step: int, minibatches: int, attempt: int) -> None:
-        """Starts to sample the next rollout in the background."""
+        """Starts sampling the next rollout in the background."""
         self.prefetched = self._request(step, minibatches, attempt, background=True)
 
     def _request(self, step: int, minibatches: int, attempt: int, *, background: bool = False) -> RolloutRequest:
@@ -99,12 +100,12 @@ class RolloutCollector:
         return self.prefetcher.sample(problems, step, (step, attempt, 0), background=background)
 
     def wait(self) -> None:
-        """Until the rollout that was begun in the background is sampled."""
+        """Blocks until the rollout started in the background is sampled."""
         if self.prefetched is not None:
             self.prefetched.results.result()
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint. Waits for a rollout in the making; all processes call it together."""
+        """Returns plain data for a checkpoint. Waits for a rollout in progress. All processes must call it together."""
         prefetched = self.prefetched and self.prefetcher.state(self.prefetched, self.models.version)
         return {"orders": {name: order.state() for name, order in self.orders.items()}, "begun": prefetched}
 
@@ -120,7 +121,7 @@ class RolloutCollector:
         self.prefetcher.close()
 
     def _problems_for(self, step: int, minibatches: int) -> list[Problem]:
-        """General prompts join in the last steps only (R1, stage 4)."""
+        """Adds general prompts only in the last steps (R1, stage 4)."""
         settings = self.settings
         chosen: list[Problem] = []
         for number in range(step, step + minibatches):
@@ -133,7 +134,7 @@ class RolloutCollector:
         return chosen
 
     def _groups_of(self, request: RolloutRequest) -> tuple[list[CompletionGroup], Failures]:
-        """Each process computes and scores its share; all processes get all groups, in the order of the problems."""
+        """Returns all groups, in problem order, on every process; each process computes and scores its own share."""
         failures, of_problem = Failures(), dict[int, CompletionGroup]()
         for share, (groups, failed) in zip(
             request.shares, self.parallel.all_gather(self._finish_share(request)), strict=True
@@ -161,7 +162,7 @@ class RolloutCollector:
             steps = None
             if scored.steps is not None:
                 of_each = zip(completions[position], scored.steps, scored.breakdowns, strict=True)
-                # The steps' places count from the tag that the prompt ends with, where it does.
+                # If the prompt ends with the opening reasoning tag, step positions are counted from that tag.
                 opened = len(opened_reasoning(self.tokenizer, prompts[position]))
                 steps = [
                     self._token_steps(completion.tokens, [(end - opened, of_step) for end, of_step in spans], b)
@@ -181,12 +182,12 @@ class RolloutCollector:
         return groups, failures
 
     def _inexact(self, request: RolloutRequest) -> bool:
-        """Whether the sampler's log-probabilities are not those of the policy that is about to learn."""
+        """Whether the sampler's log-probabilities differ from those of the policy that is about to be updated."""
         samples_policy = self.method.online
         return samples_policy and not (self.prefetcher.engine.exact and request.version == self.models.version)
 
     def _observe(self, group: CompletionGroup) -> None:
-        """Tells the curriculum how often a problem was solved, also of groups that dynamic sampling replaces."""
+        """Reports a problem's pass rate to the curriculum, also for groups that dynamic sampling discards."""
         if "accuracy" in group.breakdowns[0]:
             pass_rate = sum(b["accuracy"] for b in group.breakdowns) / len(group.breakdowns)
             self.orders[group.problem.domain].observe(group.problem, pass_rate)
@@ -194,8 +195,8 @@ class RolloutCollector:
     def _token_steps(
         self, tokens: list[int], steps: list[tuple[int, float]], breakdown: dict[str, float]
     ) -> list[TokenStep]:
-        """Steps by the token that ends them instead of the character. The completion's end is the last step and carries
-        the outcome, scaled to [0, 1] like the others."""
+        """Converts step ends from characters to tokens. The end of the completion is the last step; its reward is the
+        outcome, scaled to [0, 1] like the others."""
         ends = step_tokens(self.tokenizer, tokens, [end for end, _ in steps])
         by_token = [(end, reward) for end, (_, reward) in zip(ends, steps, strict=True)]
         scale = sum(abs(self.weights[name]) for name in breakdown) or 1.0
@@ -204,7 +205,8 @@ class RolloutCollector:
     def _measured(
         self, prompts: list[list[int]], tokens: list[list[list[int]]], inexact: bool
     ) -> dict[str, list[list[Tensor] | None]]:
-        """Fields of CompletionGroup that models compute: log-probabilities and values, where the method reads them."""
+        """Returns the fields of CompletionGroup that models compute: log-probabilities and values, if the method uses
+        them."""
         repeated = [prompt for prompt, group in zip(prompts, tokens, strict=True) for _ in group]
         flat = [completion for group in tokens for completion in group]
         measured: dict[str, list[Tensor] | None] = dict.fromkeys(("ref_logprobs", "old_logprobs", "values"))
@@ -217,7 +219,7 @@ class RolloutCollector:
         if self.method.reads_reference(self.settings):
             with self.models.reference() as reference:
                 measured["ref_logprobs"] = logprobs_of(reference)
-        # A single update starts from the current policy and computes these itself.
+        # A single update starts from the current policy and computes the old log-probabilities itself.
         if inexact and self.settings.minibatches * self.settings.inner_epochs > 1:
             with self.models.policy.gathered() as policy:
                 measured["old_logprobs"] = logprobs_of(policy)
@@ -238,7 +240,7 @@ class RolloutCollector:
         best = (rewards > rewards.mean(1, keepdim=True)).flatten().tolist()
         inputs = CreditInputs(
             rewards=rewards,
-            # Where no rule decides, RFT keeps completions that are better than the group's mean.
+            # If no rule checks correctness, RFT keeps completions with a reward above the group's mean.
             correct=[b.get("accuracy", float(better)) == 1.0 for b, better in zip(breakdowns, best, strict=True)],
             lengths=[len(t) for t in tokens],
             steps=[steps for g in groups for steps in g.steps or self.outcome_only],
@@ -268,6 +270,6 @@ def _grouped(values: list[Tensor] | None, groups: int, size: int) -> list[list[T
 
 
 def _flat(of_groups: list[list[T] | None]) -> list[T] | None:
-    """One list of all groups' values, or None without values."""
+    """Concatenates the values of all groups; None if there are none."""
     known = [values for values in of_groups if values is not None]
     return [value for values in known for value in values] if known else None

@@ -1,4 +1,4 @@
-"""Credit assignment: one function for each credit of `grpo.rl.method_table`."""
+"""Credit assignment: one function for each value of `credit` in `grpo.rl.method_table`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from grpo.rl.batch import CompletionGroup, TokenStep
 
 @dataclass
 class CreditInputs:
-    """Rewards and what else credit is assigned from: P groups of G completions; lists run over all completions."""
+    """Inputs of credit assignment for P groups of G completions. Each list has one entry per completion."""
 
     rewards: Tensor  # [P, G]
     correct: list[bool]
     lengths: list[int]
-    steps: list[list[TokenStep] | None] | None = None  # under process supervision; None for those of general prompts
-    logprobs: list[Tensor] | None = None  # of the policy that sampled (PPO)
+    steps: list[list[TokenStep] | None] | None = None  # under process supervision; None for general prompts
+    logprobs: list[Tensor] | None = None  # under the policy that sampled (PPO)
     ref_logprobs: list[Tensor] | None = None
     values: list[Tensor] | None = None
 
 
 @dataclass
 class Credit:
-    """Learning signals of a group for the update; lists run over completions."""
+    """Learning signals for the update. Each list has one entry per completion."""
 
     advantages: list[Tensor]  # one value per token
     returns: list[Tensor] | None = None
-    units: list[list[int]] | None = None  # None: each sequence by itself
+    units: list[list[int]] | None = None  # None: each sequence is its own unit
 
 
 def all_completions(inputs: CreditInputs, settings: RL) -> Credit:
@@ -49,12 +49,12 @@ def correct(inputs: CreditInputs, settings: RL) -> Credit:
 
 
 def preference_pairs(inputs: CreditInputs, settings: RL) -> Credit:
-    """The better and the worse completions of each problem, in pairs (DPO)."""
+    """Pairs of a better and a worse completion of each problem (DPO)."""
     return Credit([torch.zeros(n) for n in inputs.lengths], units=[list(pair) for pair in pair_up(inputs.rewards)])
 
 
 def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
-    """Advantages relative to the group: one a completion, or one a step and the tokens before its end (GRPO)."""
+    """Group-relative advantages (GRPO): one per completion or, under process supervision, one per step's tokens."""
     outcome = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
     advantages = [torch.full((n,), a) for n, a in zip(inputs.lengths, outcome, strict=True)]
     size = inputs.rewards.shape[1]
@@ -88,8 +88,8 @@ CREDITS: dict[str, Callable[[CreditInputs, RL], Credit]] = {
 
 
 def teach_nothing(group: CompletionGroup) -> bool:
-    """Whether what the group is learnt from does not differ: its rewards or, under process supervision, those of all
-    steps, so that all advantages are 0."""
+    """Whether all rewards of the group are equal (under process supervision: all step rewards), so that all its
+    advantages are 0."""
     rewards = group.rewards
     if group.steps is not None:
         rewards = torch.tensor([reward for steps in group.steps for _, reward in steps])

@@ -1,4 +1,4 @@
-"""Given data instead of sampled completions: demonstrations for SFT, pairs for DPO."""
+"""Fixed data instead of sampled completions: demonstrations for SFT, preference pairs for DPO."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.rl.per_token_values import measure
 
 
 class Demonstrations:
-    """Yields as many demonstrations a step as other methods sample completions, shuffled anew in each epoch."""
+    """Yields as many demonstrations per step as other methods sample completions; reshuffled each epoch."""
 
     def __init__(self, job: RLJob, tokenizer: Any):
         if job.demonstrations is None:
@@ -65,8 +65,8 @@ class Demonstrations:
 
 
 class GivenPairs(Demonstrations):
-    """Yields half as many pairs a step as other methods sample completions, shuffled anew in each epoch, with the
-    log-probabilities of the reference: DPO as it was published (arXiv 2305.18290)."""
+    """Yields half as many pairs per step as other methods sample completions, reshuffled each epoch, with the
+    reference's log-probabilities: DPO as published (arXiv 2305.18290)."""
 
     def __init__(self, job: RLJob, tokenizer: Any, models: Models):
         if job.pairs is None:

@@ -1,4 +1,4 @@
-"""The unified view (DSM eq. 5, table 10): six methods are one loop that differs in its data and its credit.
+"""The unified view (DSM eq. 5, table 10): six methods share one loop and differ in data and credit.
 
     grad J = E over D of (1/|o|) sum over t of GC(q, o, t) grad log pi(o_t)
 
@@ -11,8 +11,8 @@
 | ppo        | the policy            | reward, KL and a value function  | GAE's A_t                               |
 | grpo       | the policy, in groups | reward relative to the group     | A_it + beta (pi_ref / pi - 1)           |
 
-METHODS holds everything that depends on the method. The rest of the package asks it and never compares names. Loading
-this module loads no torch, so that a memory estimate can ask too.
+METHODS holds everything that depends on the method. The rest of the package looks it up there and never compares method
+names. Importing this module does not import torch, so that memory estimates can use it too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ValueModel = Literal["model", "head"]
 
 @dataclass(frozen=True)
 class Method:
-    """All that depends on the method: its data, credit, loss and models."""
+    """Everything that depends on the method: data, credit, loss and models."""
 
     source: Literal["demonstrations", "pairs", "initial", "policy"]  # where completions come from
     credit: Literal["all", "correct", "preference_pairs", "gae", "group_relative"]  # a name in credit.CREDITS
     loss: Literal["policy", "actor_critic", "preference"]  # a name in Update's losses
-    kl: Literal["none", "loss", "reward", "preference"]  # where the reference enters
-    objective: str | None = None  # a name in OBJECTIVES; None: the recipe's
+    kl: Literal["none", "loss", "reward", "preference"]  # where the reference is used
+    objective: str | None = None  # a name in OBJECTIVES; None: the recipe's objective
 
     @property
     def samples(self) -> bool:
@@ -42,39 +42,39 @@ class Method:
 
     @property
     def online(self) -> bool:
-        """Whether the policy in training samples its own completions."""
+        """Whether completions are sampled from the policy being trained."""
         return self.source == "policy"
 
     def reads_reference(self, settings: RL) -> bool:
-        """Whether the loss, the reward or a metric reads log-probabilities of a reference."""
+        """Whether the loss, the reward or a metric uses log-probabilities under a reference."""
         if self.kl in ("loss", "reward"):
             return settings.kl_coef > 0 or settings.health.kl_budget.limit is not None
         return self.kl == "preference"
 
     def keeps_reference(self, settings: RL) -> bool:
-        """Whether a second, frozen copy of the policy is in memory. With LoRA the policy without its adapters serves
+        """Whether a frozen copy of the policy is in memory. With LoRA, the policy without its adapters is used
         instead."""
         return settings.lora is None and (self.source == "initial" or self.reads_reference(settings))
 
     def value_model(self, settings: RL) -> ValueModel | None:
-        """Model that estimates values: one of its own, a head on the policy, or none."""
+        """The value model: "model" (a separate model), "head" (a head on the policy), or None."""
         return settings.ppo.value if self.loss == "actor_critic" else None
 
     def objective_name(self, settings: RL) -> str:
-        """The name of the policy's objective in grpo/algorithms/objectives.py."""
+        """Name of the policy objective in grpo/algorithms/objectives.py."""
         return self.objective or settings.objective
 
     def loss_kl_coef(self, settings: RL) -> float:
-        """Weight of the KL penalty in the loss; 0 where the penalty is part of the reward, or absent."""
+        """Weight of the KL penalty in the loss; 0 if the penalty is part of the reward or absent."""
         return settings.kl_coef if self.kl == "loss" else 0.0
 
     def skips_zero_advantages(self, settings: RL) -> bool:
-        """Whether a completion with advantages of 0 has no gradient, so that the update may leave it out."""
+        """Whether a completion whose advantages are all 0 has no gradient, so that the update may skip it."""
         return self.loss == "policy" and not self.loss_kl_coef(settings)
 
     def temperature(self, settings: RL) -> float:
         """Temperature of the policy's log-probabilities. Online methods compare policies at the sampling temperature;
-        completions of another author are fitted at 1."""
+        completions that the policy did not sample are fitted at temperature 1."""
         return settings.sampling.temperature if self.online else 1.0
 
 
@@ -89,18 +89,18 @@ METHODS: dict[MethodName, Method] = {
 
 
 def method_of(settings: RL) -> Method:
-    """The method under these settings: DPO's pairs may be given instead of sampled."""
+    """The method for these settings. DPO's pairs may be given instead of sampled."""
     method = METHODS[settings.method]
     return replace(method, source="pairs") if settings.dpo.files and settings.method == "dpo" else method
 
 
 def reads_reference(settings: RL) -> bool:
-    """Whether a reference model computes log-probabilities of each completion: one more forward pass."""
+    """Whether a reference model computes log-probabilities of each completion, which costs one more forward pass."""
     return method_of(settings).reads_reference(settings)
 
 
 def keeps_reference(settings: RL) -> bool:
-    """Whether a frozen copy of the policy is in memory beside it."""
+    """Whether a frozen copy of the policy is also in memory."""
     return method_of(settings).keeps_reference(settings)
 
 

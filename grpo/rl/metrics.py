@@ -15,7 +15,7 @@ from grpo.scoring.scorer import Failures
 
 
 def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of all groups that were sampled for a rollout. `weights`: factor of each reward."""
+    """Metrics over all groups sampled for a rollout. `weights`: weight of each reward."""
     completions = [c for g in groups for c in g.completions]
     return _reward_means(groups, weights) | {
         "zero_variance_share": _mean([teach_nothing(group) for group in groups]),
@@ -28,14 +28,14 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
 
 
 def kept_metrics(groups: list[CompletionGroup], weights: Mapping[str, float]) -> dict[str, float]:
-    """What dynamic sampling makes of it: rewards of the groups that it kept, which are better or worse than the policy
-    is, and the share of them that teach nothing nevertheless."""
+    """Metrics over the groups that dynamic sampling kept: their rewards, which are biased as an estimate of the policy,
+    and the share of them that still teach nothing."""
     kept = {f"kept_{name}": value for name, value in _reward_means(groups, weights).items()}
     return kept | {"zero_variance_share": _mean([teach_nothing(group) for group in groups])}
 
 
 def _reward_means(groups: list[CompletionGroup], weights: Mapping[str, float]) -> dict[str, float]:
-    """Means over completions, by reward and, where there are several, by domain."""
+    """Means over completions, by reward and, if there are several domains, by domain."""
     rewards = [reward for group in groups for reward in group.rewards.tolist()]
     metrics = {"reward": _mean(rewards)} | _component_means("reward_", groups, weights)
     domains = {g.problem.domain for g in groups}
@@ -47,7 +47,8 @@ def _reward_means(groups: list[CompletionGroup], weights: Mapping[str, float]) -
 
 
 def samples_of(groups: list[CompletionGroup], advantages: list[Tensor], step: int) -> list[dict[str, Any]]:
-    """Samples of a rollout's first groups, to read. `advantages` begin with those of these groups."""
+    """Samples of a rollout's first groups, for people to read. `advantages` starts with the advantages of these
+    groups."""
     kept: list[dict[str, Any]] = []
     for group in groups:
         for response, breakdown, reward in zip(group.responses, group.breakdowns, group.rewards.tolist(), strict=True):
@@ -73,7 +74,8 @@ def _component_means(prefix: str, groups: list[CompletionGroup], weights: Mappin
 
 
 def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
-    """KL to the reference in nats a completion: mean of log pi - log pi_ref over the policy's own samples, summed over
+    """KL to the reference in nats per completion: mean of log pi - log pi_ref over the policy's own samples, summed
+    over
     tokens (k1, unbiased). Empty without a reference."""
     ratios = [
         sum(completion.logprobs) - reference.sum().item()

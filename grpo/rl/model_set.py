@@ -1,7 +1,7 @@
-"""The models of a run: the policy, and those that its method reads.
+"""The models of a run: the policy, and the other models that its method uses.
 
-GRPO without a penalty holds one model, with it two (policy, reference); PPO three (policy, reference, value). Reward
-models come on top. With LoRA the reference is the policy without its adapters, and takes no memory. Each model is
+GRPO without a KL penalty holds one model; with it, two (policy, reference). PPO holds three (policy, reference, value).
+Reward models are extra. With LoRA the reference is the policy without its adapters and takes no memory. Each model is
 sharded over the processes of the job.
 """
 
@@ -28,11 +28,11 @@ from grpo.rl.method_table import Method
 
 
 class Models:
-    """The policy of a run and the models beside it, each sharded over the processes."""
+    """The policy of a run and its other models, each sharded over the processes."""
 
     def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
         self.settings, self.method = settings, method
-        self.version = 0  # of the policy: increases with every change of its weights
+        self.version = 0  # of the policy's weights: increases with every change
         hardware = settings.hardware
         kept, computed = hardware.to_train(), compute_dtype(hardware)
         policy = load_policy(model, kept, settings.lora)
@@ -53,7 +53,7 @@ class Models:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """The reference: the policy at the start, or at the last refresh; unsharded in each process, without
+        """The reference: the policy as it was at the start or at the last refresh. Unsharded in each process, without
         gradients."""
         if self.initial is not None:
             with self.initial.gathered() as model:
@@ -64,7 +64,7 @@ class Models:
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:
-        """The model that samples the completions; unsharded in each process, without gradients."""
+        """The model that samples completions. Unsharded in each process, without gradients."""
         with self.policy.gathered() if self.method.online else self.reference() as model:
             yield model
 
@@ -74,23 +74,25 @@ class Models:
 
     @property
     def sampler_is_exact(self) -> bool:
-        """Whether its log-probabilities while sampling are those of a forward pass, up to rounding."""
+        """Whether the log-probabilities from sampling equal those of a forward pass, up to rounding."""
         return decodes_exactly(self.policy.model)
 
     @property
     def packed(self) -> bool:
-        """Whether the policy computes sequences packed, not plain."""
+        """Whether the policy runs on packed sequences instead of plain ones."""
         return is_packed(backbone_of(self.policy.model))
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Weights of `sampler` by names in transformers' files, for an engine that keeps a copy. All processes iterate
-        together, to the end."""
+        """Weights of `sampler` by their names in transformers' files, for an engine that keeps a copy. All processes
+        must
+        iterate together, to the end."""
         if self.method.online:
             return self.policy.full_tensors()
         return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its own peak rate."""
+        """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its own peak learning
+        rate."""
         peak = self.settings.optimizer.learning_rate
         groups = [{"params": [p for p in self.policy.parameters() if p.requires_grad], "lr": peak}]
         if self.value is not None:
@@ -100,14 +102,14 @@ class Models:
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
-        """Replaces the reference by the policy (R1), or moves it towards the policy by `reference_mixing`.
+        """Replaces the reference with the policy (R1), or moves it towards the policy by `reference_mixing`.
 
-        Does nothing where the frozen policy writes the data (rft, dpo): these methods are offline by definition.
+        Does nothing if the frozen policy samples the data (rft, dpo): these methods are offline by definition.
         """
         if self.initial is None or self.method.source == "initial":
             return
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
-            # The reference may have a narrower type than the policy.
+            # The reference may have a narrower dtype than the policy.
             mine, theirs = local(old), local(new)
             mine.lerp_(theirs.to(mine.dtype), self.settings.reference_mixing)
 

@@ -1,4 +1,4 @@
-"""Values per completion token that a model computes without learning."""
+"""Per-token values of completions that a model computes without gradients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from grpo.model.packed.packing import micro_batches
 
 PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
-"""(prompts, completions) -> one value a completion token, [B, C]."""
+"""(prompts, completions) -> one value per completion token, [B, C]."""
 
 
 @torch.no_grad()
 def measure(of: PerToken, prompts: list[list[int]], tokens: list[list[int]], micro_batch_tokens: int) -> list[Tensor]:
-    """One value a completion token, [T] for each sequence, computed in micro-batches."""
+    """One value per completion token, [T] for each sequence, computed in micro-batches."""
     results: dict[int, Tensor] = {}
     units = [[i] for i in range(len(tokens))]
-    # No activations are kept for a backward pass, so more fits; larger matrix products are faster.
+    # No activations are kept for a backward pass, so larger micro-batches fit; larger matrix products are faster.
     for batch in micro_batches(prompts, tokens, units, 4 * micro_batch_tokens):
         table = of([prompts[i] for i in batch], [tokens[i] for i in batch]).float().cpu()
         results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}

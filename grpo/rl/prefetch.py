@@ -1,4 +1,5 @@
-"""Sampling and scoring of a process's share of the problems: at once, or in the background while the policy trains."""
+"""Sampling and scoring of a process's share of the problems: immediately, or in the background while the policy
+trains."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from grpo.rl.model_set import Models
 from grpo.scoring.scorer import Scorer, Scores, responses_of
 
 ScoredCompletions = dict[int, tuple[list[Completion], Scores]]
-"""Index of a problem -> its completions and their scores, which may still be computed."""
+"""Index of a problem -> its completions and their scores, which may still be pending."""
 
 
 @dataclass
@@ -28,18 +29,18 @@ class RolloutRequest:
     """Problems to sample completions of."""
 
     step: int
-    version: int  # of the weights
+    version: int  # of the weights that sample
     problems: list[Problem]
     prompts: list[list[int]]
     mine: list[int]  # indices of the problems that this process samples
-    shares: list[list[int]]  # the same of all processes
+    shares: list[list[int]]  # the same for every process
     sampling: Sampling
-    completions: int  # of each problem
+    completions: int  # per problem
     results: Future[ScoredCompletions] = field(default_factory=Future)
 
 
 class Prefetcher:
-    """The engine and the scorer of one job, and the requests that they work on."""
+    """Runs one job's engine and scorer on rollout requests."""
 
     def __init__(self, job: RLJob, engine: Engine, models: Models, tokenizer: Any, scorer: Scorer, parallel: Parallel):
         self.job, self.tokenizer, self.scorer, self.parallel = job, tokenizer, scorer, parallel
@@ -55,10 +56,11 @@ class Prefetcher:
         sampling: Sampling | None = None,
         completions: int | None = None,
     ) -> RolloutRequest:
-        """All processes call it together. Completions depend on the weights, the problems and `draw` alone.
+        """Samples completions. All processes must call it together. The completions depend only on the weights, the
+        problems and `draw`.
 
-        `background`: return at once and sample in a thread, which shares only the scorer with the trainer. `sampling`
-        and `completions`, of each problem: the job's where left out.
+        `background`: return immediately and sample in a thread, which shares only the scorer with the trainer.
+        `sampling` and `completions` (per problem) default to the job's.
         """
         request = self._share(problems, step, self._synced.sync(), sampling, completions)
         seeds = [seed_of(self.job.seed, *draw, number) for number in request.mine]
@@ -109,7 +111,8 @@ class Prefetcher:
         self.engine.close()
 
     def state(self, request: RolloutRequest, version: int) -> dict[str, Any]:
-        """The request with all its completions, as plain data. Waits for them; all processes call it together."""
+        """Returns the request with all its completions as plain data. Waits for them. All processes must call it
+        together."""
         results = request.results.result()
         mine = {n: [(c.tokens, c.logprobs, c.finished) for c in completions] for n, (completions, _) in results.items()}
         gathered = [result for share in self.parallel.all_gather(mine) for result in share.items()]
@@ -121,7 +124,7 @@ class Prefetcher:
         }
 
     def restore(self, state: dict[str, Any], version: int, problems: dict[str, Problem]) -> RolloutRequest:
-        """The inverse of `state`, for any number of processes. Completions are scored again."""
+        """The inverse of `state`, with any number of processes. Scores the completions again."""
         request = self._share([problems[name] for name in state["problems"]], state["step"], version - state["age"])
         groups = {number: [Completion(*of) for of in state["completions"][number]] for number in request.mine}
         request.results.set_result({n: (group, self._score(request, n, group)) for n, group in groups.items()})

@@ -1,4 +1,4 @@
-"""The order of problems: mixed by source, with a curriculum by pass rate; resumable."""
+"""The order of problems: mixes sources, applies a curriculum by pass rate, and can be resumed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ALL = ""
 class ProblemOrder:
     """Orders the problems of one domain.
 
-    Each pass over a source is a permutation of its own, fixed by the seed. With `weights` (source -> relative
-    frequency) every prefix of the order has the sources in these proportions, up to whole problems. Without weights,
-    all problems are one source.
+    Each pass over a source is a new permutation, determined by the seed. With `weights` (source -> relative
+    frequency), every prefix of the order has the sources in these proportions, up to rounding to whole problems.
+    Without weights, all problems form one source.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class ProblemOrder:
                 raise InputError(f"source_weights: no problems of source {name!r}; sources here: {known}")
         self.positions = dict.fromkeys(self.sources, 0)
         self.taken = dict.fromkeys(self.sources, 0)
-        self.resting: dict[str, int] = {}  # problem id -> the pass from which on it is used again
+        self.resting: dict[str, int] = {}  # problem id -> the pass from which it is used again
 
     def take(self, count: int) -> list[Problem]:
         return [self._next(self._due_source()) for _ in range(count)]
 
     def observe(self, problem: Problem, pass_rate: float) -> None:
-        """Records the share of completions that solved a problem, 0 to 1."""
+        """Records the share of completions that solved the problem, 0 to 1."""
         if self.curriculum is None:
             return
         if self.curriculum.min_pass_rate < pass_rate < self.curriculum.max_pass_rate:
@@ -78,8 +78,9 @@ class ProblemOrder:
 
 
 def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
-    """The order of each domain's problems. Raises InputError where a domain that the job trains on has none.
-    Says it where programs will run without the walls of the sandbox, or refuses to, as the job wants."""
+    """Returns the problem order of each domain. Raises InputError if a domain that the job trains on has no problems.
+
+    If programs would run without the sandbox's isolation, warns or raises, depending on the job's settings."""
     settings = job.settings
     problems = prompted_by(read_problems(job.problems), job.template, job.zero_template)
     check_walls(problems, settings.scoring)

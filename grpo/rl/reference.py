@@ -6,8 +6,8 @@
         sample G completions for each prompt, score them, compute advantages (4.1.2 outcome, 4.1.3 process supervision)
         for each update on this batch: ascend the GRPO objective (eq. 3) with AdamW
 
-The trainer (`grpo.rl.trainer`) does the same with packed sequences, fused kernels, engines and checkpoints. This module
-is the text to read first, and `tests/grpo/rl/test_reference.py` holds the trainer's loss and gradients against it.
+The trainer (`grpo.rl.trainer`) does the same with packed sequences, fused kernels, engines and checkpoints. Read this
+module first. `tests/grpo/rl/test_reference.py` compares the trainer's loss and gradients with it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from grpo.algorithms.objectives import Objective
 from grpo.algorithms.tokens import Normalizers, Tokens, pad
 
 Steps = list[tuple[int, float]]
-"""(index of the completion token that ends a reasoning step, reward of the step), one a step."""
+"""(index of the completion token that ends a reasoning step, reward of the step), one entry per step."""
 RewardFunction = Callable[[list[int], list[int]], float | Steps]
-"""(prompt, completion), in token ids -> the completion's reward, or under process supervision its steps' rewards."""
+"""(prompt, completion), as token ids -> the completion's reward or, under process supervision, its steps' rewards."""
 
 
 @dataclass(frozen=True)
 class GRPOSettings:
-    """Hyperparameters by the names of DSM's section 4 where it has them; defaults are those of `grpo.config.rl.RL`."""
+    """Hyperparameters, named as in section 4 of DSM where it names them. Defaults are those of `grpo.config.rl.RL`."""
 
     group_size: int = 16  # G
     max_new_tokens: int = 64
     temperature: float = 1.0
-    updates: int = 1  # mu, on each batch
+    updates: int = 1  # mu, per batch
     clip_eps: float = 0.2
     kl_coef: float = 0.001  # beta
     learning_rate: float = 1e-6
@@ -47,9 +47,9 @@ class GRPOSettings:
 
 @dataclass(frozen=True)
 class Batch:
-    """Completions of P prompts with G each, B = P * G rows, and what the objective reads of them, [B, T]."""
+    """G completions of each of P prompts (B = P * G rows) and the inputs of the objective, [B, T]."""
 
-    prompts: list[list[int]]  # each prompt G times
+    prompts: list[list[int]]  # each prompt repeated G times
     completions: list[list[int]]
     rewards: Tensor  # [P, G]; a completion's step rewards are summed here
     advantages: Tensor
@@ -60,7 +60,7 @@ class Batch:
 def train(
     policy: PreTrainedModel, prompts: Sequence[list[int]], reward: RewardFunction, steps: int, settings: GRPOSettings
 ) -> list[float]:
-    """Trains `policy` in place, on all prompts in each step. Returns the mean reward of each step."""
+    """Trains `policy` in place; each step uses all prompts. Returns the mean reward of each step."""
     reference = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     mean_rewards = []
@@ -84,7 +84,7 @@ def make_batch(
     reward: RewardFunction,
     settings: GRPOSettings,
 ) -> Batch:
-    """Samples G completions of each prompt from the policy, which is the old policy of the updates, and scores them."""
+    """Samples G completions of each prompt from the policy (the updates' old policy) and scores them."""
     sampled = [(prompt, completion) for prompt in prompts for completion in sample(policy, prompt, settings)]
     repeated, completions = [list(rows) for rows in zip(*sampled, strict=True)]
     scores = [reward(prompt, completion) for prompt, completion in sampled]
@@ -133,7 +133,7 @@ def advantages_of(scores: Sequence[float | Steps], rewards: Tensor, completions:
 def logprobs_of(
     model: Any, prompts: Sequence[list[int]], completions: Sequence[list[int]], temperature: float
 ) -> Tensor:
-    """log pi(o_t | q, o_<t) of every completion token, [B, T], one forward pass a sequence."""
+    """log pi(o_t | q, o_<t) of every completion token, [B, T], with one forward pass per sequence."""
     rows = []
     for prompt, completion in zip(prompts, completions, strict=True):
         logits = model(torch.tensor([prompt + completion], device=model.device)).logits[0, len(prompt) - 1 : -1]
@@ -143,7 +143,8 @@ def logprobs_of(
 
 
 def grpo_loss(policy: Any, batch: Batch, settings: GRPOSettings) -> Tensor:
-    """-J_GRPO (DSM eq. 3): the clipped surrogate less kl_coef times the k3 estimate of the KL to the reference (eq. 4),
+    """-J_GRPO (DSM eq. 3): the clipped surrogate minus kl_coef times the k3 estimate of the KL to the reference (eq.
+    4),
     mean over the tokens of each completion, then over completions."""
     objective = Objective(
         "grpo",

@@ -1,4 +1,4 @@
-"""Where the steps of a completion end, in tokens instead of characters."""
+"""Converts the ends of a completion's steps from characters to tokens."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 BLOCK = 32
-"""Tokens that are searched together."""
+"""Number of tokens that are searched together."""
 CONTEXT = 8
-"""Tokens that are decoded before them: a token's text depends on its neighbours. One character may take four tokens,
-and some tokenizers drop a space at the beginning."""
+"""Number of preceding tokens that are decoded with them, because a token's text depends on its neighbours. One
+character
+may take four tokens, and some tokenizers drop a space at the beginning."""
 INCOMPLETE = "\ufffd"
-"""The replacement character: decoded where a character's last bytes are missing."""
+"""The replacement character: what decoding yields when a character's last bytes are missing."""
 
 
 def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """For each of the ascending `ends`, in characters of the decoded text, the index of the first token up to which
-    that many characters are complete; the last token where they never are.
+    """For each of the ascending `ends` (characters of the decoded text), returns the index of the first token by which
+    that many characters are complete, or of the last token if they never are.
 
-    Decodes each token a bounded number of times, however many steps there are.
+    Decodes each token a bounded number of times, regardless of the number of steps.
     """
     found: list[int] = []
     before = 0
@@ -32,7 +33,7 @@ def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> l
 
 
 class _Block:
-    """Tokens from `start` on, up to `stop`, with `before` characters before them."""
+    """Tokens from `start` up to `stop`, preceded by `before` characters."""
 
     def __init__(self, tokenizer: Any, tokens: Sequence[int], start: int, before: int):
         self.tokenizer, self.tokens = tokenizer, tokens
@@ -45,11 +46,11 @@ class _Block:
         return self._offset + len(self._text(until))
 
     def complete(self, last: int) -> int:
-        """Number of characters of all tokens up to `last`; a character that is cut off there does not count."""
+        """Number of characters of all tokens up to and including `last`; a character cut off there does not count."""
         return self._offset + len(self._text(last + 1).rstrip(INCOMPLETE))
 
     def reaching(self, characters: int) -> int:
-        """The first token of the block up to which so many are complete."""
+        """The first token of the block by which that many characters are complete."""
         return bisect.bisect_left(range(self.stop), characters, lo=self.start, key=self.complete)
 
     def _text(self, until: int) -> str:

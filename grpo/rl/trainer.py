@@ -1,7 +1,7 @@
-"""The training loop: collect a rollout, update on its minibatches, log, check health, save (DSM algorithm 1, R1's
+"""The training loop: collect a rollout, update on its minibatches, log, check health, save (DSM algorithm 1 with R1's
 schedule).
 
-`grpo.rl.method_table` holds what depends on the method.
+Everything that depends on the method is in `grpo.rl.method_table`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Trainer:
         self.method = method_of(self.settings)
         self.scorer: Scorer | None = None
         self.orders = make_orders(job) if self.method.samples else {}
-        if self.orders:  # its processes start while the models load
+        if self.orders:  # the scorer's processes start while the models load
             options = {name: term.options for name, term in self.settings.rewards.items()}
             step_reward = self.settings.step_reward if self.settings.supervision == "process" else None
             orders = self.orders.values()
@@ -100,7 +100,7 @@ class Trainer:
         return Validator(self.job, self.collect, self.models, self.parallel)
 
     def _open_logs(self) -> None:
-        """Opens the logs of metrics and completions, and drops what was logged after the step to resume from."""
+        """Opens the logs of metrics and completions, and drops entries logged after the step to resume from."""
         if self.parallel.is_main:
             self.metrics = Metrics(self.job.metrics, self.step)
             self.completions = Metrics(self.job.metrics.with_name(COMPLETIONS), self.step - 1)
@@ -143,7 +143,7 @@ class Trainer:
         return self.validator is not None and self.validator.selection.stops
 
     def _advance(self) -> None:
-        """One optimizer step; collects a new rollout if the last is used up."""
+        """Takes one optimizer step. Collects a new rollout first if the last is used up."""
         settings = self.settings
         if self.pending is None:
             self.pending = self._roll_out()
@@ -201,7 +201,7 @@ class Trainer:
             if not self.settings.rollouts_ahead:
                 stats["logprob_mismatch"] = stats["sampler_difference_max"]
         elif first and change is not None and self.method.online:
-            # Later updates differ because the policy moved, not because the sampler is off.
+            # Later updates differ because the policy has changed, not because the sampler is inexact.
             stats["logprob_mismatch"] = change
         record = {
             **pending.rollout.metrics,
@@ -211,14 +211,14 @@ class Trainer:
             "update_s": update_s,
             "packed": float(self.models.packed),
         }
-        record = self.parallel.broadcast(record)  # times differ between processes, which must all decide alike
+        record = self.parallel.broadcast(record)  # timings differ by process; all must decide alike
         if self.metrics is not None:
             self.metrics.log(self.step, self.settings.steps, **record)
         return record
 
     def _act_on(self, findings: list[HealthEvent]) -> bool:
-        """Acts on health events. Returns whether the run was rolled back. Raises TrainingStopped where a check
-        says so."""
+        """Acts on health events. Returns whether the run was rolled back. Raises TrainingStopped if a check demands
+        it."""
         for finding in findings:
             logger.warning("%s: %s", finding.name, finding.message)
             self.findings.append({"step": finding.step, "name": finding.name, "message": finding.message})
@@ -230,7 +230,8 @@ class Trainer:
         return "roll_back" in actions
 
     def _roll_back(self, finding: HealthEvent) -> None:
-        """Rolls back to the last good checkpoint. From there other completions are drawn, at half the learning rate."""
+        """Rolls back to the last good checkpoint. The run then samples different completions and halves the learning
+        rate."""
         attempt, findings = self.attempt + 1, self.findings
         latest = self._latest()
         if latest is None or attempt > self.settings.health.max_roll_backs:

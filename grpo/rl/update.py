@@ -32,7 +32,7 @@ Loss = Callable[[Rollout, list[int], Normalizers], tuple[Tensor, Stats]]
 
 
 class Update:
-    """The loss of the method and the optimizer."""
+    """Applies the method's loss and the optimizer."""
 
     def __init__(self, settings: RL, method: Method, models: Models, parallel: Parallel):
         self.settings, self.models, self.parallel = settings, models, parallel
@@ -60,7 +60,7 @@ class Update:
     def __call__(self, rollout: Rollout, units: Sequence[int], step: int, rate: float = 1.0) -> dict[str, float]:
         """Runs optimizer step `step`, counted from 0, on these units of the rollout. `rate` scales the learning rate.
 
-        Returns metrics: means over the tokens of the step, extremes (_min, _max), gradient norms.
+        Returns metrics: means over the step's tokens, extremes (_min, _max) and gradient norms.
         """
         rate *= learning_rate_share(step, self.settings.steps, self.settings.optimizer)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -95,7 +95,8 @@ class Update:
         return stats
 
     def _replaying(self, rollout: Rollout, rows: list[int]) -> AbstractContextManager[None]:
-        """Within it the policy computes these sequences with the experts that the sampler chose, if it is asked to."""
+        """Context in which the policy routes these sequences to the experts that the sampler chose, if the job replays
+        them."""
         if rollout.experts is None:
             return nullcontext()
         prompts, completions = [rollout.prompts[i] for i in rows], [rollout.completions[i] for i in rows]
@@ -105,7 +106,7 @@ class Update:
     def _balanced_loss(
         self, rollout: Rollout, rows: list[int], normalizers: Normalizers, share: float
     ) -> tuple[Tensor, Stats]:
-        """The method's loss, and that of experts which are not chosen equally often, for this `share` of the step."""
+        """The method's loss plus the load-balancing loss of the experts, for this `share` of the step."""
         if not (coef := self.settings.experts.balance_coef):
             return self.loss(rollout, rows, normalizers)
         with recorded(self.models.routers) as routings:
@@ -115,7 +116,8 @@ class Update:
 
     def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
         """This process's micro-batches (indices into `parts`), and whether each counts. All processes run the same
-        number, so a process with fewer repeats a short one with zero weight."""
+        number, so a
+        process with fewer repeats a short one with zero weight."""
         batches = micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens)
         lengths = [sum(len(rollout.prompts[row]) + len(rollout.completions[row]) for row in part) for part in parts]
         shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.world)
@@ -164,7 +166,7 @@ class Update:
         return loss + self.settings.ppo.value_coef * of_value, {**stats, "value_loss": of_value.detach()}
 
     def _preference_loss(self, rollout: Rollout, rows: list[int], normalizers: Normalizers) -> tuple[Tensor, Stats]:
-        """DPO's loss; rows alternate between chosen and rejected."""
+        """The DPO loss; rows alternate between chosen and rejected."""
         tokens = self._tokens(rollout, rows)
         assert tokens.ref_logprobs is not None
         loss, stats = dpo_loss(

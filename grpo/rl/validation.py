@@ -1,4 +1,4 @@
-"""Validation while a policy learns: samples on problems of its own."""
+"""Validation during training: samples completions of separate problems."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grpo.scoring.scorer import Failures
 from grpo.training.selection import PREFIX, Selection
 
 _DRAW = (2**32,)
-"""All validations draw with the same seeds, which no rollout uses: what differs between them is the policy."""
+"""All validations sample with the same seeds, which no rollout uses, so that only the policy differs between them."""
 
 
 class Validator:
-    """Validations of one job."""
+    """Runs the validations of one job."""
 
     def __init__(self, job: RLJob, collect: RolloutCollector, models: Models, parallel: Parallel):
         self.job, self.settings, self.choice = job, job.settings, job.settings.validation
@@ -36,14 +36,14 @@ class Validator:
         return step % self.settings.validate_every == 0 or step == self.settings.steps
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Metrics of the policy after `step`; all processes call it together."""
+        """Metrics of the policy after `step`. All processes must call it together."""
         metrics = self._measure(step)
         self.selection.observe(step, metrics[PREFIX + self.choice.metric], metrics)
         return metrics
 
     def _measure(self, step: int) -> dict[str, float]:
         choice, weights = self.choice, self.collect.weights
-        self.collect.wait()  # the engine is in use for the next rollout
+        self.collect.wait()  # the engine is busy sampling the next rollout
         request = self.collect.prefetcher.sample(
             self.problems, step, _DRAW, sampling=choice.sampling, completions=choice.samples_per_problem
         )
@@ -63,16 +63,16 @@ class Validator:
             if failed is not failures:
                 failures.add(failed)
         failures.stop_above(self.settings.scoring.max_failure_share)
-        # In the order of the problems, so that sums do not depend on the number of processes.
+        # In problem order, so that sums do not depend on the number of processes.
         rows = [row for number in sorted(measured) for row in measured[number]]
         names = sorted({name for row in rows for name in row})
         return {PREFIX + name: _mean([row[name] for row in rows if name in row]) for name in names}
 
 
 def validation_problems(job: RLJob, domains: Sequence[str]) -> list[Problem]:
-    """The first validation problems of each of the domains that are trained on.
+    """Returns the first validation problems of each domain that the job trains on.
 
-    Raises InputError for a domain without any, and for one that is trained on, too.
+    Raises InputError if a domain has none, or if one of them is also a training problem.
     """
     problems = read_problems(job.validation_problems)
     trained_on = {problem.text for problem in read_problems(job.problems)}
@@ -88,7 +88,7 @@ def validation_problems(job: RLJob, domains: Sequence[str]) -> list[Problem]:
 
 
 def _check_metric(job: RLJob, domains: set[str]) -> None:
-    """Raises InputError where no validation problem has the metric that checkpoints are chosen by."""
+    """Raises InputError if no validation problem has the metric by which checkpoints are selected."""
     models = {"helpful": job.helpful_model, "safe": job.safe_model}
     measured = [REWARD]
     measured += [n for n in job.settings.rewards if n not in MODEL_REWARDS and domains & set(find(n).domains)]
