@@ -1,1 +1,1 @@
-"""Engines that sample completions: in process with transformers, on replicas, or through an endpoint."""
+"""Engines that sample completions: in process with transformers or vLLM, on a server, or through an endpoint."""

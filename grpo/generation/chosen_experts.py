@@ -1,4 +1,4 @@
-"""The experts that a policy's routers choose while it samples, for an update that chooses the same."""
+"""Records the experts that a policy's routers choose during sampling, so that the update can replay them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from grpo.model.routers import Routing, recorded, replayed_routers
 
 
 class ChosenExperts:
-    """Of L routers with K experts a token, for the prompts and for the rows of unfinished completions."""
+    """The choices of L routers with K experts per token, for prompts and for the rows of unfinished completions."""
 
     def __init__(self) -> None:
         self._calls: list[list[Routing]] = []
-        self._prompts: dict[int, Tensor] = {}  # [P, L, K] of a prompt
+        self._prompts: dict[int, Tensor] = {}  # [P, L, K] per prompt
         self._rows = torch.zeros(0)  # [n, T, L, K], with spare columns
 
     @contextmanager
     def recording(self, model: Any) -> Iterator[None]:
-        """Within it the choices of the model's routers are kept, if they are to be replayed."""
+        """Context in which the choices of the model's routers are recorded, if the update replays them."""
         with recorded(replayed_routers(model)) as self._calls:
             yield
 
     def join(self, numbers: Sequence[int], lengths: Sequence[int], ends: Sequence[int], size: int) -> None:
-        """After prompts were computed that lie at `ends` of a pack, in so many tokens: each gets `size` rows."""
+        """Call after a forward pass over a pack of prompts. `lengths` and `ends`: each prompt's token count and the
+        index of
+        its last token in the pack. Each prompt gets `size` rows."""
         if not self._calls:
             return
         chosen = self._take()
@@ -39,7 +41,7 @@ class ChosenExperts:
         self._rows = torch.cat([self._rows, self._rows.new_zeros(len(numbers) * size, *self._rows.shape[1:])])
 
     def step(self, counts: Tensor, longest: int) -> None:
-        """After each row's token number `counts` [n, 1], from 1 to `longest`, was computed."""
+        """Call after each row's token number `counts` [n, 1], from 1 to `longest`, was computed."""
         if not self._calls:
             return
         if longest > self._rows.shape[1]:
@@ -49,7 +51,8 @@ class ChosenExperts:
         self._rows.scatter_(1, place, chosen[:, None])
 
     def of(self, row: int, number: int, count: int) -> Tensor | None:
-        """Of prompt `number` and the first `count` tokens of a row that follows it, [P + count, L, K] on the host."""
+        """The choices for prompt `number` and the first `count` tokens of its row `row`, [P + count, L, K], on the
+        host."""
         return torch.cat([self._prompts[number], self._rows[row, :count]]).cpu() if self._calls else None
 
     def keep(self, index: Tensor) -> None:
@@ -57,7 +60,7 @@ class ChosenExperts:
             self._rows = self._rows.index_select(0, index.to(self._rows.device))
 
     def _take(self) -> Tensor:
-        """What the routers chose in their last pass, [N, L, K]."""
+        """The routers' choices in the last forward pass, [N, L, K]."""
         chosen = torch.stack([calls[-1].experts for calls in self._calls], 1).short()
         for calls in self._calls:
             calls.clear()

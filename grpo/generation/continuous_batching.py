@@ -1,8 +1,9 @@
 """Sampling by transformers' continuous batching (`generate_batch`): paged key-value caches, and CUDA graphs on a GPU.
 
-The model is the trainer's own, with transformers' own attention. Equal calls give equal completions on a CPU, so a
-job that was killed ends with the same bits. On a GPU that is not promised: the free memory there decides how many
-requests run together. Other kernels round differently, so log-probabilities do not count as exact.
+The model is the trainer's own, with transformers' attention. On a CPU, equal calls give equal completions, so a job
+that was killed and resumed ends with the same bits. On a GPU this is not guaranteed: the free memory determines how
+many requests run together. The kernels round differently from the trainer's, so log-probabilities do not count as
+exact.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from grpo.model.loading import plain_attention
 logger = logging.getLogger(__name__)
 
 CPU_PAGE, CPU_TOKENS = 16, 512
-"""Tokens of a page and of a batch on a CPU, where transformers cannot size the cache by free memory."""
+"""Tokens per page and per batch on a CPU, where transformers cannot size the cache by free memory."""
 
 
 def sample_continuously(
@@ -40,9 +41,10 @@ def sample_continuously(
     seeds: Sequence[int],
     logprobs: bool = True,
 ) -> Iterator[tuple[int, list[Completion]]]:
-    """As `grpo.generation.sampler.sample_groups`. Without `logprobs`, completions have none, and any top-p is allowed.
+    """Like `grpo.generation.sampler.sample_groups`. With `logprobs` false, completions have none, and any top-p is
+    allowed.
 
-    Raises TrainingStopped where transformers gives a completion up.
+    Raises TrainingStopped if transformers gives up on a completion.
     """
     if logprobs and settings.top_p < 1:
         raise InputError(
@@ -106,8 +108,10 @@ def _groups(
 
 @contextmanager
 def _manager(model: Any, generation: GenerationConfig, config: ContinuousBatchingConfig) -> Iterator[Any]:
-    """transformers' manager, not started: only requests that are all there before the first batch are scheduled alike
-    each time. `continuous_batching_context_manager` starts it first, and its thread takes those that have come."""
+    """transformers' manager, not yet started. Scheduling is reproducible only if all requests are queued before the
+    first
+    batch. `continuous_batching_context_manager` starts the manager first, and its thread takes the requests that have
+    arrived so far."""
     manager = model.init_continuous_batching(generation, continuous_batching_config=config)
     try:
         if not manager.warmed_up:
@@ -131,7 +135,7 @@ def _config(
         "return_logprobs": logprobs,
         "seed": sum(seeds) % 2**31,
         "max_requests_per_batch": rows,
-        # Without the package transformers would look for a kernel on the hub.
+        # Without this package transformers would look for a kernel on the hub.
         "auto_switch_to_flash": importlib.util.find_spec("flash_attn") is not None,
     }
     if device.type == "cpu":

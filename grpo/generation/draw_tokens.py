@@ -1,4 +1,4 @@
-"""Drawing tokens from logits by random numbers that belong to each completion."""
+"""Drawing tokens from logits with random numbers specific to each completion."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from grpo.config.common import Sampling
 from grpo.model.decoding import sample_tokens, supports
 
 CANDIDATES = 1024
-"""Most probable tokens that top-p considers first on a CPU; all are sorted only where their mass is too small. A GPU
-sorts all of them: to look at their mass the host would have to wait."""
+"""Number of most probable tokens that top-p considers first on a CPU; all tokens are sorted only if their mass is too
+small. A GPU always sorts all tokens, because the host would have to wait to read the mass."""
 
 
 def uniforms_of(seeds: Sequence[int], size: int, length: int) -> Tensor:
-    """Random numbers in [0, 1) for `size` completions of each of P seeds, one a token: [P * size, length]."""
+    """Random numbers in [0, 1), one per token, for `size` completions of each of P seeds: [P * size, length]."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     return torch.cat([torch.rand(size, length, dtype=torch.float64, generator=generator) for generator in generators])
 
 
 def drawing_device(device: torch.device) -> torch.device:
-    """Where tokens are drawn from logits on `device`: there, but MPS has no float64 for the cumulative masses."""
+    """The device that draws tokens from logits on `device`: the same, except for MPS, which lacks float64 for the
+    cumulative masses."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def draw_tokens(logits: Tensor, settings: Sampling, uniforms: Tensor, *, fused: bool = True) -> tuple[Tensor, Tensor]:
-    """One token a row from logits [B, V], by inverse transform sampling with `uniforms` [B] in [0, 1).
+    """Draws one token per row of logits [B, V], by inverse transform sampling with `uniforms` [B] in [0, 1).
 
-    Returns tokens [B] and their log-probabilities [B] before top-p. `fused`: by a CPU kernel where there is one.
+    Returns tokens [B] and their log-probabilities [B] before top-p. `fused`: use a CPU kernel if there is one.
     """
     if settings.temperature != 1:
         logits = logits / settings.temperature
@@ -47,9 +48,10 @@ def draw_tokens(logits: Tensor, settings: Sampling, uniforms: Tensor, *, fused: 
 
 
 def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
-    """Index [B, 1] of the first entry of each row [B, V] up to which the share of the mass exceeds `uniforms` [B, 1].
+    """Index [B, 1] of the first entry of each row [B, V] at which the cumulative share of the mass exceeds `uniforms`
+    [B, 1].
 
-    First the block of entries, then the entry, so that the cumulative sums of a whole row are never stored.
+    Finds the block of entries first, then the entry, so that the cumulative sums of a whole row are never stored.
     """
     rows, count = masses.shape
     size = 1 << count.bit_length() // 2  # near the square root of the count
@@ -70,23 +72,25 @@ def _cumulative(masses: Tensor) -> Tensor:
 
 
 def _cumulative_by_product(masses: Tensor) -> Tensor:
-    """`_cumulative` with sums in a fixed order, which a GPU's cumsum does not promise."""
+    """`_cumulative` with sums in a fixed order, which cumsum on a GPU does not guarantee."""
     columns = torch.arange(masses.shape[1], device=masses.device)
     return masses.double() @ (columns[:, None] <= columns).double()
 
 
 def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
-    """Index of each row's first entry above its threshold; never past the last entry of positive mass."""
+    """Index of each row's first entry above its threshold; never past the last entry with positive mass."""
     index = torch.searchsorted(cumulative, threshold, right=True)
     return torch.minimum(index, torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
 
 
 def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Masses of the most probable tokens that together hold `kept` [B, 1], descending, others 0; and their tokens."""
+    """Masses of the most probable tokens that together hold `kept` [B, 1], in descending order with the others set to
+    0,
+    and the token ids in that order."""
     candidates = min(CANDIDATES, masses.shape[1]) if masses.device.type == "cpu" else masses.shape[1]
     descending, order = masses.topk(candidates)
     if candidates < masses.shape[1] and (descending.sum(1, keepdim=True) < kept).any():
         descending, order = masses.sort(1, descending=True)
-    # A token stays if the mass before it is below the share kept, so the most probable one always stays.
+    # A token is kept if the mass before it is below the share to keep, so the most probable one is always kept.
     outside = descending.cumsum(1) - descending >= kept
     return descending.masked_fill(outside, 0), order

@@ -19,7 +19,8 @@ from grpo.http.rate_limit import Pace
 
 
 class EndpointEngine:
-    """Sends one request a completion, so that a failure costs only one, and tokens are counted for each."""
+    """Sends one request per completion, so that a failure costs only one completion and each has its own token
+    count."""
 
     def __init__(self, settings: Endpoint, template: Template, zero_template: str | None):
         key = None
@@ -91,8 +92,8 @@ class EndpointEngine:
 
 
 def whole(message: dict[str, Any]) -> str:
-    """The completion with its reasoning in think tags. Services that part the two name the reasoning
-    `reasoning_content` or `reasoning`; others leave out the opening tag that is in their model's chat template."""
+    """The whole completion, with its reasoning in think tags. Services that separate the reasoning call it
+    `reasoning_content` or `reasoning`; others omit the opening tag that is in their model's chat template."""
     text = message["content"] or ""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):

@@ -1,4 +1,4 @@
-"""Which sampler a job takes where its settings name no engine: on a GPU the fastest that is installed."""
+"""Chooses a job's sampler if its settings name no engine: on a GPU, the fastest one installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """The name of a sampler, as in `hardware.sampler`, and why."""
+    """The name of a sampler, as in `hardware.sampler`, and why it was chosen."""
 
     name: str
     reason: str
@@ -27,14 +27,15 @@ class Choice:
 class Needs:
     """Requirements of a job on its sampler."""
 
-    sampling: Sampling | None = None  # None: not known yet, and log-probabilities are not needed
-    packed: bool = True  # whether the model consists of attention layers that were found right
-    ahead: bool = False  # whether it samples while the policy learns
+    sampling: Sampling | None = None  # None: not yet known, and log-probabilities are not needed
+    packed: bool = True  # whether the model runs packed
+    ahead: bool = False  # whether it samples while the policy trains
     processes: int = 1
 
 
 def choose_sampler(hardware: Hardware, needs: Needs) -> Choice:
-    """vLLM in this process, else transformers' continuous batching, else our own sampler. Logs a line on a GPU."""
+    """Chooses vLLM in this process, else transformers' continuous batching, else our own sampler. On a GPU, logs the
+    choice."""
     choice = _choice(hardware, needs, choose_device(hardware).type)
     if choose_device(hardware).type == "cuda" or hardware.sampler != "auto":
         logger.warning("samples with %s: %s", choice.name, choice.reason)
@@ -64,5 +65,5 @@ def has_vllm() -> bool:
 
 
 def has_continuous_batching() -> bool:
-    """Whether the installed transformers has it."""
+    """Whether the installed transformers has continuous batching."""
     return hasattr(GenerationMixin, "generate_batch")

@@ -3,13 +3,13 @@
 | engine             | weights                                | log-probabilities |
 |--------------------|----------------------------------------|-------------------|
 | SharedWeights      | the trainer's own                      | exact             |
-| ContinuousBatching | the trainer's own                      | of another kernel |
+| ContinuousBatching | the trainer's own                      | other kernels     |
 | CopiedWeights      | a copy beside them, replaced each time | exact             |
-| vLLM               | a copy in vLLM's form, local or served | of another kernel |
+| vLLM               | a copy in vLLM's form, local or served | other kernels     |
 
-Exact log-probabilities equal the trainer's up to rounding, so the update uses them as those of the old policy. Where
-they are not exact, each step measures by how much they differ; so too where a model runs plain (`grpo.model.probe`),
-because the `generate` of some does not compute what their forward pass does.
+Exact log-probabilities equal the trainer's up to rounding, so the update uses them as those of the old policy. If they
+are not exact, each step measures the difference. The same holds if a model runs plain (`grpo.model.probe`), because for
+some models `generate` does not compute the same as the forward pass.
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ class Engine(Protocol):
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Each prompt's index and its completions as soon as the last of them ended; `seeds`: one for each prompt."""
+        """Yields each prompt's index and completions as soon as its last one has ended. `seeds`: one per prompt."""
 
     def update(self, weights: Weights, version: int) -> None:
-        """From when this returns, completions come from `weights`: full tensors by their names in transformers' files.
-        All processes call it together. Raises TrainingStopped when they did not arrive."""
+        """Replaces the weights: once it returns, completions are sampled from `weights`, full tensors by their names in
+        transformers' files. All processes must call it together. Raises TrainingStopped if the weights did not
+        arrive."""
 
     def version(self) -> int:
-        """Of the weights that it samples with; UNKNOWN (-1) before the first update."""
+        """Version of the weights that it samples with; UNKNOWN (-1) before the first update."""
 
     def sleep(self) -> None:
-        """Give memory back until `wake`."""
+        """Releases memory until `wake`."""
 
     def wake(self) -> None: ...
 
@@ -115,8 +116,8 @@ class SharedWeights:
 
 
 class ContinuousBatching(SharedWeights):
-    """Samples with the trainer's own weights by transformers' continuous batching; as SharedWeights from when
-    transformers refuses the model."""
+    """Samples with the trainer's own weights by transformers' continuous batching; falls back to SharedWeights once
+    transformers rejects the model."""
 
     name = "continuous"
 
@@ -146,7 +147,7 @@ class ContinuousBatching(SharedWeights):
 
 
 class CopiedWeights:
-    """Samples with a copy of the policy, whole in each process, while the policy learns."""
+    """Samples with a copy of the policy, complete in each process, while the policy trains."""
 
     name = "own"
 
@@ -184,14 +185,15 @@ class CopiedWeights:
 
 
 class SyncedEngine:
-    """An engine that samples with the current weights, or the run stops."""
+    """An engine that always samples with the current weights; if it cannot, the run stops."""
 
     def __init__(self, engine: Engine, models: PolicySource):
         self.engine, self._models = engine, models
         self._sent = UNKNOWN  # an engine may still hold weights of another run
 
     def sync(self) -> int:
-        """Wakes the engine, sends it the current weights and returns their version. All processes call it together."""
+        """Wakes the engine, sends it the current weights and returns their version. All processes must call it
+        together."""
         version = self._models.sampler_version
         self.engine.wake()
         if self._sent != version:

@@ -1,6 +1,6 @@
 """Sampling by transformers' own `generate`, for models that cannot decode packed (`grpo.model.probe`).
 
-The same completions as `grpo.generation.sampler` would draw, up to rounding: each has random numbers of its own.
+Draws the same completions as `grpo.generation.sampler` would, up to rounding: each has its own random numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def sample_groups_plain(
     eos_id: int,
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
-    """As `grpo.generation.sampler.sample_groups`. A call holds prompts of one length, so that none is padded."""
+    """Like `grpo.generation.sampler.sample_groups`. Each `generate` call holds prompts of equal length, so that none is
+    padded."""
     by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     at_once = max(1, settings.batch_size // per_prompt)
     for _, same_length in groupby(by_length, key=lambda i: len(prompts[i])):
@@ -60,7 +61,7 @@ def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, unifor
 
 
 def completion_of(tokens: list[int], logprobs: list[float], eos_id: int) -> Completion:
-    """The completion that `tokens` begin with: up to their first end token."""
+    """The completion at the start of `tokens`, up to the first end token."""
     finished = eos_id in tokens
     count = tokens.index(eos_id) + 1 if finished else len(tokens)
     return Completion(tokens[:count], logprobs[:count], finished)

@@ -1,7 +1,7 @@
 """Sampling completions from a policy in the training process.
 
-Each completion has random numbers of its own: it does not depend on the rest of its batch, on the number of processes
-that share the prompts, or on what was sampled before.
+Each completion has its own random numbers. It does not depend on the rest of its batch, on the number of processes that
+share the prompts, or on what was sampled before.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from grpo.model.loading import decodes_packed, plain_attention
 from grpo.processes import malloc
 
 LOOKS = {"cpu": 1}
-"""Steps between two looks at which completions have ended, by type of device."""
+"""Steps between checks for completions that have ended, by device type."""
 STEPS_BETWEEN_LOOKS = 8
-"""On all other devices, where the host has to wait for a look. Until then completions go on, and what they draw after
-their end is dropped."""
+"""The same for all other devices, where the host must wait for the result of a check. Between checks ended completions
+continue, and tokens after their end are dropped."""
 
 
 class _Rows:
-    """The unfinished completions, one a row of each table, and the random numbers of their tokens.
+    """The unfinished completions, one per row of each table, and the random numbers of their tokens.
 
-    The tables lie where the logits are: a step copies nothing to the host but, every few steps, which rows have ended.
+    The tables are on the device of the logits. Only which rows have ended is copied to the host, every few steps.
     """
 
     def __init__(self, length: int, device: torch.device):
         self.device = device
         self.between_looks = LOOKS.get(device.type, STEPS_BETWEEN_LOOKS)
-        self.step, self.joined = 0, list[int]()  # steps so far, and of each row the step at which it came
+        self.step, self.joined = 0, list[int]()  # steps so far; for each row the step at which it joined
         self.with_end = torch.zeros(0, dtype=torch.bool, device=device)  # rows that have drawn the end token
         self.owners: list[tuple[int, int]] = []  # (prompt, number of its completion)
         self.counts = torch.zeros(0, 1, dtype=torch.long, device=device)  # tokens so far
-        self.uniforms = torch.zeros(0, length, dtype=torch.float64, device=device)  # one a token, in [0, 1)
+        self.uniforms = torch.zeros(0, length, dtype=torch.float64, device=device)  # one per token, in [0, 1)
         self.tokens = torch.zeros(0, length, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(0, length, device=device)
 
@@ -68,7 +68,7 @@ class _Rows:
         return tokens
 
     def ended(self, eos_id: int) -> list[int]:
-        """Rows that have drawn the end token, or that have reached the maximum length; none between two looks."""
+        """Rows that have drawn the end token or reached the maximum length; empty between two checks."""
         self.with_end |= (self.tokens.gather(1, self.counts - 1) == eos_id).squeeze(1)
         length = self.tokens.shape[1]
         if self.step % self.between_looks and self.step - min(self.joined) < length:
@@ -116,7 +116,7 @@ def sample(
     eos_id: int,
     seeds: Sequence[int],
 ) -> list[list[Completion]]:
-    """`per_prompt` completions for each of `prompts` (token ids), in their order; `seeds`: one for each prompt."""
+    """Returns `per_prompt` completions for each of `prompts` (token ids), in order. `seeds`: one per prompt."""
     groups = dict(sample_groups(model, prompts, per_prompt, settings, eos_id=eos_id, seeds=seeds))
     return [groups[i] for i in range(len(prompts))]
 
@@ -131,15 +131,15 @@ def sample_groups(
     eos_id: int,
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
-    """Like `sample`, but yields each prompt's index and completions as soon as the last of them has ended, so that a
-    caller can use them while others are sampled."""
+    """Like `sample`, but yields each prompt's index and completions as soon as its last one has ended, so that a caller
+    can use them while others are being sampled."""
     if not decodes_packed(model, max(map(len, prompts)) + settings.max_new_tokens):
         with plain_attention(model):
             yield from sample_groups_plain(model, prompts, per_prompt, settings, eos_id=eos_id, seeds=seeds)
         return
     rows = max(per_prompt, min(settings.batch_size, len(prompts) * per_prompt))
     packs = is_worth_prepacking(rows, settings.max_new_tokens)
-    if packs:  # before the copies take memory, return to the kernel what an update has freed
+    if packs:  # before the copies take memory, return memory freed by the update to the OS
         malloc.trim()
     decoder = Decoder(model, packed_rows=rows if packs else 0)
     experts = ChosenExperts()

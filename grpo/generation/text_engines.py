@@ -1,4 +1,4 @@
-"""Engines that write completions as text: what the data factory and evaluations sample with.
+"""Engines that write completions as text, used by the data factory and by evaluations.
 
 | `engine`            | what writes                                              | text from          |
 |---------------------|----------------------------------------------------------|--------------------|
@@ -92,7 +92,7 @@ class TokenEngine:
 def make_text_engine(
     settings: TextEngineSettings | None, model: str, prompting: Prompting, hardware: Hardware
 ) -> TextEngine:
-    """Creates the engine of the settings."""
+    """Creates the engine that the settings name."""
     if isinstance(settings, OwnEngine):
         engine: TextEngine = import_function(settings.function)()
         return engine

@@ -1,1 +1,1 @@
-"""Generation with vLLM: engines inside the trainer, servers of their own, and weight transfer to them."""
+"""Generation with vLLM: engines inside the trainer, separate servers, and weight transfer to them."""

@@ -1,8 +1,8 @@
 """vLLM in the trainer's process, on the same devices; weights are passed by reference.
 
 In one process, `tensor_parallel_size` above 1 makes vLLM start workers. Under torchrun every rank has an engine (vLLM's
-external launcher): one with prompts of its own, or, with `tensor_parallel_size` n, one that shares a model with n - 1
-neighbours, all of which must call `sample` equally often.
+external launcher). It samples its own prompts or, with `tensor_parallel_size` n, shares a model with n - 1 neighbours,
+which must all call `sample` the same number of times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1
 
 
 class LocalVLLM:
-    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. Without `logprobs`,
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. With `logprobs`
+    false,
     completions have none, and any top-p is allowed."""
 
     exact = False  # other kernels round differently
@@ -79,9 +80,9 @@ class LocalVLLM:
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yields each prompt's index and its completions as soon as the last of them has ended.
+        """Yields each prompt's index and completions as soon as its last one has ended.
 
-        Equal seeds, prompts and settings give equal completions. Does not draw from the trainer's random generators.
+        Equal seeds, prompts and settings give equal completions. Does not use the trainer's random generators.
         """
         check(prompts, settings, self._longest, self._logprobs)
         params: Any = importlib.import_module("vllm.sampling_params")
@@ -111,7 +112,7 @@ class LocalVLLM:
     def _everyones(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> Iterator[tuple[bool, int, Sequence[int], int]]:
-        """(whether it is ours, index, prompt, seed) of all prompts of the ranks that share a model."""
+        """(whether it is this rank's, index, prompt, seed) for all prompts of the ranks that share a model."""
         requests = [*zip(prompts, seeds, strict=True)]
         gathered: list[Any] = [requests]
         place = 0
@@ -133,7 +134,7 @@ class LocalVLLM:
 
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replaces the weights: full tensors by their Hugging Face names. Raises TrainingStopped if the workers do not
-        hold all of them afterwards."""
+        have all of them afterwards."""
         self._held = UNKNOWN
         replace_weights(self, weights, version, self._hand_over)
         if not self._llm.reset_prefix_cache():
@@ -146,7 +147,7 @@ class LocalVLLM:
         self.part(tensors=[(name, t.cpu().clone() if self._spawned else t) for name, t in tensors])
 
     def version(self) -> int:
-        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or where they differ."""
+        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or if they differ."""
         return version_of(self.states())
 
     # The steps of an update: grpo.generation.vllm.weight_update.Control.
@@ -167,7 +168,7 @@ class LocalVLLM:
         return self._llm.collective_rpc("policy_weights")
 
     def sleep(self) -> None:
-        """Moves the weights to CPU memory and drops the cache; no-op on a CPU."""
+        """Moves the weights to CPU memory and drops the cache; does nothing on a CPU."""
         if self._sleeps:
             self._llm.sleep(level=1)
 

@@ -1,4 +1,4 @@
-"""Sampling requests to vLLM, in process and over HTTP, and the checks before them."""
+"""Sampling requests to vLLM, in process and over HTTP, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": seed,
-        # Only the trainer's end token ends a completion, whatever else the model's folder names.
+        # Only the trainer's end token ends a completion, even if the model's folder names others.
         "ignore_eos": True,
         "stop_token_ids": [eos_id],
         "logprobs": 0 if logprobs else None,
@@ -55,12 +55,13 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
 
 
 def prompt_seed(seed: int) -> int:
-    """vLLM adds 1, 2, ... to a prompt's seed for its completions, so seeds of two prompts must be far apart."""
+    """Spreads seeds: vLLM adds 1, 2, ... to a prompt's seed for its completions, so two prompts' seeds must be far
+    apart."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 def chunked_prefill() -> bool:
     """Whether vLLM may split long prompts. On a CPU, vLLM 0.32 crashes on a split prompt with a seed: it rewinds the
-    random generator after a part, which CPU generators do not support."""
+    random generator after each part, which CPU generators do not support."""
     return not importlib.import_module("vllm.platforms").current_platform.is_cpu()

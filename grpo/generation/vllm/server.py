@@ -1,9 +1,9 @@
-"""vLLM as a server on devices of its own: how a trainer uses it, and how it is started.
+"""vLLM as a server on separate devices: the trainer's client, and the command that starts the server.
 
 python -m grpo.generation.vllm.server MODEL [vLLM's own options, such as --port 8000 --tensor-parallel-size 2]
 
-starts vLLM's OpenAI-compatible server so that it takes weights from a trainer. Whoever reaches its port can do so too:
-it listens on this machine alone, unless --host says otherwise. The trainer's side needs no vLLM.
+starts vLLM's OpenAI-compatible server so that it accepts weights from a trainer. Anyone who reaches its port can send
+weights, so it listens only on this machine unless --host says otherwise. The trainer's side does not need vLLM.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights
 from grpo.http.client import Away, Http, Refused
 
 _TRANSFER_S = 300.0
-"""Longest wait until a tensor is received; long enough for a server that still processes the previous one."""
+"""Maximum wait for a tensor to be received, seconds; enough for a server that is still processing the previous one."""
 
 
 class ServerVLLM:
-    """See `grpo.generation.engines.Engine`. Without `logprobs`, completions carry none, and any nucleus is allowed."""
+    """See `grpo.generation.engines.Engine`. With `logprobs` false, completions have none, and any top-p is allowed."""
 
     exact = False  # other kernels round differently
     name = "vllm"
@@ -82,10 +82,10 @@ class ServerVLLM:
     def sample(
         self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yields each prompt's index and its completions as soon as the last of them has ended.
+        """Yields each prompt's index and completions as soon as its last one has ended.
 
-        The same seeds give the same completions as far as the server's batching allows: its arithmetic may depend on
-        the rest of a batch. Raises TrainingStopped when the server stays unreachable.
+        Equal seeds give equal completions as far as the server's batching allows: its arithmetic may depend on the rest
+        of a batch. Raises TrainingStopped if the server stays unreachable.
         """
         check(prompts, settings, self._longest, self._logprobs)
         if self._held == UNKNOWN:
@@ -125,9 +125,9 @@ class ServerVLLM:
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sends new weights: full tensors by their Hugging Face names.
 
-        Completions in progress end first, with the old weights. Under torchrun every rank calls this, because gathering
-        a tensor takes all of them; rank 0 sends. Raises TrainingStopped, on every rank, if the server does not hold all
-        the weights afterwards.
+        Completions in progress finish first, with the old weights. Under torchrun every rank must call this, because
+        gathering a tensor involves all ranks; rank 0 sends. Raises TrainingStopped, on every rank, if the server does
+        not have all the weights afterwards.
         """
         self._held = UNKNOWN
         fault: list[str | None] = [None]
@@ -157,7 +157,7 @@ class ServerVLLM:
         except (Away, Refused) as error:
             raise TrainingStopped(f"vllm: {error}") from None
         except TrainingStopped:
-            self._sender = None  # whether its receivers still listen is unknown
+            self._sender = None  # it is unknown whether its receivers are still listening
             raise
 
     def _broadcast(self, bucket: list[tuple[str, Tensor]]) -> None:
@@ -166,7 +166,8 @@ class ServerVLLM:
             sender.send(bucket, check_server)
 
     def _connected(self, first: Tensor) -> Sender:
-        """Process group of the transfer, created with the first tensors, which tell the device."""
+        """The sender of the transfer's process group, created with the first tensors, whose device selects the
+        backend."""
         if self._sender is None:
             backend = self._settings.transfer
             if backend == "auto":
@@ -198,7 +199,7 @@ class ServerVLLM:
         return self._http.post("/collective_rpc", {"method": "policy_weights"})["results"]
 
     def version(self) -> int:
-        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or where they differ."""
+        """Version of the weights that all workers hold; UNKNOWN (-1) before the first update, or if they differ."""
         return version_of(self.states())
 
     def _once(self, path: str, body: Any = None) -> Any:
@@ -220,7 +221,7 @@ class ServerVLLM:
 
 @contextlib.contextmanager
 def _meanwhile(call: Callable[..., Any], *arguments: Any, **named: Any) -> Iterator[Callable[[], None]]:
-    """Runs the call in a thread while the block runs. The block receives a function that raises as soon as the call has
+    """Runs the call in a thread while the block runs. The block gets a function that raises once the call has
     failed."""
     done: Future[Any] = Future()
 
@@ -264,7 +265,7 @@ def server_command(model: str, options: Sequence[str]) -> tuple[list[str], dict[
 
 
 def main(arguments: list[str]) -> int:
-    """Replaces this process by a vLLM server that takes the trainer's weights."""
+    """Replaces this process with a vLLM server that accepts the trainer's weights."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo.generation.vllm.server", description="Start vLLM for a trainer."
     )

@@ -1,7 +1,7 @@
-"""Weight transfer from a trainer to the processes that sample, without the disk.
+"""Weight transfer from a trainer to the sampling processes, without using the disk.
 
-Both ends import this file, and it needs only torch. Tensors are broadcast over a process group of their own (gloo
-between CPUs, NCCL between GPUs), so the groups of trainer and engine are not involved.
+Both ends import this file, which needs only torch. Tensors are broadcast over a separate process group (gloo between
+CPUs, NCCL between GPUs), so the groups of trainer and engine are not involved.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor
 Backend = Literal["gloo", "nccl"]
 Named = tuple[str, Tensor]
 UNKNOWN = -1
-"""Version of weights that no trainer sent: those of the engine's own folder, or a partial update."""
+"""Version of weights that did not come from a trainer's complete update: those of the engine's own folder, or a partial
+update."""
 BACKEND = "r1flow"
-"""Name of this transfer in vLLM."""
+"""Name of this transfer method in vLLM."""
 SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 """Configuration fields that must agree between the two models."""
 BUCKET_BYTES = 256 * 2**20
@@ -32,8 +33,8 @@ _MASK = 2**62 - 1
 
 @dataclass
 class Fingerprint:
-    """Number of tensors, and a checksum of their names and bits. The sum is over integers, so that it does not depend
-    on device or order."""
+    """Number of tensors, and a checksum of their names and bits. The checksum is an integer sum, so that it does not
+    depend on device or order."""
 
     tensors: int = 0
     checksum: int = 0
@@ -74,7 +75,7 @@ class Sender:
         self._device = _device(backend)
 
     def rendezvous(self) -> dict[str, Any]:
-        """The rendezvous as receivers get it. `connect` waits for all receivers."""
+        """The rendezvous data for receivers. `connect` waits for all receivers."""
         return {
             "address": self.address,
             "port": self._store.port,
@@ -87,8 +88,8 @@ class Sender:
         self._group = _group(self._store, 0, self.size, self.backend, self.timeout_s)
 
     def send(self, bucket: Iterable[Named], check: Callable[[], None]) -> None:
-        """Broadcasts the tensors in order. `check` raises when the receivers have given up meanwhile. Raises
-        RuntimeError when a receiver is gone, or receives nothing for `timeout_s`."""
+        """Broadcasts the tensors in order. `check` raises if the receivers have given up. Raises RuntimeError if a
+        receiver is gone or receives nothing for `timeout_s`."""
         for _, tensor in bucket:
             work = self._group.broadcast(_bytes(tensor.to(self._device)), 0)
             while not work.is_completed():
@@ -98,7 +99,7 @@ class Sender:
 
 
 class Receiver:
-    """The engine's end: a rank above 0. Drop it after a failure, so that the sender notices."""
+    """The engine's end: a rank above 0. Discard it after a failure, so that the sender notices."""
 
     def __init__(self, rank: int, address: str, port: int, size: int, backend: Backend, timeout_s: float):
         store = dist.TCPStore(address, port, is_master=False, timeout=_seconds(timeout_s))

@@ -1,7 +1,7 @@
-"""The steps of a weight update of vLLM, and the check that it took effect; in process and over HTTP alike.
+"""The steps of a weight update in vLLM, and the check that it took effect; both in process and over HTTP.
 
-A worker never raises during an update but records the fault. Where several workers share a model, vLLM 0.32 reads only
-the answer of the first that failed, and would take the answers of others for answers to its next call.
+A worker never raises during an update; it records the fault. If several workers share a model, vLLM 0.32 reads only the
+answer of the first one that failed, and would take the other answers for answers to its next call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bucket = list[tuple[str, Tensor]]
 
 
 class Control(Protocol):
-    """vLLM's own steps of an update, and `grpo.generation.vllm.worker.Extension`'s answers."""
+    """vLLM's steps of an update, and the answers of `grpo.generation.vllm.worker.Extension`."""
 
     def start(self) -> None: ...
 
@@ -29,7 +29,7 @@ class Control(Protocol):
     def finish(self) -> None: ...
 
     def label(self, version: str) -> None:
-        """Sets the label of completions that are sampled from now on."""
+        """Sets the label of completions sampled from now on."""
 
     def states(self) -> list[dict[str, Any]]:
         """States of the workers, by rank."""
@@ -38,11 +38,11 @@ class Control(Protocol):
 def replace_weights(
     control: Control, weights: Iterable[tuple[str, Tensor]], version: int, send: Callable[[Bucket], None]
 ) -> None:
-    """Runs one update; `send` transfers the tensors of a bucket. Raises TrainingStopped unless every worker holds all
-    the weights afterwards."""
+    """Runs one update; `send` transfers the tensors of a bucket. Raises TrainingStopped unless every worker has all the
+    weights afterwards."""
     try:
         if any(state["updating"] for state in control.states()):
-            control.finish()  # a trainer was killed during an update
+            control.finish()  # an earlier trainer was killed during an update
         control.label(str(UNKNOWN))
         control.start()
         sent = Fingerprint()
@@ -61,20 +61,21 @@ def replace_weights(
             raise RuntimeError(f"the workers hold {held}")
         control.label(str(version))
     except (OSError, RuntimeError) as error:
-        # the worker's fault is the cause where both failed
+        # if both failed, the worker's fault is the cause
         message = textwrap.shorten(_fault(control) or str(error), 400)
         raise TrainingStopped(f"vllm: version {version} of the weights did not arrive: {message}") from error
 
 
 def version_of(states: list[dict[str, Any]]) -> int:
-    """The version that all workers hold; UNKNOWN before the first update, or where they differ."""
+    """The version that all workers hold; UNKNOWN before the first update, or if they differ."""
     held = {state["version"] for state in states}
     return held.pop() if len(held) == 1 else UNKNOWN
 
 
 def check_sampled_by(versions: Iterable[str], expected: int) -> None:
-    """Raises TrainingStopped if tokens of a completion were sampled from other weights than the last sent: by a server
-    that was restarted, or that another trainer uses too."""
+    """Raises TrainingStopped if tokens of a completion were sampled from weights other than those last sent, because
+    the
+    server was restarted or another trainer uses it too."""
     for label in versions:
         if expected != UNKNOWN and label != str(expected):
             raise TrainingStopped(f"vllm: a completion was sampled by version {label} of the weights, not {expected}")

@@ -1,8 +1,8 @@
 """Weight updates inside vLLM's workers.
 
 vLLM loads this file in each of its workers (`worker_extension_cls`); importing it registers the weight-transfer engine
-`BACKEND`. `grpo.generation.vllm.weight_update` describes the steps of an update. vLLM's own `load_weights` fuses and
-shards, and its layer-wise reload repacks weights on platforms that pack them.
+`BACKEND`. `grpo.generation.vllm.weight_update` describes the steps of an update. vLLM's own `load_weights` fuses
+and shards weights, and its layer-wise reload repacks them on platforms that pack weights.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Rendezvous(WeightTransferInitInfo):
 
 @dataclass
 class Part(WeightTransferUpdateInfo):
-    """One of: tensors of a trainer in this process; a layout of tensors that the trainer broadcasts next; the end of a
-    version, with the fingerprint of all tensors."""
+    """One of: tensors from a trainer in this process; the layout of tensors that the trainer broadcasts next; the end
+    of
+    a version, with the fingerprint of all tensors."""
 
     tensors: list[tuple[str, Tensor]] | None = None
     layout: list[tuple[str, str, list[int]]] | None = None
@@ -75,7 +76,7 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # vLLM's own method goes on to synchronize an accelerator, which not every platform has.
+        # vLLM's own method also synchronizes an accelerator, which not every platform has.
         with self._noting():
             self.receive_weights(self.parse_update_info(update_info))
             if self.device.type == "cuda":
@@ -126,7 +127,7 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
             else:
                 self._loaded |= loaded
         finally:
-            for _ in weights:  # what was announced is broadcast, and must be received
+            for _ in weights:  # announced tensors are broadcast, and must be received
                 pass
 
     def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -140,21 +141,21 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
                 f"this is not what the trainer sent: {self._received.tensors} of {tensors} tensors are here, checksum "
                 f"{self._received.checksum} instead of {checksum}"
             )
-        # A quantized model has scales that no policy sends, so vLLM itself does not require all of them.
+        # A quantized model has scales that policies do not send, so vLLM itself does not require all tensors.
         if self.model_config.quantization is None and (missing := sorted(self._expected - self._loaded)):
             raise RuntimeError(f"{len(missing)} of the model's parameters got no tensor, {missing[0]!r} first")
         self._checked = version
 
     def _pack_tied(self) -> None:
-        # On a CPU, vLLM's heads use a packed copy of their weights. One that is tied to the embedding has no tensor of
-        # its own, so the reload skips it (vLLM 0.32) and it would keep the old copy.
+        # On a CPU, vLLM's heads use a packed copy of their weights. A head tied to the embedding has no tensor of its
+        # own, so the reload skips it (vLLM 0.32) and it would keep the old copy.
         for layer in self.model.modules():
             if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
                 layer.quant_method.process_weights_after_loading(layer)
 
 
 class Extension:
-    """Methods for `collective_rpc` beside those of vLLM's worker."""
+    """Methods for `collective_rpc` in addition to those of vLLM's worker."""
 
     def policy_weights(self) -> dict[str, Any]:
         """Version of the weights that this worker samples from, and the fields that the trainer compares."""
@@ -172,5 +173,5 @@ class Extension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, PolicyWeights)
-# It warns at each update about layers without weights in the checkpoint; `_check` requires all that have some.
+# At each update vLLM warns about layers without weights in the checkpoint; `_check` requires all that have some.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
