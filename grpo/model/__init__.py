@@ -1,1 +1,1 @@
-"""Loading, saving and preparing policies; the fast paths are in the packages below."""
+"""Loading, saving and preparing policies; the fast paths are in the subpackages."""

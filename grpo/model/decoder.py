@@ -1,7 +1,7 @@
-"""Batched decoding with key-value caches: one token a step for each of many sequences.
+"""Batched decoding with key-value caches: one token per step for each of many sequences.
 
-A group's prompt is cached once; each sequence has a cache of its own for the tokens it generated. Sequences that end
-leave the batch at once, and waiting groups take their place.
+A group's prompt is cached once; each sequence has its own cache for the tokens it generated. Sequences that end can be
+removed at any step, and new groups can join.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Decoder:
     """The sequences in the batch: rows 0 to n - 1, in groups 0 to g - 1."""
 
     def __init__(self, model: Any, packed_rows: int = 0):
-        """`packed_rows`: as `prepacked_rows` of `grpo.model.fused.decode_step.DecodeStep`."""
+        """`packed_rows`: see `prepacked_rows` of `grpo.model.fused.decode_step.DecodeStep`."""
         self.backbone, self.head = backbone_of(model), Head(model)
         reset_rope(self.backbone)
         self.device = next(model.parameters()).device
@@ -40,10 +40,11 @@ class Decoder:
         self.prompt_lengths: list[int] = []  # of the groups
         self.group_of: list[int] = []  # of the rows
         self.generated = torch.zeros(0, dtype=torch.long, device=self.device)  # tokens of each row so far
-        # The same for the host, which must not wait for a GPU: the number of steps, and the step at which a row came.
+        # The same on the host, which must not wait for a GPU: the number of steps, and the step at which each row
+        # joined.
         self.steps, self.joined = 0, list[int]()
         self._batch: StepRows | None = None
-        self.prompt_ends: list[int] = []  # place of the last token of each prompt that was added last
+        self.prompt_ends: list[int] = []  # index in the pack of each last-added prompt's last token
 
     def add_groups(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
         """Appends a group of `size` rows for each prompt. Returns the logits after each prompt, [g, V]."""
@@ -52,7 +53,7 @@ class Decoder:
         hidden = hidden_states(self.backbone, packed.ids, packed.positions, layout)
         self.prompt_ends = packed.last
         first, width = len(self.prompt_lengths), max(map(len, prompts))
-        # Shorter prompts are padded with any token; it is masked.
+        # Shorter prompts are padded with arbitrary tokens, which are masked.
         index = [
             [*range(end - len(prompt) + 1, end + 1), *([end] * (width - len(prompt)))]
             for prompt, end in zip(prompts, packed.last, strict=True)
@@ -69,7 +70,7 @@ class Decoder:
         return self.head(hidden.index_select(0, self._there(packed.last)))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends a token to each row, [n]. Returns the logits of the next, [n, V]."""
+        """Appends tokens [n], one per row. Returns the logits of the next token, [n, V]."""
         if self._batch is None:
             cache = next(iter(self.caches.values()))
             like = cache.rows[0]
@@ -118,7 +119,7 @@ class Decoder:
 
 
 class _Prefill:
-    """Layout of prompts that also keeps their keys and values, [N, Hkv, D] a layer."""
+    """Layout of prompts that also keeps their keys and values, [N, Hkv, D] per layer."""
 
     def __init__(self, inner: Packed):
         self.inner = inner
@@ -130,7 +131,7 @@ class _Prefill:
 
 
 def _fill_gaps(count: int, gone: set[int]) -> list[int]:
-    """Old index of each remaining element, after the last ones have filled the gaps of those `gone`."""
+    """Old index of each remaining element, after the last ones have filled the gaps left by `gone`."""
     left = count - len(gone)
     movers = iter(place for place in range(left, count) if place not in gone)
     return [next(movers) if place in gone else place for place in range(left)]

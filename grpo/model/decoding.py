@@ -1,4 +1,4 @@
-"""What `grpo.generation` may use of the CPU kernels, and copies to a device."""
+"""Re-exports for `grpo.generation`: parts of the CPU kernels, and copies to a device."""
 
 from __future__ import annotations
 

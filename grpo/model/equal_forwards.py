@@ -1,4 +1,4 @@
-"""Forward passes of a model whose blocks are sharded: each gathers weights, so all processes must make equally many."""
+"""Equal numbers of forward passes on all processes, because each pass of a sharded model gathers weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def run_forwards(backbone: Any, forwards: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """The results of `forwards`, each one forward pass of `backbone`.
+    """Returns the results of `forwards`, each one forward pass of `backbone`.
 
-    Where its blocks are sharded, a process with fewer of them repeats its last, with zero weight in the first result so
-    that its backward pass runs too.
+    If the blocks are sharded, a process with fewer passes repeats its last one and adds it to the first result with
+    weight zero, so that its backward pass runs too.
     """
     extra = _most(backbone, len(forwards)) - len(forwards)
     results = [forward() for forward in forwards]
@@ -25,8 +25,9 @@ def run_forwards(backbone: Any, forwards: Sequence[Callable[[], Tensor]]) -> lis
 
 
 def _most(backbone: Any, count: int) -> int:
-    """The largest count of all processes that share the backbone; agreed on before the first pass, whose gathering of
-    weights would wait for the others."""
+    """The largest count over all processes that share the backbone. Must be agreed on before the first pass, which
+    waits
+    for the other processes to gather weights."""
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
         return count
     counts = torch.tensor(count, device=next(backbone.parameters()).device)

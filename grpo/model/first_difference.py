@@ -1,4 +1,4 @@
-"""The innermost module that computes something else when sequences are packed, from the same inputs."""
+"""Finds the innermost module that computes different outputs from the same inputs when sequences are packed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from grpo.model.packed.packing import pack
 from grpo.model.probe import probe_sequences
 
 Arguments = dict[int | str, Any]
-"""Of a call, by place or name."""
+"""The arguments of a call, by position or name."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A module that computes something else packed, or fails."""
+    """A module that computes something different when packed, or fails."""
 
     name: str
-    attends: bool  # by our attention, which worked: running it by rows would hide what is wrong there
-    given: dict[int | str, str]  # arguments that are something else alone: MASK or LEFT_OUT
+    attends: bool  # it calls our attention, which did not fail: running it by rows would hide the fault
+    given: dict[int | str, str]  # arguments that differ without packing: MASK or LEFT_OUT
 
 
 @dataclass
@@ -38,13 +38,15 @@ class _Trace:
     inputs: dict[str, Arguments] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # innermost first
-    attended: set[str] = field(default_factory=set)  # those that attended by the layout
+    attended: set[str] = field(default_factory=set)  # modules that attended through the layout
 
 
 @torch.no_grad()
 def first_difference(model: Any, own_attention: Callable[[], AbstractContextManager[None]]) -> Difference | None:
-    """The innermost module whose output differs, or that fails, when two sequences are packed, though it gets the same
-    as alone; None: there is no such module. `own_attention`: context in which the model attends as transformers does.
+    """The innermost module that fails, or whose output differs, when two sequences are packed, although its inputs
+    equal
+    those without packing. None: there is no such module. `own_attention`: context in which the model uses transformers'
+    attention.
     """
     backbone, rows = backbone_of(model), [p + c for p, c in probe_sequences(model)[1:]]
     with own_attention():
@@ -66,7 +68,7 @@ def first_difference(model: Any, own_attention: Callable[[], AbstractContextMana
 
 
 def _changed(together: Arguments, alone: Arguments, length: int) -> dict[int | str, str]:
-    """The arguments that a sequence of so many tokens must be given in another form than packed."""
+    """The arguments that must take a different form for a single sequence of `length` tokens than for a pack."""
     changed = {}
     for place, value in together.items():
         own = alone.get(place)
@@ -119,8 +121,9 @@ def _traced(backbone: Any, **inputs: Any) -> _Trace:
 
 
 def _agree(together: Any, alone: list[Any], dims: tuple[int, ...] = (1, 0)) -> bool | None:
-    """Whether all that is said of tokens, in one of these dimensions, is the same in a pack as in its sequences; None:
-    nothing is."""
+    """Whether all tensors with a token dimension (one of `dims`) are equal in the pack and in its sequences. None:
+    there
+    are no such tensors."""
     found = [
         torch.allclose(one.float(), expected.float(), rtol=1e-3, atol=1e-3)
         for one, parts in _pairs(together, alone)
@@ -131,7 +134,7 @@ def _agree(together: Any, alone: list[Any], dims: tuple[int, ...] = (1, 0)) -> b
 
 
 def _pairs(together: Any, alone: list[Any]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Tensors in arguments or in an output of a pack, each with those at its place for the sequences alone."""
+    """Tensors in the arguments or output of a pack, each with the corresponding tensors of the separate sequences."""
     if any(type(part) is not type(together) for part in alone):
         return
     if isinstance(together, Tensor):
@@ -148,7 +151,7 @@ def _pairs(together: Any, alone: list[Any]) -> Iterator[tuple[Tensor, list[Tenso
 
 
 def _side_by_side(one: Tensor, parts: list[Tensor], dims: tuple[int, ...]) -> Tensor | None:
-    """The sequences' tensors as one of their pack's shape: [1, N, ...], or of positions alone [N, ...]."""
+    """The sequences' tensors concatenated to the shape of the pack's: [1, N, ...], or [N, ...] for positions."""
     for dim in dims:
         others = {(*part.shape[:dim], *part.shape[dim + 1 :]) for part in (one, *parts)}
         if one.dim() > dim and len(others) == 1 and sum(part.shape[dim] for part in parts) == one.shape[dim]:

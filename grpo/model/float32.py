@@ -1,4 +1,4 @@
-"""Float32 arithmetic on models with narrower weights, to tell a wrong result from a rounded one."""
+"""Float32 arithmetic on models with narrower weights, to distinguish wrong results from rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 class Float32(TorchFunctionMode):
-    """Within it every operation reads bfloat16 and float16 tensors as float32."""
+    """Context in which every operation reads bfloat16 and float16 tensors as float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_widened, (args, kwargs or {}))

@@ -37,15 +37,15 @@ class Way:
     """How a model runs."""
 
     packed: bool
-    problem: str | None  # what packed gets wrong, if that is why it runs plain
-    by_rows: tuple[str, ...]  # classes of its modules that run by rows
-    decodes: bool  # whether it is sampled packed too
+    problem: str | None  # what the packed pass gets wrong, if the model therefore runs plain
+    by_rows: tuple[str, ...]  # class names of modules that run by rows
+    decodes: bool  # whether it can also decode packed
 
 
 def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
-    """Chooses the fastest way that gives the outputs of transformers' own forward pass, and prepares the model for it.
+    """Chooses the fastest way whose outputs equal those of transformers' forward pass, and prepares the model for it.
 
-    In order: packed; plain with transformers' fastest attention; plain with eager attention.
+    Tries in order: packed; plain with transformers' fastest attention; plain with eager attention.
 
     Raises InputError if transformers cannot run the model, or if no way gives the right outputs.
     """
@@ -83,8 +83,8 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
 
 
 def _packed_problem(loaded: Any, expected: list[Tensor], compare: Compare, own_attention: str) -> str | None:
-    """What a model gets wrong packed, after those of its modules that need it were set to run by rows, where they
-    attend by `own_attention`."""
+    """What the model gets wrong when packed, after the modules that need it were set to run by rows with the attention
+    implementation `own_attention`."""
     backbone = backbone_of(loaded)
     if not is_unfused(backbone):
         fuse(loaded)
@@ -101,14 +101,14 @@ def _packed_problem(loaded: Any, expected: list[Tensor], compare: Compare, own_a
 
 
 def _decodes(loaded: Any, expected: list[Tensor]) -> bool:
-    """Whether a packed model can also be decoded packed, which it remembers."""
+    """Whether a packed model can also decode packed. Stores the answer on the backbone."""
     backbone = backbone_of(loaded)
     backbone.decodes_packed = _problem(loaded, expected, decoded_difference) is None
     return bool(backbone.decodes_packed)
 
 
 def _generates(loaded: Any, expected: list[Tensor], ways: tuple[str, ...]) -> tuple[str, str | None]:
-    """The first attention with which `generate` is right, and None; or the first of all, and what differs."""
+    """The first of `ways` with which `generate` is right, and None; or the first of all, and what differs."""
     problems = []
     for way in ways:
         with attention_as(loaded, way):

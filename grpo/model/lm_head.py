@@ -1,7 +1,7 @@
-"""From last hidden states to logits, as each model does it: some scale the logits, some cap them.
+"""Computes logits from last hidden states as each model does: some models scale the logits, some cap them.
 
-The rule is in no configuration that all models share, so the model itself is asked: its forward pass is called with a
-backbone that returns given states.
+No configuration field that all models share says so. Therefore the model's own forward pass is called with a backbone
+that returns given states.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from grpo.model.packed.products import float32_linear
 from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
 
 PROBE_ROWS, PROBE_LOGIT = 4, 1000.0
-"""States of the probe, and its largest logit: far above any cap, so that a cap shows."""
+"""Number of states in the probe, and its largest logit: far above any cap, so that a cap has an effect."""
 TOLERANCE = 1e-4
-"""Relative, in float32 arithmetic."""
+"""Relative tolerance, in float32 arithmetic."""
 
 
 def base_of(model: Any) -> Any:
-    """A language model without the wrapper of its adapters, which stay active."""
+    """A language model without its adapter wrapper; the adapters stay active."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def is_policy(model: Any) -> bool:
-    """Whether a model writes text; else it is a reward model."""
+    """Whether a model generates text; otherwise it is a reward model."""
     return isinstance(model, GenerationMixin)
 
 
@@ -40,7 +40,7 @@ def backbone_of(model: Any) -> Any:
     """The transformer under a language model's head, with its adapters active."""
     base: Any = base_of(model)
     decoder = base.get_decoder() if is_policy(base) else base.base_model
-    if not isinstance(decoder, PreTrainedModel):  # another part of that name
+    if not isinstance(decoder, PreTrainedModel):  # another attribute of that name
         decoder = base.base_model
     if decoder is base:  # its class names no base model
         decoder = next((part for part in base.children() if isinstance(part, PreTrainedModel)), base)
@@ -48,7 +48,7 @@ def backbone_of(model: Any) -> Any:
 
 
 class Head:
-    """The head of a language model with all that the model does to its logits."""
+    """The head of a language model, with everything that the model does to its logits."""
 
     def __init__(self, model: Any):
         self.model, self.backbone, self.linear = base_of(model), backbone_of(model), model.get_output_embeddings()
@@ -57,14 +57,14 @@ class Head:
         self.scale: float | None = self.model.r1flow_logit_scale
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Logits [N, V] of states [N, H], in float32 or wider where the head is a linear layer."""
+        """Logits [N, V] of states [N, H], in float32 or wider if the head is a linear layer."""
         if self.scale is None:
             return self.own(states)
         logits = float32_linear(states, self.linear.weight, self.linear.bias)
         return logits if self.scale == 1 else logits * self.scale
 
     def own(self, states: Tensor) -> Tensor:
-        """Logits [N, V] by the model's own code, which caps and scales what its linear layer gives, in float32."""
+        """Logits [N, V] by the model's own code, which caps or scales its linear layer's output, in float32."""
         ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
         with _returning(self.backbone, states[None]) as calls, _in_float32(self.linear):
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
@@ -80,7 +80,7 @@ class Head:
 
 
 def _scale_of(head: Head) -> float | None:
-    """s where the logits are s (W x + b) for states x; None where they are something else, such as capped."""
+    """s if the logits are s (W x + b) for states x; None if they are anything else, such as capped."""
     if type(head.linear) is not nn.Linear:
         return None
     weight = head.linear.weight
@@ -100,7 +100,7 @@ def _scale_of(head: Head) -> float | None:
 
 
 class _Output:
-    """Output of a backbone with nothing in it but the last hidden states."""
+    """Output of a backbone that contains only the last hidden states."""
 
     def __init__(self, states: Tensor):
         self.last_hidden_state = states
@@ -114,8 +114,9 @@ class _Output:
 
 @contextmanager
 def _returning(backbone: Any, states: Tensor) -> Iterator[list[bool]]:
-    """Within it the backbone returns `states` [1, N, H] whatever it is called with. Yields a list with an element for
-    each call."""
+    """Context in which the backbone returns `states` [1, N, H] for any arguments. Yields a list that gets one element
+    per
+    call."""
     calls: list[bool] = []
 
     def forward(*_: Any, **__: Any) -> _Output:
@@ -135,7 +136,8 @@ def _returning(backbone: Any, states: Tensor) -> Iterator[list[bool]]:
 
 @contextmanager
 def _in_float32(head: Any) -> Iterator[None]:
-    """Within it a linear layer returns float32, or wider, so that what is done to its result is not rounded either."""
+    """Context in which a linear layer returns float32 or wider, so that later operations on its result are not
+    rounded."""
     if type(head) is not nn.Linear:
         yield
         return

@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def choose_device(hardware: Hardware) -> torch.device:
-    """The device of a job; 'auto' takes a GPU where there is one."""
+    """The device of a job; 'auto' takes a GPU if there is one."""
     if hardware.device != "auto":
         return torch.device(hardware.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a model, with a padding token. Raises InputError without an end-of-sequence token."""
+    """The tokenizer of a model, with a padding token. Raises InputError if it has no end-of-sequence token."""
     tokenizer = _load(AutoTokenizer, model, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"{model}: the tokenizer has no end-of-sequence token, so completions could not end")
@@ -46,7 +46,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any:
-    """A causal language model on its device, with dropout off (a policy's ratio must not be noise).
+    """Loads a causal language model onto its device, with dropout off (dropout would add noise to a policy's ratio).
 
     With `lora` only adapters are trained.
     """
@@ -78,7 +78,7 @@ def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
 
 
 def load_reward_model(model: str, hardware: Hardware) -> Any:
-    """A language model with a scalar head; the head is new where the folder has only a policy's weights."""
+    """Loads a language model with a scalar head; the head is new if the folder has only a policy's weights."""
     loaded = _load(
         AutoModelForSequenceClassification,
         model,
@@ -99,7 +99,7 @@ def _load_policy(model: str, hardware: Hardware) -> Any:
 
 
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
-    """How a policy would run, 'packed' or 'plain', and what packed gets wrong. Raises InputError where it cannot."""
+    """How a policy would run, 'packed' or 'plain', and what packing gets wrong. Raises InputError if it cannot run."""
     policy = _load_policy(model, hardware)
     check_vocabulary(policy, load_tokenizer(model), model)
     way = choose_way(policy.to(choose_device(hardware)), model, hardware)
@@ -120,7 +120,7 @@ def _warn_if_slower(policy: Any, model: str, way: Way) -> None:
 
 
 def decodes_packed(model: Any, longest: int) -> bool:
-    """Whether completions of sequences up to so many tokens can be decoded packed."""
+    """Whether sequences of up to `longest` tokens can be decoded packed."""
     backbone = backbone_of(model)
     limit = rope_limit(backbone)
     decodes = is_packed(backbone) and getattr(backbone, "decodes_packed", True)
@@ -133,15 +133,15 @@ def decodes_exactly(model: Any) -> bool:
 
 
 def plain_attention(model: Any) -> AbstractContextManager[None]:
-    """Within it a model attends as transformers does."""
+    """Context in which a model uses transformers' own attention."""
     backbone = backbone_of(model)
     return attention_as(model, getattr(backbone, "own_attention", backbone.config._attn_implementation))
 
 
 def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
-    """Writes the tokenizer of `model` beside a checkpoint made from it, byte for byte where `model` is a folder.
+    """Writes the tokenizer of `model` to the folder `out`, byte for byte if `model` is a folder.
 
-    A tokenizer that is loaded and saved again has the same content in other bytes, and checkpoints of one recipe must
+    Loading and saving a tokenizer again keeps its content but changes its bytes, and checkpoints of one recipe must
     have equal tokenizer files.
     """
     for written in map(Path, tokenizer.save_pretrained(out)):
@@ -163,8 +163,9 @@ def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
 def _load(
     loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
 ) -> Any:
-    """`new`: weights that a folder may lack. transformers would silently initialize any other missing weight at
-    random."""
+    """`new`: weights that a folder may lack. Any other missing weight is an error; transformers would silently
+    initialize
+    it at random."""
     # A tokenizer is found without the model's code.
     check_model_folder(model, remote_code or loader is AutoTokenizer)
     path = Path(model).expanduser()
@@ -190,7 +191,7 @@ def _load(
 
 
 def _check_layers(loaded: Any, model: str, unused: Iterable[str]) -> None:
-    """Raises InputError if there are weights for more layers than config.json says; transformers leaves them out."""
+    """Raises InputError if there are weights for more layers than config.json says; transformers would ignore them."""
     lists = {name: module for name, module in loaded.named_modules() if isinstance(module, torch.nn.ModuleList)}
     for name in sorted(unused):
         for prefix, layers in lists.items():

@@ -1,7 +1,7 @@
-"""A model as training uses it: hidden states and log-probabilities of given sequences, with gradients.
+"""Hidden states and log-probabilities of given sequences, with gradients, for training.
 
-Packed (`grpo.model.packed`) where the model was found to compute the same that way, else by transformers' own forward
-pass on rows of one length. `grpo.model.probe` decides, once, when the model is loaded.
+Uses packing (`grpo.model.packed`) if the model was found to compute the same that way, else transformers' own forward
+pass on rows of equal length. `grpo.model.probe` decides this once, when the model is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def token_states(
 ) -> Tensor:
     """Last hidden states [K, H] of a transformer without its head, over B sequences prompt + rest.
 
-    `rows`, `columns` [K]: the sequences, and the places in them, of the tokens whose states are returned.
+    `rows`, `columns` [K]: the sequence of each token whose state is returned, and its position there.
     """
     sequences = [[*prompt, *rest] for prompt, rest in zip(prompts, rests, strict=True)]
     if not is_packed(backbone):
@@ -72,7 +72,7 @@ def completion_states(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Last hidden state before each completion token.
 
-    `backbone` is a transformer without its head. Returns states [N, H] for the batch's N completion tokens, row after
+    `backbone` is a transformer without its head. Returns states [N, H] for the batch's N completion tokens, row by
     row, the tokens themselves [N], and each one's row [N] and column [N] in a [B, C] table of completions.
     """
     device = next(backbone.parameters()).device
@@ -80,7 +80,7 @@ def completion_states(
     rows = torch.arange(len(lengths)).repeat_interleave(lengths)
     columns = ranges(torch.zeros_like(lengths), lengths)
     before = columns + integers([len(prompt) - 1 for prompt in prompts])[rows]
-    # A completion's last token predicts nothing, so it is left out, unless states may depend on the length.
+    # A completion's last token predicts nothing, so it is omitted, unless states may depend on the length.
     by_length = not is_packed(backbone) or rope_limit(backbone) is not None
     rests = completions if by_length else [completion[:-1] for completion in completions]
     states = token_states(backbone, prompts, rests, rows, before)

@@ -1,6 +1,6 @@
-"""The plain way: transformers' own forward pass and its own `generate`, with rows of one length in a call.
+"""The plain way to run a model: transformers' own forward pass and `generate`, with rows of equal length in each call.
 
-Nothing is padded, so whatever a model does with positions, windows or a recurrent state, it does as on one sequence.
+Nothing is padded, so positions, windows and recurrent states behave as for a single sequence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from grpo.model.equal_forwards import run_forwards
 from grpo.model.rope import reset_rope
 
 Draw = Callable[[Tensor], Tensor]
-"""From the next token's logits [B, V] in float32 to the tokens [B]."""
+"""Logits of the next token [B, V], in float32 -> tokens [B]."""
 
 
 def plain_states(backbone: Any, sequences: Sequence[Sequence[int]], rows: Tensor, columns: Tensor) -> Tensor:
-    """Last hidden states [K, H] of the tokens at `columns` of the sequences `rows`, [K] each."""
+    """Last hidden states [K, H] of the tokens at positions `columns` [K] in the sequences `rows` [K]."""
     device = next(backbone.parameters()).device
     use_all_threads(device)
     by_length: dict[int, list[int]] = {}
@@ -43,7 +43,7 @@ def plain_states(backbone: Any, sequences: Sequence[Sequence[int]], rows: Tensor
 def _forward(
     backbone: Any, sequences: Sequence[Sequence[int]], group: list[int], device: torch.device
 ) -> Callable[[], Tensor]:
-    """The forward pass of sequences of one length."""
+    """The forward pass of sequences of equal length."""
 
     def forward() -> Tensor:
         reset_rope(backbone)
@@ -55,7 +55,8 @@ def _forward(
 
 
 def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | None, draw: Draw) -> Tensor:
-    """Tokens [B, T] that follow prompts [B, P] of one length, each chosen by `draw`. Ignore those after an end token.
+    """Generates tokens [B, T] after prompts [B, P] of equal length, each chosen by `draw`. Ignore tokens after an end
+    token.
 
     The model's own generation settings, such as a repetition penalty, do not apply.
     """
@@ -74,7 +75,7 @@ def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | Non
 
 
 class _Choice(LogitsProcessor):
-    """Leaves `generate` no other token than the one drawn."""
+    """Restricts `generate` to the drawn token."""
 
     def __init__(self, draw: Draw):
         self.draw = draw

@@ -1,8 +1,8 @@
-"""Whether a model computes packed what it computes alone: a few short sequences, both ways, when it is loaded.
+"""Checks at loading whether a model computes the same packed as unpacked, on a few short sequences.
 
-No list of architectures says which models may be packed. Log-probabilities by transformers' own forward pass, one
-sequence at a time, are the truth; packed ones, with shared prompts, and those of decoding step by step are held against
-them, in float32 whatever the type of the weights, so that rounding hides nothing.
+There is no list of architectures that may be packed. The reference is log-probabilities from transformers' own forward
+pass, one sequence at a time. Those of packed sequences with shared prompts, and of step-by-step decoding, are compared
+with them. Arithmetic is float32 for any dtype of the weights, so that rounding hides no difference.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from grpo.model.plain import generate
 PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
 COMPLETIONS = ([10, 4, 13, 7], [6, 12, 9, 3], [4, 5, 11, 10])
 TOLERANCE = 1e-2
-"""Largest difference of a log-probability, nats in float32 arithmetic. Small random models differ by 1e-5 and less,
-SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scaling or cap by 0.04 and more."""
+"""Largest allowed difference of a log-probability, nats in float32 arithmetic. Small random models differ by at most
+1e-5
+and SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scale or cap gives 0.04 or more."""
 
 
 @torch.no_grad()
 def own_logprobs(model: Any) -> list[Tensor]:
-    """Log-probabilities of the probe's completions by transformers alone, one sequence at a time."""
+    """Log-probabilities of the probe's completions by transformers' own forward pass, one sequence at a time."""
     logprobs = []
     for prompt, completion in probe_sequences(model):
         ids = torch.tensor([[*prompt, *completion]], device=model.device)
@@ -42,7 +43,7 @@ def own_logprobs(model: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def own_scores(model: Any) -> list[Tensor]:
-    """Scores of the probe's sequences by a reward model, with transformers' own forward pass."""
+    """A reward model's scores of the probe's sequences, by transformers' own forward pass."""
     scores = []
     for prompt, completion in probe_sequences(model):
         ids = torch.tensor([[*prompt, *completion]], device=model.device)
@@ -53,8 +54,9 @@ def own_scores(model: Any) -> list[Tensor]:
 
 
 def check_gradients(model: Any) -> None:
-    """Raises what transformers' own forward and backward passes raise on a sequence that is trained: some models refuse
-    that, as Reformer's classes do outside training mode. No weight gets a gradient."""
+    """Runs transformers' own forward and backward passes on a training sequence, and raises what they raise: some
+    models
+    refuse, as Reformer's classes do outside training mode. No weight gets a gradient."""
     prompt, completion = probe_sequences(model)[0]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hook = model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.detach().requires_grad_() * 1)
@@ -63,7 +65,7 @@ def check_gradients(model: Any) -> None:
             parameter.requires_grad_(False)
         ids = torch.tensor([[*prompt, *completion]], device=model.device)
         states = backbone_of(model)(input_ids=ids, use_cache=False).last_hidden_state
-        if states.requires_grad:  # not where tokens are embedded by another module
+        if states.requires_grad:  # false if another module embeds tokens
             states.sum().backward()
     finally:
         hook.remove()
@@ -73,8 +75,8 @@ def check_gradients(model: Any) -> None:
 
 @torch.no_grad()
 def logprob_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """What differs from `own_logprobs` in the way that the model is set to run, in a few words; None: nothing that
-    matters."""
+    """What differs from `own_logprobs` in the way that the model is set to run, in a few words; None: nothing
+    significant."""
     prompts, completions = zip(*probe_sequences(model), strict=True)
     with Float32():
         logprobs = completion_logprobs(model, prompts, completions, 1.0)
@@ -85,7 +87,7 @@ def logprob_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def decoded_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`logprob_difference` of decoding packed, token by token."""
+    """`logprob_difference` for packed decoding, token by token."""
     prompts, completions = zip(*probe_sequences(model), strict=True)
     with Float32():
         decoded = _decoded_logprobs(model, prompts, completions)
@@ -96,7 +98,7 @@ def decoded_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def score_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`logprob_difference` of a reward model, from `own_scores`."""
+    """`logprob_difference` for a reward model, relative to `own_scores`."""
     prompts, completions = zip(*probe_sequences(model), strict=True)
     rows, last = torch.arange(len(prompts)), torch.tensor([len(p) + len(c) - 1 for p, c in probe_sequences(model)])
     with Float32():
@@ -107,7 +109,7 @@ def score_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`logprob_difference` of transformers' own `generate`, which plain sampling calls."""
+    """`logprob_difference` for transformers' own `generate`, which plain sampling uses."""
     for (prompt, completion), logprobs in zip(probe_sequences(model), expected, strict=True):
         waiting, generated = [*completion], list[Tensor]()
 
@@ -124,7 +126,7 @@ def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 
 def probe_sequences(model: Any) -> list[tuple[list[int], list[int]]]:
-    """The probe's prompts and completions, in tokens that every vocabulary has."""
+    """The probe's prompts and completions, made of tokens that every vocabulary has."""
     size = model.get_input_embeddings().weight.shape[0]
     return [([t % size for t in p], [t % size for t in c]) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
 
@@ -136,7 +138,7 @@ def _largest(actual: Iterable[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _decoded_logprobs(model: Any, prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> Tensor:
-    """Log-probabilities [B, C] by decoding; the first two rows are a group, the third another."""
+    """Log-probabilities [B, C] by decoding; the first two rows are one group, the third is another."""
     decoder, targets = Decoder(model), torch.tensor(completions, device=model.device)
     first = decoder.add_groups([prompts[0]], 2)
     logits = torch.cat([first.expand(2, -1), decoder.add_groups([prompts[2]], 1)])

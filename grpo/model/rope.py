@@ -1,6 +1,6 @@
 """Rotary embeddings whose frequencies depend on the length of the sequence: `longrope` (Phi-3) and `dynamic` (NTK).
 
-transformers takes the largest position of a call for the length, and `dynamic` also remembers the longest call before.
+transformers uses the largest position of a call as the length, and `dynamic` also remembers the longest earlier call.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 
 
 def rope_limit(backbone: Any) -> int | None:
-    """Tokens up to which a sequence has the frequencies of every shorter one; None: at any length."""
+    """Length, in tokens, up to which a sequence has the same frequencies as every shorter one; None: any length."""
     limits = [limit for module, layer_type, kind in _changing(backbone) for limit in [_limit(module, layer_type, kind)]]
     return min(limits, default=None)
 
 
 def reset_rope(backbone: Any) -> None:
-    """Forgets the length of earlier calls."""
+    """Clears the remembered length of earlier calls."""
     for module, layer_type, kind in _changing(backbone):
         if kind == "longrope":
             continue
@@ -30,7 +30,8 @@ def reset_rope(backbone: Any) -> None:
 
 
 def _changing(backbone: Any) -> Iterator[tuple[Any, str | None, str]]:
-    """Rotary modules with frequencies that change: each with its layer type, where it serves several, and its kind."""
+    """Rotary modules whose frequencies depend on the length: each with its layer type, if it serves several, and its
+    kind."""
     for module in backbone.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(module, torch.nn.Module) and kinds is not None:

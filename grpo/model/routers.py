@@ -1,6 +1,7 @@
-"""Routers of mixtures of experts, found by what they return: frozen, balanced, or with the experts chosen before.
+"""Routers of mixtures of experts, recognized by what they return: frozen, balanced, or replaying earlier choices.
 
-No list of architectures says which modules are routers. A router returns, for N tokens, logits of E experts [N, E], the
+There is no list of architectures that says which modules are routers. A router returns, for N tokens, logits of E
+experts [N, E], the
 weights of the K chosen ones [N, K], and their indices [N, K]; so do those of all models that transformers wrote or
 converted for its grouped experts.
 """
@@ -62,9 +63,9 @@ def replayed_routers(policy: Any) -> list[nn.Module]:
 def experts_in_pack(
     prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], experts: Sequence[Tensor], device: Any
 ) -> list[Tensor]:
-    """For each router the experts [N, K] of the tokens of a pack, as `completion_logprobs` makes it.
+    """For each router, the experts [N, K] of the tokens of a pack, packed as in `completion_logprobs`.
 
-    `experts`: of each sequence without its last token, [tokens, routers, K].
+    `experts`: those of each sequence without its last token, [tokens, routers, K].
     """
     rests = [completion[:-1] for completion in completions]
     packed = pack(prompts, rests, torch.device("cpu"))
@@ -77,7 +78,7 @@ def experts_in_pack(
 
 
 def routers_of(policy: Any) -> list[nn.Module]:
-    """The routers of a model, in the order of its modules."""
+    """The routers of a model, in module order."""
     found: set[nn.Module] = set()
 
     def look(module: nn.Module, _: Any, output: Any) -> None:
@@ -94,14 +95,15 @@ def routers_of(policy: Any) -> list[nn.Module]:
 
 
 def _run(policy: Any) -> Tensor:
-    """A forward pass over a sequence of the probe."""
+    """A forward pass over one sequence of the probe."""
     prompt, completion = probe_sequences(policy)[0]
     with torch.no_grad():
         return completion_logprobs(policy, [prompt], [completion], 1.0)
 
 
 def _check_replay(policy: Any, routers: list[nn.Module], model: str) -> None:
-    """Raises InputError unless the routers choose other experts when told to, and the same ones change nothing."""
+    """Raises InputError unless replaying different experts changes the routers' choices and replaying the same ones
+    changes nothing."""
     with recorded(routers) as before:
         own = _run(policy)
     chosen = [calls[0].experts for calls in before]
@@ -117,7 +119,7 @@ def _check_replay(policy: Any, routers: list[nn.Module], model: str) -> None:
 
 @contextmanager
 def recorded(routers: Sequence[nn.Module]) -> Iterator[list[list[Routing]]]:
-    """Yields, for each router, what it returns within the context, call after call."""
+    """Yields a list per router, to which each of its calls within the context adds what it returned."""
     kept: list[list[Routing]] = [[] for _ in routers]
 
     def keep(calls: list[Routing]) -> Any:
@@ -133,8 +135,9 @@ def recorded(routers: Sequence[nn.Module]) -> Iterator[list[list[Routing]]]:
 
 @contextmanager
 def replayed(routers: Sequence[nn.Module], experts: Sequence[Tensor]) -> Iterator[None]:
-    """Within it each router chooses the experts [N, K] that it is given, -1 for its own choice, whatever its logits.
-    Their weights still come from its logits, with gradients (routing replay, arXiv 2510.11370)."""
+    """Context in which each router chooses the given `experts` [N, K], regardless of its logits; -1: its own choice.
+    The
+    experts' weights still come from its logits, with gradients (routing replay, arXiv 2510.11370)."""
     before = [router.__dict__.get("forward") for router in routers]
     for router, chosen in zip(routers, experts, strict=True):
         vars(router)["forward"] = _forced(router.forward, chosen)
@@ -149,9 +152,9 @@ def replayed(routers: Sequence[nn.Module], experts: Sequence[Tensor]) -> Iterato
 
 
 def balance_loss(kept: Sequence[Sequence[Routing]]) -> Tensor:
-    """Of what `recorded` kept: E sum_e f_e P_e, the mean over the routers, where f_e is the share of choices that fall
-    on expert e, and P_e its mean probability. 1 where all experts are chosen equally often (arXiv
-    2101.03961, equation 4, where each token has one)."""
+    """Load-balancing loss from what `recorded` kept: E sum_e f_e P_e, averaged over the routers, where f_e is the share
+    of choices that fall on expert e, and P_e its mean probability. 1 if all experts are chosen equally often (arXiv
+    2101.03961, equation 4, where each token has one expert)."""
     losses = []
     for calls in kept:
         logits = torch.cat([call.logits for call in calls]).float()
@@ -178,8 +181,9 @@ def _forced(own: Any, chosen: Tensor) -> Any:
 
 
 class _Choosing(TorchFunctionMode):
-    """Within it `topk` over experts returns those that were chosen before; a choice among groups of experts has another
-    shape, and is left as it is."""
+    """Context in which `topk` over experts returns the given choices. A choice among groups of experts has another
+    shape
+    and is not changed."""
 
     def __init__(self, chosen: Tensor):
         self.chosen = chosen

@@ -1,7 +1,7 @@
-"""A model that computes the same while it is trained: no dropout, no router jitter.
+"""Makes a model compute the same in training mode as in evaluation mode: no dropout, no router jitter.
 
-The ratio of a policy to its older self must not be noise, and the probe compares what a model computes in evaluation
-mode. So training mode is only switched on in modules that recompute activations, which look for it.
+The ratio of a policy to its older version must not contain noise, and the probe checks the model in evaluation mode. So
+training mode is switched on only in modules that recompute activations, which check for it.
 """
 
 from __future__ import annotations

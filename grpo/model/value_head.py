@@ -12,7 +12,7 @@ from grpo.model.logprobs import completion_states
 
 
 class Value(nn.Module):
-    """A linear head on the last hidden states of a transformer, its own or the policy's.
+    """A linear head on the last hidden states of a transformer, either its own or the policy's.
 
     The head starts at zero, so that GAE's first advantages are the returns themselves.
     """

@@ -166,8 +166,7 @@ class ServerVLLM:
             sender.send(bucket, check_server)
 
     def _connected(self, first: Tensor) -> Sender:
-        """The sender of the transfer's process group, created with the first tensors, whose device selects the
-        backend."""
+        """Returns the connected sender. The first call creates it; the device of `first` helps choose the backend."""
         if self._sender is None:
             backend = self._settings.transfer
             if backend == "auto":

@@ -1,10 +1,9 @@
-"""Numba functions that give the same bits in every process, since each loads them from Numba's disk cache.
+"""Numba functions that give the same bits in every process, because each loads them from Numba's disk cache.
 
-Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy that it
-keeps on disk. The second pass may vectorize a sum in another order, so a first run would differ from a second in the
-last bit. A function that is not on disk yet is therefore compiled by a process of its own (`python -m
-grpo.model.cpu.compilation`), and then loaded. Where Numba finds no folder to write to, every process compiles for
-itself, which also gives the same bits each time.
+Numba optimizes a parallel function's body once for the process that compiles it and once more for the copy on disk. The
+second pass may vectorize a sum in another order, so a first run would differ from a second in the last bit. A function
+that is not on disk yet is therefore compiled by a separate process (`python -m grpo.model.cpu.compilation`) and then
+loaded. If Numba finds no writable folder, every process compiles for itself, which also gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from numba import njit
 from numba.core import event
 
 REASSOCIATE = frozenset({"reassoc", "contract", "arcp", "nsz"})
-"""Sums may add several numbers at a time. NaN and infinity keep their meaning."""
+"""Fast-math flags: sums may add several numbers at a time; NaN and infinity keep their meaning."""
 
 _lock = threading.Lock()
-"""Numba's own threading layer, used without OpenMP, crashes a process in which two threads call it at once."""
+"""Numba's own threading layer (used without OpenMP) crashes a process if two threads call it at once."""
 _threads = threading.local()
 _on_disk: set[Any] = set()
-"""Dispatchers of which this process runs only what is on disk."""
+"""Dispatchers for which this process runs only versions loaded from disk."""
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    """`numba.njit` with a disk cache where there is a folder for it."""
+    """`numba.njit` with a disk cache if there is a writable folder for it."""
     try:
         return njit(cache=True, error_model="numpy", **options)(function)
     except RuntimeError:  # neither beside the file nor in the user's cache folder
@@ -46,7 +45,7 @@ exact = partial(compiled, fastmath={"contract"})
 
 
 def parallel_over_rows(function: Any) -> Callable[..., None]:
-    """Compile `function`, whose outermost loop is a `prange`. It runs on as many threads as torch does."""
+    """Compiles `function`, whose outermost loop is a `prange`. It runs on as many threads as torch uses."""
     dispatcher = compiled(function, parallel=True, fastmath=set(REASSOCIATE))
     if dispatcher.stats.cache_path:
         _on_disk.add(dispatcher)
@@ -91,7 +90,7 @@ def _compile_in_a_process(function: Any, signature: tuple[Any, ...]) -> None:
 
 
 def _use_as_many_threads_as_torch() -> None:
-    """In each thread that calls a loop; not before: whoever has started Numba's threads cannot fork
+    """Called in each thread that runs a loop, not earlier: a process that has started Numba's threads cannot fork
     (`grpo.fork_server`)."""
     import torch  # imported here because the process that only compiles does not need it
 

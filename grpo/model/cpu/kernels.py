@@ -1,7 +1,7 @@
-"""CPU kernels in float32 for what torch has no single operation for.
+"""Float32 CPU kernels for computations that torch has no single operation for.
 
-Each is a loop of `loops`, compiled when a machine first calls it and kept on disk. Tensors become NumPy arrays on the
-way, so their storage cannot be resized afterwards.
+Each is a loop in `loops`, compiled at a machine's first call and cached on disk. Tensors are passed as NumPy arrays, so
+their storage cannot be resized afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` of x + y, [N, H] each. x becomes the sum."""
+    """`rms_norm` of x + y, [N, H] each. Stores the sum in x."""
     normed = torch.empty_like(x)
     loops.add_rms_norm(*_arrays(x, y, weight), np.float32(eps), *_arrays(normed))
     return normed
@@ -90,11 +90,11 @@ def decode_attention(
     prompt: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
-    """Attention outputs [n, H, D] of one new token for each of n rows, over its prompt and its row's own tokens.
+    """Attention outputs [n, H, D] of one new token in each of n rows, over the row's prompt and generated tokens.
 
-    `qkv`: queries [n, H, D], keys and values [n, Hkv, D] of the new tokens. Keys and values are written to `positions`
-    [n] of `cache`, keys and values [N, Hkv, T, D]; the queries attend to all up to there. `prompt`: attention over the
-    prompts, computed before: outputs [s, r, Hkv, D], logsumexp [s, r, Hkv], and each row's index among the s, [n].
+    `qkv`: queries [n, H, D], keys and values [n, Hkv, D] of the new tokens. They are written to `positions` [n] of
+    `cache`, keys and values [N, Hkv, T, D]; the queries attend to all tokens up to there. `prompt`: precomputed
+    attention over the prompts: outputs [s, r, Hkv, D], logsumexp [s, r, Hkv], and each row's index among the s, [n].
     """
     outputs = qkv[0].new_empty(qkv[0].shape)
     loops.decode_attention(*_arrays(*qkv, *cache, positions, *prompt), np.float32(scale), *_arrays(outputs))

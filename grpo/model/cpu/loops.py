@@ -1,4 +1,4 @@
-"""Loops over rows in float32 that read each number once, compiled by Numba.
+"""Float32 loops over rows that read each number once, compiled by Numba.
 
 A row's result does not depend on the number of threads. NaN stays NaN. `kernels` calls them with tensors.
 """
@@ -152,7 +152,7 @@ def decode_attention(
                 total = share = _exp(prompt_lse[prompt_row[i], r, g] - top)
                 for t in range(count):
                     scores[t] = _exp(scores[t] - top)
-                # A loop of its own: the one above is vectorized without the sum.
+                # A separate loop, because the one above vectorizes only without the sum.
                 for t in range(count):
                     total += scores[t]
                 for j in range(width):
@@ -163,7 +163,7 @@ def decode_attention(
 
 
 _CHUNK = 64
-"""Tokens whose mass is summed before the sampled token is searched among them."""
+"""Number of tokens whose mass is summed before the sampled token is searched among them."""
 
 
 @parallel_over_rows
@@ -188,7 +188,7 @@ def sample_tokens(logits: Any, maxima: Any, uniforms: Any, tokens: Any, logprobs
         while b < last and before + chunk_masses[b] <= target:
             before += chunk_masses[b]
             b += 1
-        # Rounding never leads past the last entry that has any mass.
+        # Rounding must not lead past the last entry with positive mass.
         token = b * _CHUNK
         for j in range(b * _CHUNK, min(count, (b + 1) * _CHUNK)):
             mass = _exp_or_zero(row[j] - top)
@@ -203,7 +203,7 @@ def sample_tokens(logits: Any, maxima: Any, uniforms: Any, tokens: Any, logprobs
 
 @inlined
 def _add_rows(total: Any, weights: Any, rows: Any) -> None:
-    """Add weights [T] @ rows [>= T, D] to total [D], four rows at a time to save memory traffic."""
+    """Adds weights [T] @ rows [>= T, D] to total [D], four rows at a time to save memory traffic."""
     count, fours = len(weights), len(weights) // 4 * 4
     for t in range(0, fours, 4):
         a, b, c, d = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
@@ -234,7 +234,8 @@ def _sigmoid(x: Any) -> Any:
 
 @exact
 def _exp(x: Any) -> Any:
-    """e^x to two units in the last place: 2^n e^r with |r| up to ln 2 / 2, whose series ends after r^7 / 7!.
+    """e^x accurate to two units in the last place: 2^n e^r with |r| up to ln 2 / 2; the series for e^r ends at r^7 /
+    7!.
 
     LLVM vectorizes this; `np.exp` would be a library call per number.
     """
@@ -243,7 +244,7 @@ def _exp(x: Any) -> Any:
     if x > np.float32(88):
         x = np.float32(88)
     n = np.floor(x * np.float32(1.442695041) + np.float32(0.5))
-    # ln 2 in two parts, the first so short that its product with n is exact
+    # ln 2 in two parts, the first short enough that its product with n is exact
     r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
     series = np.float32(1 / 720) + r * np.float32(1 / 5040)
     series = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * series)

@@ -1,8 +1,8 @@
 """Linear layers with prepacked weights, for repeated products of few rows with the same weights on a CPU.
 
-Reading the weights limits the speed of such a product, so their memory layout matters. MKL copies them into its own
-layout in every call; here they are copied once. The copy costs as much time as some tens of products, and as much
-memory as the weights.
+Such a product is limited by reading the weights, so their memory layout matters. MKL copies them into its own layout in
+every call; here they are copied once. The copy takes as much time as some tens of products, and as much memory as the
+weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpo.model.cpu.limits import MAX_ROWS, MIN_STEPS
 
 
 def is_worth_prepacking(rows: int, steps: int) -> bool:
-    """Whether prepacking saves time in `steps` decoding steps of `rows` sequences, where torch has MKL."""
+    """Whether prepacking saves time over `steps` decoding steps of `rows` sequences. False if torch lacks MKL."""
     return 1 < rows <= MAX_ROWS and steps >= MIN_STEPS and torch.backends.mkl.is_available()
 
 
@@ -24,7 +24,7 @@ class PrepackedLinear:
     """Float32 weights [out, in] on a CPU, stacked and prepacked for products of exactly `rows` rows."""
 
     def __init__(self, weights: Sequence[Tensor], rows: int, scratch: Tensor):
-        """`scratch`: a tensor with at least as many elements as the weights; free again afterwards."""
+        """`scratch`: a tensor with at least as many elements as the weights; can be reused afterwards."""
         self.rows = rows
         stacked = weights[0]
         if len(weights) > 1:

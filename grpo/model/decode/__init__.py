@@ -1,1 +1,1 @@
-"""Parts of decoding: attention to a part of the keys, and decoding on a GPU in steps of fixed shape."""
+"""Parts of decoding: key-value caches, attention over part of the keys, and the attention of one decoding step."""

@@ -1,4 +1,4 @@
-"""Key-value caches of decoding: of the prompts of groups, and of the tokens that each row has generated."""
+"""Key-value caches for decoding: of the groups' prompts, and of the tokens that each row has generated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo.model.packed.transfer import to_device
 
 
 class KeyValues:
-    """Keys and values of one layer, whatever their form."""
+    """Keys and values of one layer, in any form."""
 
     prompts: list[Tensor]  # keys and values of g prompts, [g, Hkv, P, D] each
     rows: list[Tensor]  # of the generated tokens of n rows, [n, Hkv, T, D] each
@@ -39,7 +39,7 @@ class Cache(KeyValues):
             self.rows = [_grown(table, rows, columns) for table in self.rows]
 
     def keep(self, rows: list[int], groups: list[int], generated: int) -> None:
-        """Copies the rows and groups that fill gaps. Rows beyond the cache have generated nothing yet."""
+        """Moves rows and groups into the gaps. Rows beyond the cache have not generated anything yet."""
         for kept, pair, width in ((rows, self.rows, generated), (groups, self.prompts, None)):
             moved = [(new, old) for new, old in enumerate(kept) if new != old and old < len(pair[0])]
             if moved:
@@ -49,7 +49,9 @@ class Cache(KeyValues):
 
 
 def _grown(table: Tensor, rows: int, columns: int) -> Tensor:
-    """`table` [n, Hkv, T, D], grown to so many rows and columns. With zeros: masked entries must be finite."""
+    """`table` [n, Hkv, T, D] grown to `rows` rows and `columns` columns. Padded with zeros, because masked entries must
+    be
+    finite."""
     size = (len(table), table.shape[2])
     if size[0] >= rows and size[1] >= columns:
         return table

@@ -1,4 +1,4 @@
-"""Attention of one decoding step: the rows of the batch by group, and what each of them sees."""
+"""Attention of one decoding step: the batch's rows by group, and the tokens that each row sees."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from grpo.model.packed.transfer import to_device
 
 @dataclass
 class StepRows:
-    """The rows of the batch by group: `members` [g, m] are the rows of each group, `slot` [n] a row's index in them."""
+    """The batch's rows by group. `members` [g, m]: the rows of each group; `slot` [n]: each row's index in
+    `members`."""
 
     row_prompt_lengths: Tensor  # [n]
     members: Tensor
     slot: Tensor
-    in_order: bool  # whether all groups have one size and consecutive rows
-    beyond_prompt: Tensor | None  # [g, 1, 1, P]: -inf beyond a prompt's end, else 0; None: all have one length
+    in_order: bool  # whether all groups have the same size and consecutive rows
+    beyond_prompt: Tensor | None  # [g, 1, 1, P]: -inf beyond a prompt's end, else 0; None: equal lengths
     prompt_width: int
     generated: Tensor  # [n], without the new token
     even: bool  # whether all rows have generated the same number of tokens
-    width: int  # generated tokens of the longest row, with the new one
+    width: int  # generated tokens of the longest row, including the new one
     future: Tensor | None  # [n, 1, 1, T]: -inf beyond a row's last token, else 0; None: the rows are even
     every_row: Tensor  # [n]
     dtype: torch.dtype
-    uses_kernel: bool  # attention to generated tokens by `grpo.model.cpu.kernels`, which needs no mask
+    uses_kernel: bool  # `grpo.model.cpu.kernels` attends to generated tokens, without a mask
 
     @classmethod
     def of(
@@ -43,7 +44,7 @@ class StepRows:
         dtype: torch.dtype,
         uses_kernel: bool,
     ) -> StepRows:
-        """`counts`: `generated` on the host."""
+        """`counts`: the same numbers as `generated`, on the host."""
         device, rows_of = generated.device, [list[int]() for _ in prompt_lengths]
 
         def there(values: list[Any]) -> Tensor:
@@ -75,17 +76,19 @@ class StepRows:
         )
 
     def begin(self) -> None:
-        """Makes room for one more token a row."""
+        """Makes room for one more token per row."""
         self.width += 1
         if not (self.even or self.uses_kernel):
             columns = torch.arange(self.width, device=self.generated.device)
             self.future = _mask(columns > self.generated[:, None], self.dtype)
 
     def attend(self, cache: Cache, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention [n, H, D]: one softmax over prompt and generated tokens. A group's prompt is multiplied once."""
+        """Attention [n, H, D]: one softmax over prompt and generated tokens. Each group's prompt is read once for all
+        its
+        rows."""
         groups = self.members.shape[0]
         prompt_keys, prompt_values = (table[:groups, :, : self.prompt_width] for table in cache.prompts)
-        # [n, Hkv, r, D]: the r query heads of one key head are r queries.
+        # [n, Hkv, r, D]: the r query heads of one key head become r queries.
         queries = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         prompt = self._to_groups(queries), prompt_keys, prompt_values
         prompt_output, prompt_lse = partial_attention(*prompt, self.beyond_prompt, scale)
@@ -103,7 +106,7 @@ class StepRows:
     def attend_masked(
         self, cache: Cache, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, window: VisibleTokens | None
     ) -> Tensor:
-        """[n, H, D]: as `attend`, for layers with windows, softcaps or sinks; copies the prompt for each row."""
+        """Like `attend`, [n, H, D], for layers with windows, softcaps or sinks; copies the prompt for each row."""
         self._add_tokens(cache, k, v)
         groups = self.slot // self.members.shape[1]
         own = [table[: len(q), :, : self.width] for table in cache.rows]
@@ -132,7 +135,7 @@ class StepRows:
         return grouped.transpose(1, 2).reshape(groups, heads, -1, width)
 
     def _to_rows(self, groups: Tensor, queries: Tensor) -> Tensor:
-        """As `_to_members`, in the order of the rows, [n, r, Hkv, ...]."""
+        """Like `_to_members`, in row order, [n, r, Hkv, ...]."""
         members = _to_members(groups, queries)
         return members if self.in_order else members[self.slot]
 

@@ -1,1 +1,1 @@
-"""Fused layers and decoder blocks with backward passes of their own."""
+"""Fused layers and decoder blocks with custom backward passes."""

@@ -1,4 +1,4 @@
-"""Fused forward passes of whole Llama-style decoder blocks and of the loop over them.
+"""Fused forward passes of whole Llama-style decoder blocks and of the backbone's loop over them.
 
 A block computes x + attention(norm(x)), then x + MLP(norm(x)). Llama, Mistral, Qwen2 and Qwen3 have this form in
 transformers; Qwen3 also normalizes queries and keys. Saved for the backward pass: x before each norm, the normed x,
@@ -31,12 +31,12 @@ BACKBONES = {
     Qwen2Model: Qwen2DecoderLayer,
     Qwen3Model: Qwen3DecoderLayer,
 }
-"""Classes of backbones that can be fused, and of their blocks."""
+"""Class names of backbones that can be fused -> class names of their blocks."""
 
 
 def fuse_blocks(model: Any) -> None:
-    """Replace the forward of the backbone of `model` and of its blocks, in place, where their classes are known and
-    both forms of the first block agree."""
+    """Replaces the forward of `model`'s backbone and of its blocks, in place, if their classes are known and the fused
+    first block agrees with the original."""
     for backbone in [*model.modules()]:
         layer = BACKBONES.get(type(backbone))
         if layer is None or not all(type(block) is layer and not _has_window(block) for block in backbone.layers):
@@ -46,7 +46,7 @@ def fuse_blocks(model: Any) -> None:
 
 
 def _has_window(block: Any) -> bool:
-    """Whether a block has sliding-window attention, which only transformers' own form computes."""
+    """Whether a block has sliding-window attention, which only transformers' own block computes."""
     attention = block.self_attn
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) is not None
 
@@ -63,7 +63,7 @@ def has_fused_blocks(backbone: Any) -> bool:
 
 
 def _agrees(backbone: Any) -> bool:
-    """Whether both forms of the first block return the same."""
+    """Whether the fused and the original first block return the same."""
     weight = backbone.embed_tokens.weight
     if weight.is_meta or backbone.config._attn_implementation != NAME or not len(backbone.layers):
         return False
@@ -86,7 +86,7 @@ def _backbone(
     use_cache: bool | None = None,
     **others: Any,
 ) -> Any:
-    """Forward pass of a backbone; calls that do not come from `hidden_states` go to transformers' own."""
+    """Forward pass of a backbone. Calls that do not come from `hidden_states` go to transformers' own forward."""
     if layout is None or others or input_ids is None:
         others |= dict(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask)
         return type(self).forward(self, use_cache=use_cache, **others)
@@ -101,7 +101,7 @@ def _backbone(
 def _block(
     self: Any, hidden_states: Tensor, *, position_embeddings: Any = None, layout: Any = None, **others: Any
 ) -> Tensor:
-    """Forward pass of a block, [1, N, H] to [1, N, H]."""
+    """Forward pass of a block, [1, N, H] -> [1, N, H]."""
     attention, mlp = self.self_attn, self.mlp
     linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     output: Tensor

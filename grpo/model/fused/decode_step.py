@@ -1,8 +1,8 @@
 """One decoding step of a Llama-style model on a CPU in float32: the next logits of many sequences, one token each.
 
-The blocks compute what `grpo.model.fused.blocks` does without calling its modules: queries, keys and values are one
-product, and nothing is saved for a backward pass. Rollouts spend most of their time reading weights and launching
-thousands of small operations.
+The blocks compute the same as `grpo.model.fused.blocks` without calling its modules: queries, keys and values are one
+product, and nothing is saved for a backward pass. This matters because rollouts spend most of their time reading
+weights and launching thousands of small operations.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, ScoreOptions], Tensor]
 """Signature of `grpo.model.packed.attention.Layout.attend`."""
 
 MAX_CONCATENATED = 2**18
-"""Total number of weights up to which matrices with the same input are concatenated: for products this small, the
-overhead of a call exceeds the cost of the copy."""
+"""Matrices with the same input are concatenated up to this total number of weights: for such small products, the
+overhead
+of a call exceeds the cost of the copy."""
 
 
 def can_decode(backbone: Any, head: Any) -> bool:
@@ -37,7 +38,7 @@ def can_decode(backbone: Any, head: Any) -> bool:
         return False
     if not has_fused_blocks(backbone):
         return False
-    # Other kinds of rotary embedding make the angles depend on the length of the sequence, too.
+    # With other rotary embeddings the angles also depend on the length of the sequence.
     by_position_alone = backbone.rotary_emb.rope_type not in ("dynamic", "longrope")
     return by_position_alone and is_fused(backbone.norm) and all(_is_supported(block) for block in backbone.layers)
 
@@ -57,7 +58,7 @@ class DecodeStep:
 
     def __init__(self, backbone: Any, head: nn.Linear, prepacked_rows: int):
         """`prepacked_rows`: number of sequences to prepack the weights for (`grpo.model.cpu.prepacked_linear`).
-        Prepacked weights are used down to just over half as many. 0: do not prepack."""
+        Prepacked weights are also used for fewer sequences, if more than half as many. 0: do not prepack."""
         self.embed, self.angles = backbone.embed_tokens, _Angles(backbone.rotary_emb, head.weight)
         self.blocks = [_Block(block) for block in backbone.layers]
         norms = (*(block.input_layernorm for block in backbone.layers), backbone.norm)
@@ -81,7 +82,7 @@ class DecodeStep:
         count = len(ids)
         x = self.embed(ids)
         cos, sin = self.angles(positions)
-        # Fewer rows are padded to the prepacked number; for less than half of it that would not pay off.
+        # Fewer rows are padded to the prepacked number; at half of it or less that would not pay off.
         rows = self.prepacked_rows if self.prepacked_rows < 2 * count <= 2 * self.prepacked_rows else count
         x = _pad_rows(x, rows)
         normed = kernels.rms_norm(x, *self.norms[0])[0]

@@ -1,12 +1,13 @@
 """Fused forms of RMSNorm, the SwiGLU MLP and embeddings: fewer passes over memory, fewer saved activations.
 
-`fuse` replaces the `forward` of modules in a loaded model; weights and names stay. A module is replaced only if it has
-exactly the expected parts and both forms agree on a probe, so unknown modules keep transformers' own forward. Whole
+`fuse` replaces the `forward` of modules in a loaded model; weights and names do not change. A module is replaced only
+if it has
+exactly the expected parts and both forwards agree on a probe, so unknown modules keep transformers' own forward. Whole
 decoder blocks: `grpo.model.fused.blocks`.
 
-Where a weight already has a gradient, as in every micro-batch of a step but the first, the new gradient is added to it
-in place, so that there is never a second one of its size. `torch.autograd.grad` would miss that: use it only for
-weights whose `.grad` is None.
+If a weight already has a gradient, as in every micro-batch of a step but the first, the new gradient is added to it in
+place, so that no second tensor of its size exists. `torch.autograd.grad` would miss gradients added that way: use it
+only for weights whose `.grad` is None.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from grpo.model.packed.autograd import add_product, call
 
 
 def fuse(model: Any) -> None:
-    """Replace the forward of known layers of `model`, in place. Adapters may be added before or after."""
+    """Replaces the forward of known layers of `model`, in place. Adapters may be added before or after."""
     agrees: dict[type, bool] = {}
     for module in [*model.modules()]:
         for is_known, forward in ((_is_mlp, _mlp), (_is_norm, _norm), (_is_embedding, _embed)):
@@ -38,7 +39,7 @@ def fuse(model: Any) -> None:
 
 
 def unfuse(model: Any) -> None:
-    """Give all modules of `model` their classes' forward again."""
+    """Restores the original forward of all modules of `model`."""
     for module in model.modules():
         module.__dict__.pop("forward", None)
 
@@ -49,7 +50,7 @@ def is_fused(module: Any) -> bool:
 
 
 def _agrees(module: nn.Module, forward: Any) -> bool:
-    """Whether `forward` returns what the module does, on a few inputs."""
+    """Whether `forward` returns the same as the module on a few inputs."""
     weight = next(module.parameters())
     if weight.is_meta or len(signature(module.forward).parameters) != 1:
         return False
@@ -65,7 +66,7 @@ def _agrees(module: nn.Module, forward: Any) -> bool:
 
 
 def all_close(actual: Tensor, expected: Tensor) -> bool:
-    """Equality up to the rounding of `expected`'s type."""
+    """Equality up to the rounding of `expected`'s dtype."""
     # Norms compute in float32 even for float64 weights.
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-5}.get(expected.dtype, 2e-2)
     return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
@@ -77,7 +78,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def epsilon(norm: Any) -> float | None:
-    """A norm's epsilon, by either of the names that transformers uses."""
+    """A norm's epsilon, under either of the names that transformers uses."""
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
@@ -129,8 +130,9 @@ class RMSNorm(torch.autograd.Function):
 
 
 def detached_copy(weight: Tensor) -> Tensor:
-    """A copy outside the graph, to be passed to a kernel: FSDP2 resizes the storage of a weight, which torch refuses
-    once NumPy has shared it."""
+    """A copy outside the autograd graph, to be passed to a kernel. The weight itself cannot be passed: FSDP2 resizes
+    its
+    storage, which torch refuses once NumPy has shared it."""
     return weight.detach().clone()
 
 
@@ -187,7 +189,7 @@ def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up. Saves its inputs alone."""
+    """silu(gate) * up. Saves only its inputs."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -205,14 +207,14 @@ def _is_embedding(module: nn.Module) -> bool:
 
 
 def _embed(self: Any, ids: Tensor) -> Tensor:
-    if ids.device.type != "cpu":  # elsewhere index_add_ sums rows in no fixed order
+    if ids.device.type != "cpu":  # on other devices index_add_ sums rows in no fixed order
         return embedding(ids, self.weight, self.padding_idx)
     output: Tensor = call(_Embedding, ids, self.weight, self.padding_idx)
     return output
 
 
 class _Embedding(torch.autograd.Function):
-    """Embedding whose gradient is added in place to the one that the weight already has."""
+    """Embedding whose gradient is added in place to the weight's existing gradient."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:

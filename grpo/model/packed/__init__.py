@@ -1,1 +1,1 @@
-"""Sequences packed without padding: attention, token log-probabilities and value heads over them."""
+"""Sequences packed without padding: attention and token log-probabilities."""

@@ -1,11 +1,11 @@
 """Attention over packs and key-value caches, registered with transformers as an attention implementation.
 
-A model loaded with `attn_implementation=NAME` calls `attend` in every layer with its queries, keys and values. Which
-sequence each token belongs to comes with the call as `layout=`, an object with a method `attend`. What the layer does
-to its scores (scale, window, softcap, sinks) comes from the model itself, as `ScoreOptions`. So every architecture that
-transformers can run with a custom attention works, and the rest of the model is unchanged.
+A model loaded with `attn_implementation=NAME` calls `attend` in every layer with its queries, keys and values. The
+argument `layout=`, an object with a method `attend`, says which sequence each token belongs to. What the layer does to
+its scores (scale, window, softcap, sinks) comes from the model itself, as `ScoreOptions`. So this works for every
+architecture that transformers can run with a custom attention, and the rest of the model is unchanged.
 
-`UNFUSED` is the same with PyTorch's own operations and autograd alone (`hardware.fused = false`).
+`UNFUSED` does the same using only PyTorch's own operations and autograd (`hardware.fused = false`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from grpo.model.packed.transfer import to_device
 NAME = "r1flow"
 UNFUSED = "r1flow-unfused"
 POSITIONS = ("position_ids", "cache_position", "position_embeddings")
-"""Arguments that models hand on, and that say nothing about scores."""
+"""Arguments that models pass along and that do not affect scores."""
 
 
 class Layout(Protocol):
-    """The tokens of one forward pass, and the sequences that they belong to."""
+    """The tokens of one forward pass and the sequences that they belong to."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         """Attention outputs [N, H, D] for the queries [N, H, D], keys and values [N, Hkv, D] of the N tokens."""
@@ -77,8 +77,8 @@ def attend(
 
 
 def _widened(states: Tensor, width: int) -> Tensor:
-    """Heads [..., D] padded with zeros, which change neither scores nor the outputs that are kept: the kernels need
-    values as wide as keys, and latent attention has narrower ones."""
+    """Pads heads [..., D] with zeros to `width`. The kernels need values as wide as keys, and latent attention has
+    narrower values. The zeros change neither the scores nor the outputs that are kept."""
     return states if states.shape[-1] == width else pad(states, (0, width - states.shape[-1]))
 
 
@@ -88,7 +88,7 @@ for name in (NAME, UNFUSED):
 
 
 def is_packed(backbone: Any) -> bool:
-    """Whether a model attends by layout."""
+    """Whether a model attends through a layout."""
     return backbone.config._attn_implementation in (NAME, UNFUSED)
 
 
@@ -109,16 +109,16 @@ def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout)
 
 def packed_inputs(ids: Tensor, positions: Tensor, layout: Layout) -> dict[str, Any]:
     """Arguments of a backbone's forward pass over a pack."""
-    # Without a mask transformers would look for sequences in the positions, and mask by place in the pack.
+    # Without a mask transformers would infer sequences from the positions and mask by index in the pack.
     return dict(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), layout=layout)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """R sequences of one attention call; where they share prompts, their tokens after the prompt. On the host."""
+    """R sequences of one attention call; if they share prompts, only their tokens after the prompt. On the host."""
 
     places: Tensor  # [R, L]: index of each token in the pack
-    lengths: Tensor  # [R]: tokens of each, L or less; entries of `places` beyond are arbitrary
+    lengths: Tensor  # [R]: number of tokens, at most L; later entries of `places` are arbitrary
     before: Tensor  # [R, P]: index of each token of the shared prompts
 
     @property
@@ -133,16 +133,16 @@ class Rows:
 
 
 class Packed:
-    """Layout of a pack: each token sees its own sequence up to itself, the shared prompt included.
+    """Layout of a pack: each token sees its own sequence up to itself, including the shared prompt.
 
-    Queries, keys and values are gathered into slots, call after call. A shared prompt's keys and values have slots in
-    each sequence that follows it. Each token's output is read from one slot only, so a prompt in several calls has
-    query slots that nothing reads.
+    Queries, keys and values are gathered into slots, one attention call after the other. A shared prompt's keys and
+    values have slots in each sequence that follows it. Each token's output is read from one slot only, so a prompt in
+    several calls has query slots that are never read.
     """
 
     def __init__(self, calls: list[Rows], tokens: int, device: torch.device, unfused: bool = False):
-        """`calls`: on the host, where everything is planned, because a GPU would have to be waited for. `tokens`:
-        length of the pack. `device`: of the model. `unfused`: no kernels, and autograd's own backward passes."""
+        """`calls`: on the host, because planning on a GPU would require waiting for it. `tokens`: length of the pack.
+        `device`: of the model. `unfused`: use no kernels, and autograd's own backward passes."""
         self.calls = [rows for rows in calls if rows.places.numel()]
         self.longest = max(rows.places.shape[1] + rows.before.shape[1] for rows in self.calls)
         self.queries, self.keys = _Queries(self.calls, tokens, device), _Keys(self.calls, tokens, device)
@@ -150,12 +150,14 @@ class Packed:
 
     @cached_property
     def rows(self) -> list[Tensor]:
-        """Whole sequences, each a row [R, L] of its tokens' indices, padded on the right; the rows of each call."""
+        """For each call, the token indices of its whole sequences, [R, L], padded on the right."""
         return [to_device(rows.seen, self.device) for rows in self.calls]
 
     @cached_property
     def slot_in_rows(self) -> Tensor:
-        """Index of each token's output among all of `rows`, [N]; of a shared prompt's, in a row of the prompt alone."""
+        """Index of each token's output in the flattened `rows`, [N]; for a shared prompt's tokens, in a row of the
+        prompt
+        alone."""
         slots = [pad(rows.real, (rows.before.shape[1], 0), value=False).flatten() for rows in self.calls]
         filled = torch.cat(slots).nonzero().squeeze(1)
         places = torch.cat([rows.seen.flatten() for rows in self.calls])[filled]
@@ -197,10 +199,11 @@ class _Queries:
         unread = (order[places] != torch.arange(len(places))).nonzero().squeeze(1)
         self.places = to_device(places, device)  # [S]: token of each slot
         self.order = to_device(order, device)  # [N]: slot of each token's output
-        self.unread = to_device(unread, device)  # slots whose output is not read
+        self.unread = to_device(unread, device)  # slots whose output is never read
 
     def sum_gradients(self, gradient: Tensor) -> Tensor:
-        """Gradients of the tokens' queries [N, H, D] from those of the slots [S, H, D]; unread slots have none."""
+        """Gradients of the tokens' queries [N, H, D] from those of the slots [S, H, D]; unread slots contribute
+        none."""
         return gradient.index_select(0, self.order)
 
     def spread_gradients(self, gradient: Tensor) -> Tensor:
@@ -211,7 +214,8 @@ class _Queries:
 
     @cached_property
     def _token_of(self) -> tuple[Tensor, Tensor]:
-        """Tokens of the slots that are read, and each slot's end among them, [S]: a slot has one token or none."""
+        """Tokens of the slots that are read, and each slot's end index among them, [S]; a slot has one token or
+        none."""
         read = torch.ones(len(self.places), dtype=torch.bool).index_fill_(0, self.unread, False)
         return self.places[read], read.cumsum(0)
 
@@ -231,7 +235,8 @@ class _Keys:
 
     @cached_property
     def _slots_of(self) -> tuple[Tensor, Tensor]:
-        """Slots ordered by token, and the end of each token's slots, [N]. Padding is left out: no query sees it, so
+        """Slots ordered by token, and the end index of each token's slots, [N]. Padding is omitted: no query sees it,
+        so
         its gradient is 0."""
         real = torch.cat([pad(rows.real, (rows.before.shape[1], 0), value=True).flatten() for rows in self.calls])
         slots = real.nonzero().squeeze(1)
@@ -241,7 +246,7 @@ class _Keys:
 
 
 class _Gather(torch.autograd.Function):
-    """Tokens [N, H, D] to slots [S, H, D]."""
+    """Gathers tokens [N, H, D] into slots [S, H, D]."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, slots: _Queries | _Keys) -> Tensor:
@@ -254,7 +259,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Slots [S, H, D] to tokens [N, H, D]."""
+    """Scatters slots [S, H, D] to tokens [N, H, D]."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, slots: _Queries) -> Tensor:
@@ -267,9 +272,9 @@ class _Scatter(torch.autograd.Function):
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, longest: int) -> Tensor:
-    """Attention [R, H, L, D] of the last L of K tokens, q [R, H, L, D], to all K, k and v [R, Hkv, K, D].
+    """Causal attention [R, H, L, D] of the last L of K tokens, q [R, H, L, D], over all K, k and v [R, Hkv, K, D].
 
-    The last query sees all keys, the one before it all but the last, and so on, as far as the layer's window allows.
+    The last query sees all keys, the one before it all but the last, and so on, limited by the layer's window.
     """
     queries, keys = q.shape[2], k.shape[2]
     if options.is_plain(longest):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`, or its bare forward pass where gradients are off, which saves autograd's overhead."""
+    """`function.apply`, or only its forward pass if gradients are off, which saves autograd's overhead."""
     return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoGradient, *inputs)
 
 
@@ -24,8 +24,8 @@ class _NoGradient:
 
 
 def add_product(weight: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
-    """Accumulate the gradient a^T b of `weight`: added to `weight.grad` in place, returning None; if there is none yet,
-    returned."""
+    """Accumulates the gradient a^T b of `weight`: adds it to `weight.grad` in place and returns None, or returns it if
+    `weight.grad` is None."""
     if weight.grad is None or not weight.is_leaf:
         return a.t() @ b
     weight.grad.addmm_(a.t(), b)

@@ -1,10 +1,11 @@
-"""Modules that mix tokens in a way of their own, run on each sequence of a pack: recurrent layers, convolutions, and
-attention or embeddings that count positions in place.
+"""Runs modules that mix tokens in their own way on each sequence of a pack separately: recurrent layers, convolutions,
+and
+attention or embeddings that derive positions from the index.
 
-transformers gives some of them arguments for packed sequences (`seq_idx`, `cu_seq_lens_q`), which only its CUDA kernels
-read. A row that is padded on the right is right everywhere: what follows a token does not change it. So the pack's
-sequences, shared prompts included, become rows [R, L] for such a module, and its outputs one row of tokens again. The
-rest of the model stays packed.
+transformers passes some of them arguments for packed sequences (`seq_idx`, `cu_seq_lens_q`), but only its CUDA kernels
+use these. Padding a row on the right is always correct, because later tokens do not affect earlier ones. So for such a
+module, the pack's sequences, including shared prompts, become rows [R, L], and its outputs are put back into one row of
+tokens. The rest of the model stays packed.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from grpo.model.packed.scores import VisibleTokens
 
 MASK, LEFT_OUT = "mask", "left out"
 ALONE = "rows of one sequence each"
-"""The layout inside a module that runs by rows."""
+"""Value of the layout inside a module that runs by rows."""
 
 
 def run_by_rows(modules: Iterable[Any], changed: dict[int | str, str], attention: str) -> None:
-    """Lets modules of one class run on each sequence of a pack, in which they attend by an implementation of
-    transformers, `attention`.
+    """Makes modules of one class run on each sequence of a pack separately, with transformers' attention implementation
+    `attention`.
 
-    `changed`: arguments, by place or name, that transformers makes in another form for a sequence: as a MASK
-    [B, 1, L, L], or LEFT_OUT because the module finds them out.
+    `changed`: arguments, by position or name, that transformers passes in another form for single sequences: as a MASK
+    [B, 1, L, L], or LEFT_OUT because the module derives them.
     """
     for module in modules:
         module.changed_for_rows, module.attention_for_rows = changed, attention
@@ -45,7 +46,7 @@ def runs_by_rows(module: Any) -> bool:
 
 
 def has_rows(backbone: Any) -> bool:
-    """Whether a part of a transformer runs by rows, so that it cannot be decoded from keys and values alone."""
+    """Whether part of a transformer runs by rows, so that it cannot be decoded from cached keys and values alone."""
     return any(map(runs_by_rows, backbone.modules()))
 
 
@@ -72,7 +73,7 @@ def _by_rows(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _attending(module: Any, implementation: str) -> Iterator[None]:
-    """Within it a module attends as transformers does."""
+    """Context in which a module uses transformers' attention `implementation`."""
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "config")}
     before = [(config, config._attn_implementation_internal) for config in configs.values()]
     for config in configs.values():
@@ -85,7 +86,9 @@ def _attending(module: Any, implementation: str) -> Iterator[None]:
 
 
 def _taken(value: Any, places: Tensor, tokens: int) -> Any:
-    """The tokens at `places` [R, L] of an argument, of all [1, tokens, ...]; what is not about tokens as it is."""
+    """Selects the tokens at `places` [R, L] from an argument [1, tokens, ...]; returns arguments without a token
+    dimension
+    unchanged."""
     if isinstance(value, Tensor):
         if value.shape == (tokens,):  # positions, counted from the first token
             return value[: places.shape[1]]
@@ -98,8 +101,9 @@ def _taken(value: Any, places: Tensor, tokens: int) -> Any:
 
 
 def _row_mask(rule: Any, places: Tensor, module: Any) -> Tensor:
-    """The mask of rows [R, L] as transformers makes it for eager attention, [R, 1, L, L]: 0, or the smallest number
-    where a key is not seen."""
+    """The mask of rows [R, L] in transformers' form for eager attention, [R, 1, L, L]: 0, or the dtype's smallest
+    number
+    for keys that are not seen."""
     dtype = next(module.parameters()).dtype
     positions = torch.arange(places.shape[1], device=places.device)
     seen = positions <= positions[:, None]
@@ -110,7 +114,7 @@ def _row_mask(rule: Any, places: Tensor, module: Any) -> Tensor:
 
 
 def _joined(outputs: list[Any], layout: Packed) -> Any:
-    """Outputs [R, L, ...] of rows as those of the pack's tokens, [1, N, ...]."""
+    """Converts outputs of rows [R, L, ...] to outputs of the pack's tokens [1, N, ...]."""
     first = outputs[0]
     if isinstance(first, tuple | list):
         return type(first)(_joined([output[i] for output in outputs], layout) for i in range(len(first)))
@@ -120,7 +124,7 @@ def _joined(outputs: list[Any], layout: Packed) -> Any:
     for output, places in zip(outputs, layout.rows, strict=True):
         if output.shape[:1] == places.shape[1:]:
             output = output[None]
-        if output.shape[:2] == (1, places.shape[1]):  # of positions alone
+        if output.shape[:2] == (1, places.shape[1]):  # depends on positions only
             output = output.expand(*places.shape, *output.shape[2:])
         if output.shape[:2] != places.shape:
             return None  # something else, such as attention weights

@@ -1,6 +1,6 @@
-"""The layout of the forward pass that is running, for modules that transformers hands no further arguments.
+"""The layout of the current forward pass, for modules to which transformers passes no extra arguments.
 
-A layout also goes to a model as the argument `layout`, which most architectures hand on to their attention.
+A model also gets its layout as the argument `layout`, which most architectures pass on to their attention.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _LAYOUT: ContextVar[Any] = ContextVar("layout", default=None)
 
 
 def current_layout() -> Any:
-    """The layout of the forward pass that is running; None: transformers' own."""
+    """The layout of the current forward pass; None: a plain transformers forward pass."""
     return _LAYOUT.get()
 
 
 @contextmanager
 def running(layout: Any) -> Iterator[None]:
-    """Within it `layout` is the current one."""
+    """Context in which `layout` is the current layout."""
     token = _LAYOUT.set(layout)
     try:
         yield
@@ -29,5 +29,5 @@ def running(layout: Any) -> Iterator[None]:
 
 
 def same_layout() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` of `torch.utils.checkpoint`: a recomputed layer has the layout of its forward pass."""
+    """`context_fn` for `torch.utils.checkpoint`: a recomputed layer uses the layout of its original forward pass."""
     return nullcontext(), running(_LAYOUT.get())

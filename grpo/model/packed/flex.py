@@ -1,7 +1,7 @@
 """Attention over a whole pack in one call of PyTorch's FlexAttention, without gathering tokens into rows.
 
-A GPU skips the blocks of a pack in which no token sees another. On a CPU the same rule runs without that, for tests.
-Which is faster on a GPU nobody has measured yet (`benchmarks/gpu.py --parts attention`), so it is off.
+A GPU skips the blocks of a pack in which no token sees another. On a CPU the same rule runs without skipping, for
+tests. Which one is faster on a GPU has not been measured yet (`benchmarks/gpu.py --parts attention`), so it is off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHOSEN: ContextVar[bool] = ContextVar("flex", default=False)
 
 @contextmanager
 def with_flex() -> Iterator[None]:
-    """Within it packs attend by FlexAttention."""
+    """Context in which packs use FlexAttention."""
     token = _CHOSEN.set(True)
     try:
         yield
@@ -33,16 +33,17 @@ def with_flex() -> Iterator[None]:
 
 
 def is_chosen() -> bool:
-    """Whether packs attend by FlexAttention."""
+    """Whether packs use FlexAttention."""
     return _CHOSEN.get()
 
 
 class FlexPack:
-    """The rule by which N tokens see each other. A sequence is a shared prompt or what follows one."""
+    """The rule that says which of N tokens see each other. A sequence is a shared prompt or the tokens that follow
+    one."""
 
     def __init__(self, calls: Sequence[Any], tokens: int, longest: int, device: torch.device):
         """`calls`: the `grpo.model.packed.attention.Rows` of the pack, on the host. `longest`: tokens of its longest
-        sequence, with the prompt."""
+        sequence, including the prompt."""
         own, prompt, position = (torch.full((tokens,), -1) for _ in range(3))
         count = 0
         for rows in calls:
@@ -51,7 +52,7 @@ class FlexPack:
             own[rows.places[rows.real]] = numbers[rows.real]
             position[rows.places[rows.real]] = places[rows.real]
             count += len(rows.places)
-        for rows in calls:  # a prompt in several calls has the number of the last
+        for rows in calls:  # a prompt in several calls gets the number of the last call
             if rows.before.shape[1]:
                 of_row = own[rows.before[:, :1]].expand_as(rows.places)
                 prompt[rows.places[rows.real]] = of_row[rows.real]
@@ -70,7 +71,7 @@ class FlexPack:
         return mask
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
-        """As `grpo.model.packed.attention.Layout.attend`."""
+        """See `grpo.model.packed.attention.Layout.attend`."""
         window = options.window_in(self.longest)
         if window not in self._masks:
             sizes = (1, 1, self.tokens, self.tokens)
@@ -83,7 +84,7 @@ class FlexPack:
             enable_gqa=q.shape[1] != k.shape[1],
             return_aux=AuxRequest(lse=True),
         )
-        if options.sinks is not None:  # one more key without a value takes its share of the softmax
+        if options.sinks is not None:  # an additional key without a value takes a share of the softmax
             share = (aux.lse - options.sinks.float()[:, None]).sigmoid()[..., None]
             output = output * share.to(output.dtype)
         attended: Tensor = output[0].transpose(0, 1)
@@ -100,5 +101,5 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 @cache
 def _flex(device: str) -> Any:
-    """Compiled, as FlexAttention is meant to be. On a CPU it has no backward pass, compiled or not."""
+    """Compiled, as intended for FlexAttention. On a CPU it has no backward pass, compiled or not."""
     return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)

@@ -1,7 +1,7 @@
-"""Sequences side by side without padding, with a group's prompt stored once for all of its completions.
+"""Packs sequences without padding, with a group's prompt stored once for all its completions.
 
-A pack is one row of tokens, [1, N]. A layout says which tokens each of them may see (`grpo.model.packed.attention`),
-so nothing in a model but its attention is affected, and there is no [N, N] mask.
+A pack is one row of tokens, [1, N]. A layout says which tokens each token may see (`grpo.model.packed.attention`). So
+only the attention of a model is affected, and there is no [N, N] mask.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Pack:
 
 
 def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, unfused: bool = False) -> Pack:
-    """Pack the sequences prompt + rest. Either may be empty, not both. `unfused`: see
+    """Packs the sequences prompt + rest. Either may be empty, not both. `unfused`: see
     `grpo.model.packed.attention.Packed`.
 
-    A prompt that only one sequence has is treated as part of its rest. Shared prompts of the same length, and the rests
-    that follow them, are attended to in one call.
+    A prompt that only one sequence has is treated as part of its rest. Shared prompts of the same length and the rests
+    that follow them share one attention call.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -74,7 +74,7 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
 
 
 def integers(values: Sequence[Any]) -> Tensor:
-    """`torch.tensor` of int64, in a sixth of its time for long lists."""
+    """`torch.tensor` of int64, six times as fast for long lists."""
     return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
@@ -101,7 +101,8 @@ class _Spans:
         self.spans.append((prompt, start, stop))
 
     def rows(self, shared: int) -> list[Rows]:
-        """The sequences as calls: the shared prompts of `shared` tokens first, then the rests that follow them."""
+        """The sequences as attention calls: first the shared prompts of `shared` tokens, then the rests that follow
+        them."""
         begin, start, stop = integers(self.spans).T[:, :, None]
         lengths = stop - start
         places = start + torch.arange(int(lengths.max()))
@@ -125,10 +126,11 @@ def _width(length: int) -> int:
 def micro_batches(
     prompts: Sequence[Tokens], rests: Sequence[Tokens], units: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Indices of `units` (rows that belong together) per micro-batch. No pack holds more than `max_tokens`, unless one
-    unit does by itself.
+    """Indices of `units` (rows that belong together) per micro-batch. No pack holds more than `max_tokens`, unless a
+    single unit does.
 
-    Units with the same prompt stay together as far as they fit, since they share it; then best fit, longest first.
+    Units that share a prompt stay together as far as they fit; the resulting parts are placed by best fit, longest
+    first.
     """
     units_by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, rows in enumerate(units):
@@ -149,7 +151,7 @@ def micro_batches(
 
 
 def _parts(prompt: int, costs: dict[int, int], max_tokens: int) -> list[tuple[int, list[int]]]:
-    """The units of one prompt in parts that fit, as (tokens, units), longest unit first."""
+    """Splits the units of one prompt into parts that fit, as (tokens, units), longest unit first."""
     parts: list[tuple[int, list[int]]] = []
     for number in sorted(costs, key=lambda n: -costs[n]):
         for i, (tokens, numbers) in enumerate(parts):

@@ -1,7 +1,7 @@
 """Matrix products of bfloat16 and float16 tensors with sums and results in float32.
 
-A logit of 16 to 32 is rounded to a multiple of 1/8 in bfloat16. Sampler and trainer round different sums, so that alone
-makes their log-probabilities differ by some 0.03 nats a token (MiniMax-M1, arXiv 2506.13585: a head in float32).
+In bfloat16 a logit of 16 to 32 is rounded to a multiple of 1/8. Sampler and trainer round different sums. That alone
+makes their log-probabilities differ by some 0.03 nats per token (MiniMax-M1, arXiv 2506.13585: a head in float32).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch.nn.functional import linear
 
 NARROW = (torch.bfloat16, torch.float16)
 WIDENED = 2**24
-"""Weights that are held in float32 at once where a device has no product of narrow inputs with a float32 result."""
+"""Number of weights held in float32 at once if a device has no product of narrow inputs with a float32 result."""
 
 
 def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, [N, V], for x [N, H] and W [V, H]; in float32 where they are narrower."""
+    """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
     if weight.dtype not in NARROW or x.dtype != weight.dtype:
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()

@@ -1,4 +1,5 @@
-"""A layer's treatment of its attention scores: scale, window, softcap and sinks, and attention by its definition."""
+"""What a layer does to its attention scores (scale, window, softcap, sinks), and a reference implementation of
+attention."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from transformers.masking_utils import causal_mask_function
 
 @dataclass(frozen=True)
 class VisibleTokens:
-    """The earlier tokens that a layer attends to, where these are not all."""
+    """The earlier tokens that a layer attends to, if not all of them."""
 
-    sees: Callable[..., Any]  # (row, head, position of the query, position of the key) -> bool, as transformers has it
-    reach: int | None  # sequences of so many tokens or fewer are seen whole; None: unknown
+    sees: Callable[..., Any]  # (row, head, position of the query, position of the key) -> bool, as in transformers
+    reach: int | None  # sequences of at most this many tokens are seen completely; None: unknown
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether the tokens at positions `queries` see those at positions `keys`; the shapes are broadcast."""
+        """Whether the tokens at positions `queries` see those at positions `keys`. The shapes are broadcast
+        together."""
         first = queries.new_zeros(())
         seen: Tensor = self.sees(first, first, queries, keys)
         return seen
@@ -28,7 +30,7 @@ class VisibleTokens:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How a layer turns queries and keys into weights."""
+    """How a layer turns queries and keys into attention weights."""
 
     scale: float
     window: VisibleTokens | None = None
@@ -36,7 +38,7 @@ class ScoreOptions:
     sinks: Tensor | None = None  # [H]: score of an additional key without a value
 
     def window_in(self, longest: int) -> VisibleTokens | None:
-        """The window, if it leaves out any token of sequences of so many tokens."""
+        """The window, if it hides any token in sequences of `longest` tokens; else None."""
         whole = self.window is None or (self.window.reach is not None and longest <= self.window.reach)
         return None if whole else self.window
 
@@ -46,12 +48,12 @@ class ScoreOptions:
 
 
 def window_of(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> VisibleTokens | None:
-    """Mask implementation registered with transformers: instead of a tensor, the rule that a layer's mask follows."""
+    """Mask implementation registered with transformers: returns the rule of a layer's mask instead of a tensor."""
     return None if mask_function is causal_mask_function else VisibleTokens(mask_function, local_size)
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, mask: Tensor) -> Tensor:
-    """Attention [R, H, L, D] by its definition, with scores in float32; `mask` [..., L, K]: the keys that count.
+    """Attention [R, H, L, D] by its definition, with scores in float32. `mask` [..., L, K]: True for visible keys.
 
     Softcaps: Gemma 2 (arXiv 2408.00118). Sinks: a key without a value takes a share of each softmax (gpt-oss).
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens from hidden states, without ever holding the logits of a whole batch."""
+"""Log-probabilities of tokens from hidden states, without holding the logits of a whole batch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, tempe
 def unfused_token_logprobs(
     states: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, targets: Tensor, temperature: float
 ) -> Tensor:
-    """`token_logprobs` of any function from states [N, H] to logits [N, V], by autograd's own backward pass; chunks are
-    recomputed in it."""
+    """`token_logprobs` for any function from states [N, H] to logits [N, V], with autograd's own backward pass, which
+    recomputes chunks."""
 
     def logprobs(states: Tensor, targets: Tensor) -> Tensor:
         return torch.log_softmax(head(states).float() / temperature, 1).gather(1, targets[:, None]).squeeze(1)
@@ -82,8 +82,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
-    """Slices of tokens: first the `keeps` tokens whose softmax is kept, in one chunk because each chunk writes the
-    gradient of the weights once; then chunks of the others."""
+    """Slices of tokens: first one chunk of the `keeps` tokens whose softmax is kept (one, because each chunk writes the
+    gradient of the weights once), then chunks of the others."""
     size = max(1, _limit(CHUNK_BYTES, states) // (4 * vocabulary))
     keeps = min(keeps, len(states))
     kept = [slice(0, keeps)] if keeps else []
@@ -96,8 +96,8 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 
 def _softmax_parts(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the targets [N], and the softmax's denominators [N]. Turns `logits` [N, V] in place into its
-    numerators, exp(logit - row maximum)."""
+    """Log-probabilities of the targets [N], and the softmax's denominators [N]. Overwrites `logits` [N, V] with the
+    softmax's numerators, exp(logit - row maximum)."""
     rows = max(1, _limit(CACHED_BYTES, logits) // (4 * logits.shape[1]))
     logprobs, totals = [], []
     for part, part_targets in zip(logits.split(rows), targets.split(rows), strict=True):

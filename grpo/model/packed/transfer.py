@@ -1,4 +1,4 @@
-"""From the host to a device."""
+"""Copies from the host to a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on `device`. A GPU gets it from pinned memory, so that the host does not wait for the copy."""
+    """Copies a host tensor to `device`. For a GPU it goes through pinned memory, so that the host does not wait for the
+    copy."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
