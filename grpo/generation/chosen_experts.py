@@ -29,8 +29,7 @@ class ChosenExperts:
 
     def join(self, numbers: Sequence[int], lengths: Sequence[int], ends: Sequence[int], size: int) -> None:
         """Call after a forward pass over a pack of prompts. `lengths` and `ends`: each prompt's token count and the
-        index of
-        its last token in the pack. Each prompt gets `size` rows."""
+        index of its last token in the pack. Each prompt gets `size` rows."""
         if not self._calls:
             return
         chosen = self._take()

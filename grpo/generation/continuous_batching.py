@@ -109,9 +109,8 @@ def _groups(
 @contextmanager
 def _manager(model: Any, generation: GenerationConfig, config: ContinuousBatchingConfig) -> Iterator[Any]:
     """transformers' manager, not yet started. Scheduling is reproducible only if all requests are queued before the
-    first
-    batch. `continuous_batching_context_manager` starts the manager first, and its thread takes the requests that have
-    arrived so far."""
+    first batch. `continuous_batching_context_manager` starts the manager first, and its thread takes the requests that
+    have arrived so far."""
     manager = model.init_continuous_batching(generation, continuous_batching_config=config)
     try:
         if not manager.warmed_up:

@@ -85,8 +85,7 @@ def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
 
 def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Masses of the most probable tokens that together hold `kept` [B, 1], in descending order with the others set to
-    0,
-    and the token ids in that order."""
+    0, and the token ids in that order."""
     candidates = min(CANDIDATES, masses.shape[1]) if masses.device.type == "cpu" else masses.shape[1]
     descending, order = masses.topk(candidates)
     if candidates < masses.shape[1] and (descending.sum(1, keepdim=True) < kept).any():

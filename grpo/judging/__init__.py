@@ -1,2 +1,2 @@
-"""A language model as judge: prompts, replies, votes, cache and budget, at an endpoint or in this process. No torch
-until a local model is loaded."""
+"""A language model as judge, at an endpoint or in this process: prompts, replies, votes, cache and budget. Imports
+torch only when a local model is loaded."""

@@ -1,4 +1,4 @@
-"""Verdicts on answers while they are scored: in the background where the model computes elsewhere."""
+"""Verdicts on answers during scoring; in the background if the model runs elsewhere."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Question = Claim | Check
 
 
 class AnswerJudge:
-    """A judge of single answers. Any thread may ask."""
+    """A judge of single answers. Thread-safe."""
 
     def __init__(self, settings: JudgeSettings, folder: Path | None, processes: int = 1):
-        """See `make_voter`. InputError unless the judge is a model."""
+        """See `make_voter`. Raises InputError unless the judge is a model."""
         check_kind(settings)
         self.settings = settings
         self.voter = make_voter(settings, folder, processes)
         self._threads = ThreadPoolExecutor(settings.concurrency, "judge") if self.voter.model.waits else None
 
     def start(self, questions: Iterable[Question]) -> Verdicts:
-        """Starts to judge; equal questions are asked once. A model in this process waits until `Verdicts.finish`."""
+        """Starts judging; equal questions are asked once. A model in this process runs only in `Verdicts.finish`."""
         once = list(dict.fromkeys(questions))
         if self._threads is None:
             return Verdicts(self, once, [])
         return Verdicts(self, once, [self._threads.submit(self.judge, [question]) for question in once])
 
     def judge(self, questions: list[Question]) -> list[bool | None]:
-        """The verdict on each: correct, or fulfilled; None where undecided."""
+        """The verdict on each question: whether correct, or fulfilled; None if undecided."""
         claims = [question for question in questions if isinstance(question, Claim)]
         checks = [question for question in questions if isinstance(question, Check)]
         verdicts: dict[Question, bool | None] = {}
@@ -57,8 +57,8 @@ class Verdicts:
         return all(future.done() for future in self._futures)
 
     def finish(self) -> dict[Question, bool | None]:
-        """Waits for all. Raises TrainingStopped where the endpoint stays away, and InputError where it refuses or the
-        budget is spent."""
+        """Waits for all verdicts. Raises TrainingStopped if the endpoint stays unreachable, and InputError if it
+        refuses or the budget is spent."""
         try:
             if not self._futures:
                 return dict(zip(self._questions, self._judge.judge(self._questions), strict=True))

@@ -1,10 +1,10 @@
-"""Chat completions of an OpenAI-compatible endpoint that may fail in any way, or be away for a while.
+"""Chat completions from an OpenAI-compatible endpoint that may fail in any way or be unreachable for a while.
 
-A request that fails is repeated, later each time. Once it has failed too often, the question is whose fault that is: if
-the endpoint has answered others, or else a probe, and the request fails after that once more, it is the request's, and
-there is no reply; if not, the endpoint is away, and the request goes on until nothing has been answered for too long,
-which raises. So neither does a prompt that an endpoint cannot digest stop a stage, nor do prompts become "undecided"
-because an endpoint is away or just coming back.
+A failed request is retried with growing delays. If it has failed too often, the question is whether the request or the
+endpoint is at fault. The request is at fault if the endpoint has answered other requests, or else a probe, and the
+request then fails once more; it gets no reply. Otherwise the endpoint is away, and the request is retried until nothing
+has been answered for too long, which raises. So a prompt that an endpoint cannot handle does not stop a stage, and
+prompts do not become "undecided" because an endpoint is away or just coming back.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from grpo.judging.replies import Reply
 _LONGEST_WAIT_S = 60.0
 _BUSY = {"429", "503"}
 _MISTAKES = {401, 403, 404, 405}
-"""Statuses that no other prompt would change."""
+"""HTTP statuses that do not depend on the prompt."""
 
 
 class Fault(NamedTuple):
-    """`kind`: that of grpo.http.client.Away, "not_json", "no_choices", or "refused" with its `status`."""
+    """A failed request. `kind`: the one of grpo.http.client.Away, "not_json", "no_choices", or "refused" with its
+    `status`."""
 
     kind: str
     message: str
@@ -45,7 +46,7 @@ class Fault(NamedTuple):
 
 
 class ChatEndpoint:
-    """A chat endpoint. Thread-safe; the limits on rate and concurrency hold for all threads together."""
+    """A chat endpoint. Thread-safe; the limits on rate and concurrency apply to all threads together."""
 
     def __init__(self, settings: JudgeSettings, key: str | None, counts: JudgeCounts):
         assert settings.base_url is not None  # JudgeSettings checks
@@ -60,11 +61,11 @@ class ChatEndpoint:
         self._asking: set[_Asking] = set()
 
     def ask_all(self, bodies: Sequence[dict[str, Any]], on_reply: OnReply | None = None) -> list[Reply]:
-        """Replies to the requests, in order. What `on_reply.begin` raises is raised when the requests under way have
-        ended.
+        """Returns replies to the requests, in order. If `on_reply.begin` raises, that exception is raised after the
+        requests in progress have ended.
 
-        Raises InputError where the endpoint refuses every request, and ConnectionError when it has been away for too
-        long, or `close` was called; requests in progress are then aborted.
+        Raises InputError if the endpoint refuses every request, and ConnectionError if it has been away for too long or
+        `close` was called; requests in progress are then aborted.
         """
         asking = _Asking(self)
         with self._lock:
@@ -149,7 +150,7 @@ class _Asking:
                 if self._endpoint.answered_at > began or self._answers_a_probe(got):
                     return Reply("", missing="refused")
             elif self._too_often(failures := failures + (got.kind not in _BUSY), began):
-                if answered_before > failed_before:  # others were answered meanwhile, and it failed again
+                if answered_before > failed_before:  # others were answered since, and it failed again
                     return Reply("", missing="no_reply")
                 self._answers_a_probe(got)  # then the next attempt decides
             if (away_s := _since(max(self._endpoint.answered_at, self._began))) > self._settings.away_max_s:
@@ -166,8 +167,8 @@ class _Asking:
         return failures > self._settings.retries or _since(began) > self._settings.away_max_s
 
     def _answers_a_probe(self, fault: Fault) -> bool:
-        """Whether the endpoint answers a probe; False while another request probes. Raises InputError if it refuses for
-        good."""
+        """Whether the endpoint answers a probe; False while another request is probing. Raises InputError if it refuses
+        permanently."""
         if not self._endpoint.probing.acquire(blocking=False):
             return False
         try:
@@ -232,7 +233,8 @@ class _Asking:
 
 
 def request_body(settings: JudgeSettings, dialogue: list[Message], draw: int) -> dict[str, Any]:
-    """Body of a request. `draw` numbers repetitions of a dialogue: each has its own seed, the same in every run."""
+    """Body of a request. `draw`: number of the repetition of a dialogue; each has its own seed, the same in every
+    run."""
     body: dict[str, Any] = {
         "model": settings.model,
         "messages": dialogue,

@@ -17,7 +17,7 @@ class OnReply(Protocol):
         """Called before the dialogue at `index` is sent. If it raises, no further dialogue is sent."""
 
     def end(self, index: int, reply: Reply | None) -> None:
-        """Called with the reply, None where the request failed."""
+        """Called with the reply; None if the request failed."""
 
 
 class ChatModel(Protocol):
@@ -27,12 +27,13 @@ class ChatModel(Protocol):
     """Requests, faults and tokens since it was created."""
 
     waits: bool
-    """Whether it computes elsewhere, so that threads may ask while this process works."""
+    """Whether it runs elsewhere, so that threads can wait for it while this process works."""
 
     def reply_all(
         self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
     ) -> list[Reply]:
-        """The model's reply to each dialogue, in order. `draws` numbers equal dialogues, for their random seeds."""
+        """The model's reply to each dialogue, in order. `draws`: the number of each among equal dialogues, for its
+        seed."""
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Aborts requests in progress."""

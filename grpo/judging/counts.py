@@ -1,21 +1,21 @@
-"""Counts of a judge's requests and verdicts: numbers that add up and that can be added up over shards.
+"""Counts of a judge's requests and verdicts. The counts are consistent with each other and can be summed over shards.
 
 Names, all of them sums:
 
-- items, items/undecided: judgments that callers asked for, and those without a verdict; items/no_majority: of them,
-  those whose votes did not agree.
-- asked: questions put to a model (an item has as many as it has votes). Each ends in exactly one of the outcomes:
+- items, items/undecided: judgments that callers requested, and those without a verdict; items/no_majority: undecided
+  items whose votes did not agree.
+- asked: questions put to a model (one per vote of an item). Each ends in exactly one of the outcomes:
   outcome/decided, outcome/in_text (repaired: the object stood inside other text), outcome/asked_again (repaired: the
   model corrected its reply), or outcome/KIND for a kind of UNDECIDED.
-- remembered: replies that were known, so that nothing was asked.
+- remembered: replies found in the cache, so that nothing was asked.
 - asked_again: questions whose reply could not be read, so that the model was asked once more.
-- compared/first, /second, /tie: comparisons by what won, the response shown first or second; both_orders: pairs of
-  comparisons of the same two responses in both orders; flipped: of them, those that did not name the same winner.
-- requests: what was sent to an endpoint = answered + every fault/KIND; retries and probes: the requests that only
-  faults made necessary. Without faults, requests + remembered = asked + asked_again.
+- compared/first, /second, /tie: comparisons won by the response shown first or second, and ties; both_orders: pairs of
+  comparisons of the same two responses in both orders; flipped: such pairs that did not name the same winner.
+- requests: all requests to an endpoint = answered + every fault/KIND; retries and probes: requests made only because of
+  faults. Without faults, requests + remembered = asked + asked_again.
 - prompt_tokens, completion_tokens: as the engine counts them. seconds: spent judging, waits included.
 
-The verdicts of a run that was stopped and continued are those of a run that was not; its cost differs.
+A run that was stopped and resumed has the same verdicts as an uninterrupted one; its cost differs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class JudgeCounts:
             return {name: value for name, value in sorted(self._values.items()) if value}
 
     def verdicts(self) -> dict[str, float]:
-        """The part of `to_dict` that follows from questions and replies alone: no time, no requests and no faults."""
+        """The part of `to_dict` that depends only on questions and replies: no time, requests or faults."""
         return {name: value for name, value in self.to_dict().items() if not name.startswith(_COST)}
 
     def cost(self) -> dict[str, float]:
@@ -78,7 +78,7 @@ class JudgeCounts:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds the block's seconds, also when it raises."""
+        """Adds the block's seconds, even if it raises."""
         began = time.monotonic()
         try:
             yield
@@ -86,10 +86,10 @@ class JudgeCounts:
             self.add("seconds", time.monotonic() - began)
 
     def shares(self) -> dict[str, float]:
-        """The shares that a reader looks at first; a share of nothing is left out.
+        """The most important shares. Shares of an empty set are omitted.
 
         undecided_share of items; repaired_share of questions; position_bias: share of pairs asked in both orders whose
-        winner changed with the order; first_share: how often the first won where one won, 0.5 if order means nothing.
+        winner changed with the order; first_share: how often the first response won, ties excluded; 0.5 means no bias.
         """
         of = self.to_dict().get
         repaired = of("outcome/in_text", 0) + of("outcome/asked_again", 0)

@@ -1,4 +1,4 @@
-"""Creates the voter of a judge's settings."""
+"""Creates the voter that a judge's settings describe."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MODELS: dict[str, Callable[[JudgeSettings], ChatModel]] = {"local": LocalModel, 
 
 
 def make_voter(settings: JudgeSettings, folder: Path | None = None, processes: int = 1) -> Voter:
-    """The voter of a judge that is a model: its kind is one of MODELS. `folder`: where replies are kept, so that none
-    is asked for again. `processes`: of the job, which have equal parts of the budget."""
+    """Creates the voter of a judge whose kind is one of MODELS. `folder`: where replies are stored, so that no question
+    is asked twice. `processes`: number of the job's processes, which share the budget equally."""
     model = MODELS[settings.kind](settings)
     if folder is not None or settings.budget_requests is not None or settings.budget_tokens is not None:
         model = RememberingModel(model, settings, folder, processes)

@@ -15,8 +15,8 @@ from grpo.judging.replies import Reply
 
 
 class EndpointModel(ChatModel):
-    """Asks an endpoint. Raises ConnectionError when it stays away: with "undecided" a stage would succeed without any
-    judgment."""
+    """Asks an endpoint. Raises ConnectionError if it stays unreachable: if it returned "undecided" instead, a stage
+    would succeed without any judgment."""
 
     waits = True
 

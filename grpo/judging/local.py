@@ -54,9 +54,9 @@ class LocalModel(ChatModel):
     ) -> list[Reply]:
         encoded = [self._encode(dialogue) for dialogue in dialogues]
         longest = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
-        # A truncated prompt would be judged on half an answer, so it gets no reply.
+        # A truncated prompt would be judged on part of an answer, so a prompt that is too long gets no reply.
         fitting = [i for i, ids in enumerate(encoded) if len(ids) + self.settings.max_tokens <= longest]
-        fitting.sort(key=lambda i: len(encoded[i]))  # batches of similar length need little padding
+        fitting.sort(key=lambda i: len(encoded[i]))  # similar lengths in a batch need little padding
         replies = [Reply("", missing="prompt_too_long") for _ in dialogues]
         for start in range(0, len(fitting), self.settings.batch_size):
             batch = fitting[start : start + self.settings.batch_size]
@@ -71,11 +71,11 @@ class LocalModel(ChatModel):
         return replies
 
     def close(self) -> None:
-        """Nothing is under way between calls."""
+        """Does nothing: no request is in progress between calls."""
 
     def _encode(self, dialogue: list[Message]) -> list[int]:
-        """Token ids of the dialogue. Messages hold untrusted text, so none of the tokenizer's markers stays whole in
-        them; those of the chat template do."""
+        """Token ids of the dialogue. Messages hold untrusted text, so the tokenizer's markers in them are broken; those
+        of the chat template are kept."""
         plain = [{**message, "content": without_markers(message["content"], self._markers)} for message in dialogue]
         if self.tokenizer.chat_template is None:
             return self.tokenizer("\n\n".join(message["content"] for message in plain))["input_ids"]
@@ -90,7 +90,7 @@ class LocalModel(ChatModel):
         sampling: dict[str, Any] = {"do_sample": False}
         if self.settings.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.settings.temperature, "top_p": 1.0, "top_k": 0}
-        # Greedy decoding draws nothing, and need not touch the process's generators.
+        # Greedy decoding draws no random numbers, so the process's generators need no protection.
         forked = torch.random.fork_rng(devices) if self.settings.temperature > 0 else nullcontext()
         with torch.inference_mode(), forked:
             if self.settings.temperature > 0:
@@ -115,6 +115,6 @@ class LocalModel(ChatModel):
 
 
 def markers_of(tokenizer: Any) -> list[str]:
-    """Texts that the tokenizer reads as single tokens of its template: special tokens, and added ones in brackets."""
+    """Texts that the tokenizer reads as single template tokens: special tokens, and added tokens in brackets."""
     added = tokenizer.added_tokens_decoder.values()
     return sorted({t.content for t in added if t.special or any(c in t.content for c in "<>[]|{}")})

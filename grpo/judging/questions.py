@@ -1,7 +1,7 @@
-"""Prompts of a judge, from files, with untrusted texts in them.
+"""A judge's prompts, read from files and filled with untrusted texts.
 
-Every text that is judged comes from a model that is rewarded for the verdict. It must neither close its own tag, to go
-on in the judge's voice, nor hold the markers of a chat template, which a tokenizer reads as the end of the message.
+Every judged text comes from a model that is rewarded for the verdict. It must not close its own tag in order to
+continue as the judge, nor contain chat-template markers, which a tokenizer reads as the end of the message.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from string import Template
 _PROMPTS = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))}
 
 DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PROMPTS.items()}
-"""SHA-256 of each prompt file: another wording gives other results."""
+"""SHA-256 of each prompt file, because different wording gives different results."""
 
 _NAMES = sorted({name for text in _PROMPTS.values() for name in re.findall(r"^<(\w+)>$", text, re.MULTILINE)})
 _TAG = re.compile(rf"[<＜]\s*[/／]?\s*(?:{'|'.join(_NAMES)})\s*[>＞]", re.IGNORECASE)
 _INVISIBLE = re.compile(r"(?<=[!-~])[\u00ad\u200b-\u200f\u2060\ufeff]+(?=[!-~])")
-"""Characters without width between two of ASCII: they hide a tag from the pattern, but not from a model."""
+"""Zero-width characters between two ASCII characters: they hide a tag from the pattern, but not from a model."""
 _MARKER = re.compile(
     r"<(?=[|｜])"  # <|im_end|>, <|eot_id|>, <｜User｜>
     r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sep|cls)>)"
@@ -31,18 +31,19 @@ _MARKER = re.compile(
     r"|\[(?=/?(?-i:[A-Z][A-Z_]+)\])",  # [INST], [/INST], [TOOL_CALLS], [SEP]
     re.IGNORECASE,
 )
-"""Where the markers of common chat templates begin."""
+"""Start of the markers of common chat templates."""
 
 
 def prompt(name: str, **values: str) -> str:
-    """The prompt file `name` with its places filled, in one pass: "$reference" inside an answer stays what it is."""
+    """The prompt file `name` with its placeholders filled in one pass, so that "$reference" inside an answer is kept as
+    is."""
     return Template(_PROMPTS[name]).substitute({key: harmless(value) for key, value in values.items()})
 
 
 def harmless(text: str) -> str:
-    """The text without tags of our prompts and with common markers broken by a space.
+    """The text without the tags of our prompts, and with common template markers broken by a space.
 
-    Half a surrogate pair, which some tokenizers decode to, cannot be sent and becomes "?".
+    Lone surrogates, to which some tokenizers decode, cannot be sent and become "?".
     """
     text = _TAG.sub("[tag]", _INVISIBLE.sub("", text))
     return _MARKER.sub(lambda match: f"{match[0]} ", text).encode("utf-8", "replace").decode()
@@ -50,11 +51,11 @@ def harmless(text: str) -> str:
 
 def without_markers(text: str, markers: Iterable[str]) -> str:
     """The text with each of a tokenizer's `markers` broken by a space. Some tokenizers normalise text (NFKC), so
-    markers that appear only then are broken, too."""
+    markers that appear only after normalisation are broken, too."""
     markers = [marker for marker in markers if len(marker) > 1 and not any(c.isspace() for c in marker)]
     if any(marker in unicodedata.normalize("NFKC", text) and marker not in text for marker in markers):
         text = unicodedata.normalize("NFKC", text)
-    # Markers hold no space, so a break completes no other.
+    # Markers contain no space, so a break cannot create another marker.
     while found := next((marker for marker in markers if marker in text), None):
         text = text.replace(found, f"{found[0]} {found[1:]}")
     return text

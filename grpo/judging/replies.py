@@ -1,7 +1,7 @@
-"""The verdict in a judge's reply.
+"""Reads the verdict in a judge's reply.
 
-A reply is untrusted: it may quote a verdict that the judged text forged. Anything but exactly the requested JSON, or
-the same verdict throughout, is no verdict.
+A reply is untrusted: it may quote a verdict that the judged text forged. Only exactly the requested JSON, or several
+objects with the same verdict, counts as a verdict.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from grpo.judging.questions import harmless
 
 T = TypeVar("T")
 MAX_OBJECTS = 20
-"""Objects in one reply. More leave no verdict: whether one is quoted takes the length of the reply to tell."""
+"""Maximum number of objects in a reply. With more there is no verdict, because checking whether an object is quoted
+takes time proportional to the length of the reply."""
 
 
 class Reply(NamedTuple):
-    """A model's words. `cut`: it ran into the token limit. `missing`: why there are none, a kind of
-    `counts.UNDECIDED`. `tokens`: of prompt and reply, as the engine counts them."""
+    """A model's reply. `cut`: whether it reached the token limit. `missing`: why there is no text, a kind of
+    `counts.UNDECIDED`. `tokens`: those of prompt and reply, as the engine counts them."""
 
     text: str
     cut: bool = False
@@ -30,7 +31,7 @@ class Reply(NamedTuple):
 
 
 class Reading(NamedTuple, Generic[T]):
-    """The verdict in a reply, or None; the outcome by the names of `grpo.judging.counts`; and the judge's reason."""
+    """The verdict in a reply, or None; the outcome, named as in `grpo.judging.counts`; and the judge's reason."""
 
     verdict: T | None
     outcome: str
@@ -38,10 +39,12 @@ class Reading(NamedTuple, Generic[T]):
 
 
 def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
-    """The reply must be one object with "analysis" and `key` and nothing else; reasoning up to </think> is no part.
+    """Reads a verdict. The reply must be one object with exactly "analysis" and `key`; reasoning up to </think> is
+    ignored.
 
-    One repair: the object may stand inside other text. Of several, those in quotation marks do not count, and the
-    others must agree; a brace that opens no readable object leaves no verdict, as it may be the judge's own.
+    One repair: the object may stand inside other text. If there are several, those in quotation marks do not count,
+    and the others must agree. A brace that opens no readable object means no verdict, because it may be the judge's own
+    object.
     """
     if reply.missing:
         return Reading(None, reply.missing)
@@ -57,7 +60,7 @@ def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
 
 
 def answer_of(text: str) -> str:
-    """The text after a reply's reasoning; empty if the reasoning does not end."""
+    """The text after a reply's reasoning; empty if the reasoning is not closed."""
     _, end, after = text.rpartition("</think>")
     return "" if not end and after.lstrip().startswith("<think>") else after.strip()
 
@@ -71,13 +74,13 @@ def _fault(value: Any, key: str, verdicts: Mapping[str, Any]) -> str | None:
 
 
 def _unquoted(text: str) -> list[Any]:
-    """The objects of a text, in order, that stand outside quotation marks; None for a brace that opens no object."""
+    """The objects outside quotation marks, in order; None for a brace that opens no object."""
     return [value for value, before, after in _objects(text) if value is None or not _is_quoted(before, after)]
 
 
 def _objects(text: str) -> Iterator[tuple[Any, str, str]]:
-    """Each object with the text before it, without earlier objects, and the text after it. Ends with None at a brace
-    that opens no object, and at one too many."""
+    """Yields each object with the text before it (without earlier objects) and the text after it. Ends with None at a
+    brace that opens no object, or if there are more than MAX_OBJECTS."""
     before, end, count = "", 0, 0
     while (start := text.find("{", end)) >= 0:
         before += text[end:start]
@@ -93,7 +96,7 @@ _OPEN, _CLOSE = "\"'`“‘«„‚‹『「", "\"'`”’»“‘›』」"
 
 
 def _is_quoted(before: str, after: str) -> bool:
-    before, after = before.replace("```", "\n"), after.replace("```", "\n")  # fences are how models show their reply
+    before, after = before.replace("```", "\n"), after.replace("```", "\n")  # models often put their reply in a fence
     if before.rstrip(" ")[-1:] in set(_OPEN) or after.lstrip(" ")[:1] in set(_CLOSE):
         return True
     # Inside a longer quotation, or in a line that quotes as Markdown does.
@@ -111,7 +114,7 @@ def _object(text: str, start: int = 0) -> tuple[Any, int] | None:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # {"correctness": "incorrect", "correctness": "correct"}: no verdict, so neither key is left.
+    # {"correctness": "incorrect", "correctness": "correct"} is no verdict, so all keys are dropped.
     return dict(pairs) if len(dict(pairs)) == len(pairs) else {}
 
 
@@ -122,11 +125,11 @@ ASK_AGAIN = {
     "contradictory": "it holds several verdicts that differ",
     "too_long": "it was cut off because it became too long; keep the analysis to a sentence or two",
 }
-"""The message that asks again after an unreadable reply, by the reply's outcome."""
+"""Outcome of an unreadable reply -> the message that asks again."""
 
 
 def again(dialogue: list[Message], reply: Reply, outcome: str) -> list[Message]:
-    """The dialogue, followed by the reply without its reasoning and by what is wrong with it."""
+    """The dialogue, followed by the reply without its reasoning and a message that says what is wrong with it."""
     complaint = f"Your reply cannot be used: {ASK_AGAIN[outcome]}. Reply again, with the JSON object and nothing else."
     turn = {"role": "assistant", "content": harmless(answer_of(reply.text)) or "(no reply)"}
     return [*dialogue, turn, {"role": "user", "content": complaint}]

@@ -1,6 +1,7 @@
-"""Replies that a judge has given, kept in a file: what was answered is not asked, nor paid for, again.
+"""A cache of a judge's replies in a file, so that answered questions are not asked, or paid for, again.
 
-A job that is killed, or that stops because the endpoint is away or the budget is spent, continues after its last reply.
+A job that was killed, or that stopped because the endpoint was away or the budget was spent, resumes after its last
+reply.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from grpo.judging.replies import Reply
 logger = logging.getLogger(__name__)
 
 _ASKED = {"kind", "model", "path", "request", "temperature", "max_tokens", "seed"}
-"""Settings that a reply depends on. Where the endpoint stands is not among them: it may move."""
+"""Settings that a reply depends on. The endpoint's address is not among them, because it may change."""
 _TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT, cut INTEGER, tokens INTEGER)"
 
 
@@ -32,11 +33,11 @@ class BudgetSpent(InputError):
 
 
 class RepliesStore:
-    """Replies by what was asked. Thread-safe; each process has a file of its own in the folder."""
+    """Stored replies by question. Thread-safe; each process has its own file in the folder."""
 
     def __init__(self, folder: Path | None):
-        """Takes the first file that no other process holds, so that a job with as many processes finds its own again.
-        A damaged file is moved aside. None: replies are only counted."""
+        """Takes the first file that no other process holds, so that a resumed job with the same number of processes
+        finds its files. A damaged file is moved aside. None: replies are counted but not stored."""
         self._lock = threading.Lock()
         self._file = _open(folder) if folder else None
         self.requests = self.tokens = 0
@@ -85,7 +86,7 @@ def _open(folder: Path) -> sqlite3.Connection:
 
 
 def _claimed(path: Path) -> sqlite3.Connection | None:
-    """The file with its table, held until it is closed; None while another process holds it."""
+    """Opens the file with its table and locks it until closed; None if another process holds it."""
     file = sqlite3.connect(path, timeout=0, check_same_thread=False)
     try:
         file.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -104,10 +105,11 @@ def _claimed(path: Path) -> sqlite3.Connection | None:
 
 
 class RememberingModel(ChatModel):
-    """A model that is asked each thing once, within its budget."""
+    """A model that is asked each question only once, within its budget."""
 
     def __init__(self, model: ChatModel, settings: JudgeSettings, folder: Path | None, processes: int = 1):
-        """`folder`: where replies are kept. `processes`: of the job, which have equal parts of the budget."""
+        """`folder`: where replies are stored. `processes`: number of the job's processes, which share the budget
+        equally."""
         self.model, self.counts, self.waits = model, model.counts, model.waits
         self._store = RepliesStore(folder)
         self._asked = json.dumps(settings.model_dump(mode="json", include=_ASKED), sort_keys=True)
@@ -119,7 +121,7 @@ class RememberingModel(ChatModel):
     def reply_all(
         self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
     ) -> list[Reply]:
-        """Raises BudgetSpent where an unknown reply would exceed the budget; those under way are kept first."""
+        """Raises BudgetSpent if a new request would exceed the budget; replies in progress are stored first."""
         keys = [self._key(dialogue, draw) for dialogue, draw in zip(dialogues, draws, strict=True)]
         replies = {i: reply for i, key in enumerate(keys) if (reply := self._store.get(key))}
         self.counts.add("remembered", len(replies))
@@ -150,7 +152,7 @@ class RememberingModel(ChatModel):
             self._under_way += 1
 
     def end(self, key: str, reply: Reply | None) -> None:
-        """Keeps the reply, if there is one."""
+        """Stores the reply, if there is one."""
         with self._lock:
             self._under_way -= 1
             if reply is not None and not reply.missing:

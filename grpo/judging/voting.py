@@ -1,4 +1,4 @@
-"""Verdicts of a model: a question each, several votes, one repair of an unreadable reply, counts."""
+"""A model's verdicts: one question each, several votes, one repair of an unreadable reply, and counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Claim(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A response to be checked for one criterion of a rubric."""
+    """A response to be checked against one criterion of a rubric."""
 
     question: str
     criterion: str
@@ -40,15 +40,15 @@ class Voter:
         self.settings, self.model, self.counts = settings, model, model.counts
 
     def correct_all(self, claims: Sequence[Claim]) -> list[bool | None]:
-        """Whether each answer means the same as its reference; None where undecided."""
+        """Whether each answer means the same as its reference; None if undecided."""
         return self.vote([prompt("correct", **claim._asdict()) for claim in claims], "correctness", _CORRECTNESS)
 
     def fulfilled_all(self, checks: Sequence[Check]) -> list[bool | None]:
-        """Whether each response fulfils its criterion; None where undecided."""
+        """Whether each response fulfils its criterion; None if undecided."""
         return self.vote([prompt("criterion", **check._asdict()) for check in checks], "verdict", _FULFILMENT)
 
     def vote(self, prompts: Sequence[str], key: str, verdicts: Mapping[str, T]) -> list[T | None]:
-        """The verdict of more than half of the votes. Stops asking once further votes cannot change it."""
+        """The verdict of more than half the votes. Stops asking once further votes cannot change it."""
         votes = self.settings.votes
         tallies: list[Counter[T]] = [Counter() for _ in prompts]
         cast = [0] * len(prompts)
@@ -69,7 +69,8 @@ class Voter:
     def ask(
         self, prompts: Sequence[str], numbers: Sequence[int], key: str, verdicts: Mapping[str, T]
     ) -> list[Reading[T]]:
-        """Reads a verdict for each prompt, after at most one repair. `numbers`: how often each was asked before."""
+        """Reads a verdict for each prompt, after at most one repair. `numbers`: how often each prompt was asked
+        before."""
         dialogues: list[list[Message]] = [[{"role": "user", "content": text}] for text in prompts]
         draws = _draws(prompts, numbers)
         replies = self.model.reply_all(dialogues, draws)
@@ -94,7 +95,7 @@ class Voter:
 
 
 def _needed(tally: Counter[Any], left: int, votes: int) -> int:
-    """Number of votes that the leader still needs for a majority; 0 if it has one, or cannot reach it."""
+    """Number of votes that the leading verdict still needs for a majority; 0 if it has one or cannot reach it."""
     needed = votes // 2 + 1 - max(tally.values(), default=0)
     return needed if 0 < needed <= left else 0
 

@@ -26,8 +26,7 @@ def run_forwards(backbone: Any, forwards: Sequence[Callable[[], Tensor]]) -> lis
 
 def _most(backbone: Any, count: int) -> int:
     """The largest count over all processes that share the backbone. Must be agreed on before the first pass, which
-    waits
-    for the other processes to gather weights."""
+    waits for the other processes to gather weights."""
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
         return count
     counts = torch.tensor(count, device=next(backbone.parameters()).device)

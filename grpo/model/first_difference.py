@@ -44,9 +44,8 @@ class _Trace:
 @torch.no_grad()
 def first_difference(model: Any, own_attention: Callable[[], AbstractContextManager[None]]) -> Difference | None:
     """The innermost module that fails, or whose output differs, when two sequences are packed, although its inputs
-    equal
-    those without packing. None: there is no such module. `own_attention`: context in which the model uses transformers'
-    attention.
+    equal those without packing. None: there is no such module. `own_attention`: context in which the model uses
+    transformers' attention.
     """
     backbone, rows = backbone_of(model), [p + c for p, c in probe_sequences(model)[1:]]
     with own_attention():
@@ -122,8 +121,7 @@ def _traced(backbone: Any, **inputs: Any) -> _Trace:
 
 def _agree(together: Any, alone: list[Any], dims: tuple[int, ...] = (1, 0)) -> bool | None:
     """Whether all tensors with a token dimension (one of `dims`) are equal in the pack and in its sequences. None:
-    there
-    are no such tensors."""
+    there are no such tensors."""
     found = [
         torch.allclose(one.float(), expected.float(), rtol=1e-3, atol=1e-3)
         for one, parts in _pairs(together, alone)

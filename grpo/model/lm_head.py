@@ -115,8 +115,7 @@ class _Output:
 @contextmanager
 def _returning(backbone: Any, states: Tensor) -> Iterator[list[bool]]:
     """Context in which the backbone returns `states` [1, N, H] for any arguments. Yields a list that gets one element
-    per
-    call."""
+    per call."""
     calls: list[bool] = []
 
     def forward(*_: Any, **__: Any) -> _Output:

@@ -164,8 +164,7 @@ def _load(
     loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
 ) -> Any:
     """`new`: weights that a folder may lack. Any other missing weight is an error; transformers would silently
-    initialize
-    it at random."""
+    initialize it at random."""
     # A tokenizer is found without the model's code.
     check_model_folder(model, remote_code or loader is AutoTokenizer)
     path = Path(model).expanduser()

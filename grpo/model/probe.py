@@ -24,8 +24,8 @@ PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
 COMPLETIONS = ([10, 4, 13, 7], [6, 12, 9, 3], [4, 5, 11, 10])
 TOLERANCE = 1e-2
 """Largest allowed difference of a log-probability, nats in float32 arithmetic. Small random models differ by at most
-1e-5
-and SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scale or cap gives 0.04 or more."""
+1e-5 and SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scale or cap gives 0.04 or
+more."""
 
 
 @torch.no_grad()
@@ -55,8 +55,7 @@ def own_scores(model: Any) -> list[Tensor]:
 
 def check_gradients(model: Any) -> None:
     """Runs transformers' own forward and backward passes on a training sequence, and raises what they raise: some
-    models
-    refuse, as Reformer's classes do outside training mode. No weight gets a gradient."""
+    models refuse, as Reformer's classes do outside training mode. No weight gets a gradient."""
     prompt, completion = probe_sequences(model)[0]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hook = model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.detach().requires_grad_() * 1)

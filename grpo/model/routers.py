@@ -1,9 +1,8 @@
 """Routers of mixtures of experts, recognized by what they return: frozen, balanced, or replaying earlier choices.
 
 There is no list of architectures that says which modules are routers. A router returns, for N tokens, logits of E
-experts [N, E], the
-weights of the K chosen ones [N, K], and their indices [N, K]; so do those of all models that transformers wrote or
-converted for its grouped experts.
+experts [N, E], the weights of the K chosen ones [N, K], and their indices [N, K]; so do those of all models that
+transformers wrote or converted for its grouped experts.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ def recorded(routers: Sequence[nn.Module]) -> Iterator[list[list[Routing]]]:
 @contextmanager
 def replayed(routers: Sequence[nn.Module], experts: Sequence[Tensor]) -> Iterator[None]:
     """Context in which each router chooses the given `experts` [N, K], regardless of its logits; -1: its own choice.
-    The
-    experts' weights still come from its logits, with gradients (routing replay, arXiv 2510.11370)."""
+    The experts' weights still come from its logits, with gradients (routing replay, arXiv 2510.11370)."""
     before = [router.__dict__.get("forward") for router in routers]
     for router, chosen in zip(routers, experts, strict=True):
         vars(router)["forward"] = _forced(router.forward, chosen)
@@ -182,8 +180,7 @@ def _forced(own: Any, chosen: Tensor) -> Any:
 
 class _Choosing(TorchFunctionMode):
     """Context in which `topk` over experts returns the given choices. A choice among groups of experts has another
-    shape
-    and is not changed."""
+    shape and is not changed."""
 
     def __init__(self, chosen: Tensor):
         self.chosen = chosen

@@ -75,8 +75,7 @@ def _component_means(prefix: str, groups: list[CompletionGroup], weights: Mappin
 
 def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
     """KL to the reference in nats per completion: mean of log pi - log pi_ref over the policy's own samples, summed
-    over
-    tokens (k1, unbiased). Empty without a reference."""
+    over tokens (k1, unbiased). Empty without a reference."""
     ratios = [
         sum(completion.logprobs) - reference.sum().item()
         for group in groups

@@ -84,8 +84,7 @@ class Models:
 
     def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Weights of `sampler` by their names in transformers' files, for an engine that keeps a copy. All processes
-        must
-        iterate together, to the end."""
+        must iterate together, to the end."""
         if self.method.online:
             return self.policy.full_tensors()
         return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)

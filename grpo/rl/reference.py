@@ -144,8 +144,7 @@ def logprobs_of(
 
 def grpo_loss(policy: Any, batch: Batch, settings: GRPOSettings) -> Tensor:
     """-J_GRPO (DSM eq. 3): the clipped surrogate minus kl_coef times the k3 estimate of the KL to the reference (eq.
-    4),
-    mean over the tokens of each completion, then over completions."""
+    4), mean over the tokens of each completion, then over completions."""
     objective = Objective(
         "grpo",
         clip_eps_low=settings.clip_eps,

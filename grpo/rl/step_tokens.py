@@ -10,8 +10,7 @@ BLOCK = 32
 """Number of tokens that are searched together."""
 CONTEXT = 8
 """Number of preceding tokens that are decoded with them, because a token's text depends on its neighbours. One
-character
-may take four tokens, and some tokenizers drop a space at the beginning."""
+character may take four tokens, and some tokenizers drop a space at the beginning."""
 INCOMPLETE = "\ufffd"
 """The replacement character: what decoding yields when a character's last bytes are missing."""
 

@@ -116,8 +116,7 @@ class Update:
 
     def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
         """This process's micro-batches (indices into `parts`), and whether each counts. All processes run the same
-        number, so a
-        process with fewer repeats a short one with zero weight."""
+        number, so a process with fewer repeats a short one with zero weight."""
         batches = micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens)
         lengths = [sum(len(rollout.prompts[row]) + len(rollout.completions[row]) for row in part) for part in parts]
         shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.world)

@@ -1,1 +1,1 @@
-"""Scoring of completions with rewards and reward models, and the weights of a total reward."""
+"""Scoring of completions with rewards and reward models, and the weights of the total reward."""

@@ -1,4 +1,4 @@
-"""How far a judge and the rules agree on the same answers."""
+"""Measures how often a judge and the rules agree on the same answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from grpo.rewards.verifiers import COMPARING
 
 
 def agreement(scored: Iterable[tuple[Problem, Mapping[str, float]]]) -> dict[str, float]:
-    """Of problems and breakdowns of answers to them, those that a rule decided and a judge was asked about too.
+    """Agreement of judge and rule. Counts answers that a rule decided and that a judge was also asked about. `scored`:
+    each problem with the breakdown of an answer to it.
 
-    For `judge` and `rubric` each, where there are any: NAME_checked: how many; NAME_agreement: share on which both
-    agree, a rubric says right from half of its weight on; NAME_false_correct: share of what the rule calls wrong that
-    the judge calls right; NAME_false_incorrect: share of what the rule calls right that the judge calls wrong.
+    For `judge` and for `rubric`, if there are any such answers: NAME_checked: their number; NAME_agreement: share on
+    which both agree (a rubric score of at least half counts as right); NAME_false_correct: share of answers wrong by
+    the rule that the judge calls right; NAME_false_incorrect: share of answers right by the rule that the judge calls
+    wrong.
     """
     verdicts: dict[str, list[tuple[bool, bool]]] = {"judge": [], "rubric": []}
     for problem, breakdown in scored:

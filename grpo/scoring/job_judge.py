@@ -14,8 +14,8 @@ from grpo.rewards.judged import JUDGED, by_judge
 def judge_of(
     settings: JudgeSettings | None, problems: Iterable[Problem], state: Path, processes: int
 ) -> AnswerJudge | None:
-    """The judge of these settings, which keeps its replies in the job's state. InputError, before anything is
-    sampled, where a problem needs one and there is none."""
+    """Creates the judge of these settings, which stores its replies in the job's state. Raises InputError, before
+    anything is sampled, if a problem needs a judge and there is none."""
     if settings:
         return AnswerJudge(settings, state / "judge", processes)
     for problem in problems:

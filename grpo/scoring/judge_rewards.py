@@ -1,4 +1,4 @@
-"""Questions to a judge about a group of responses, and the rewards that its verdicts become."""
+"""Asks a judge about a group of responses and turns its verdicts into rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo.rewards.rubric import Criterion, read_rubric, rubric_score
 from grpo.rewards.verifiers import COMPARING, exact
 
 UNDECIDED = "judge_undecided"
-"""Kind of failure: a verdict that was needed and that the judge did not give."""
+"""Kind of failure: the judge did not give a verdict that was needed."""
 
 
 @dataclass
@@ -26,8 +26,8 @@ class JudgedGroup:
 
     problem: Problem
     verdicts: Verdicts
-    claims: list[Claim | None]  # a response each: whether its answer is right
-    checks: list[list[Check]]  # a response each: one a criterion
+    claims: list[Claim | None]  # one per response: whether its answer is right
+    checks: list[list[Check]]  # per response: one check per criterion
     criteria: list[Criterion]
     rewards: Collection[str]
     decides_unsure: bool
@@ -37,12 +37,12 @@ class JudgedGroup:
         return self.verdicts.ready
 
     def finish(self, breakdowns: Sequence[dict[str, float]], rejected: Sequence[bool]) -> list[list[Failure]]:
-        """Waits for the verdicts and adds their rewards to the breakdowns. Returns the failures of each response.
-        `rejected`: whether a rule has found its answer wrong.
+        """Waits for the verdicts and adds the resulting rewards to the breakdowns. Returns each response's failures.
+        `rejected`: whether a rule has found the response's answer wrong.
 
-        - accuracy, by the verifiers "judge" and "rubric"; and 1 where a rule that cannot read its reference gave 0 and
+        - accuracy, for the verifiers "judge" and "rubric"; also 1 if a rule that cannot read its reference gave 0 and
           the judge finds the answer correct
-        - judge: the verdict on an answer, also on those that a rule decides, as far as the judge was asked
+        - judge: the verdict on the answer, if the judge was asked, also if a rule decides the answer
         - rubric: the score of the rubric
         """
         verdicts = self.verdicts.finish()
@@ -58,7 +58,7 @@ class JudgedGroup:
                 breakdown["judge"] = 0.0  # there is no answer
             if self.criteria:
                 fulfilled = [verdicts[check] for check in checks]
-                score = rubric_score(self.criteria, fulfilled) if checks else 0.0  # a blank summary earns nothing
+                score = rubric_score(self.criteria, fulfilled) if checks else 0.0  # a blank summary scores 0
                 breakdown["accuracy" if _verified_by_rubric(self.problem, self.rewards) else "rubric"] = score
                 undecided = fulfilled.count(None)
                 failed += [Failure(UNDECIDED, f"{undecided} criteria undecided", False)] if undecided else []
@@ -82,8 +82,8 @@ class JudgedGroup:
 def ask(
     judge: AnswerJudge | None, problem: Problem, responses: Sequence[Response], rewards: Collection[str]
 ) -> JudgedGroup | None:
-    """Starts to judge what the rewards need; None if that is nothing. InputError where it needs a judge, a reference
-    or a rubric that is not there."""
+    """Starts judging what the rewards need; None if they need nothing. Raises InputError if a judge, reference or
+    rubric that they need is missing."""
     criteria = _criteria(problem, rewards)
     needs_claim = problem.verifier == "judge" and "accuracy" in rewards and problem.domain == "reasoning"
     if judge is None:
@@ -118,7 +118,7 @@ def _verified_by_rubric(problem: Problem, rewards: Collection[str]) -> bool:
 
 
 def _claim(judge: AnswerJudge, problem: Problem, response: Response, rewards: Collection[str]) -> Claim | None:
-    """The claim that an answer is right, where a judge is to be asked: it has an answer and a reference in words."""
+    """The claim that an answer is right, if the judge is to be asked; else None."""
     answer = response.parts.answer
     if problem.domain != "reasoning" or not answer or not answer.strip() or not problem.answer.strip():
         return None
@@ -133,7 +133,7 @@ def _claim(judge: AnswerJudge, problem: Problem, response: Response, rewards: Co
 
 
 def _place(claim: Claim) -> float:
-    """A number in [0, 1) by the claim's content, so that a resumed job audits the same answers."""
+    """A number in [0, 1) derived from the claim's content, so that a resumed job audits the same answers."""
     return int.from_bytes(hashlib.blake2b(repr(claim).encode("utf-8", "replace"), digest_size=6).digest()) / 2**48
 
 

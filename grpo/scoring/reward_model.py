@@ -1,4 +1,4 @@
-"""Trained reward models, alone or as an ensemble, as scorers of whole responses."""
+"""Scores whole responses with a trained reward model or an ensemble of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.model.packed.packing import shared_prefix
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
-    """Token ids of a prompt and its response, the input of a reward model in training and in scoring."""
+    """Token ids of a prompt and its response: the input of a reward model in training and in scoring."""
     turns = [*messages, {"role": "assistant", "content": response}]
     return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
 
@@ -56,22 +56,22 @@ def member_folders(path: str) -> list[str]:
 
 
 def ensemble_score(scores: torch.Tensor, uncertainty_penalty: float) -> torch.Tensor:
-    """Mean over members less the penalty times their standard deviation (population): [M, B] -> [B].
+    """Mean over members minus the penalty times their population standard deviation: [M, B] -> [B].
 
     Coste et al. (arXiv 2310.02743, uncertainty-weighted optimization) subtract the variance; the standard deviation has
-    the unit of a score, which makes the penalty independent of the scale.
+    the same unit as a score, which makes the penalty independent of the scale.
     """
     return scores.mean(0) - uncertainty_penalty * scores.std(0, correction=0)
 
 
 def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Scores [B] of B whole sequences of token ids. Their common prefix is computed once."""
+    """Scores [B] of B complete sequences of token ids. Their common prefix is computed once."""
     shared = shared_prefix(rows)
     return score_sequences(model, [row[:shared] for row in rows], [row[shared:] for row in rows])
 
 
 def score_sequences(model: Any, prompts: Sequence[Sequence[int]], rests: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Scalar head at the last token of each of B sequences prompt + rest (token ids). Returns [B]."""
+    """Output of the scalar head at the last token of each of B sequences prompt + rest (token ids), [B]."""
     last = torch.tensor([len(prompt) + len(rest) - 1 for prompt, rest in zip(prompts, rests, strict=True)])
     states = token_states(model.base_model, prompts, rests, torch.arange(len(last)), last)
     return model.score(states).squeeze(-1).float()

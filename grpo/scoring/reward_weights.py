@@ -1,8 +1,8 @@
 """The two branches of the reward, rules and preference models: their weights, and their shares of the reward.
 
-R1 rewards reasoning prompts by rules, and general prompts by a reward model as well as by format and language (R1,
-stage 4). The weights of the branches are unpublished. Where a group's advantages are divided by its standard deviation
-(GRPO) only their ratio matters, and only on general prompts, which have both.
+R1 rewards reasoning prompts by rules, and general prompts by a reward model plus format and language (R1, stage 4). The
+weights of the branches are unpublished. If a group's advantages are divided by its standard deviation (GRPO), only
+their ratio matters, and only on general prompts, which have both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Branch = Literal["rule", "preference"]
 
 
 def branch_of(reward: str) -> Branch:
-    """Branch of a reward: reward models are preferences; all others, users' own functions too, are rules."""
+    """Branch of a reward: reward models are preferences; all others, including users' functions, are rules."""
     return "preference" if reward in MODEL_REWARDS else "rule"
 
 
 def reward_weights(settings: RL) -> dict[str, float]:
-    """Name of each reward -> its factor in the sum: its weight times its branch's weight."""
+    """Name of each reward -> its factor in the total: its weight times its branch's weight."""
     # A reward model or a judge without a weight in the recipe still appears in the metrics.
     own = dict.fromkeys(MODEL_REWARDS + JUDGE_REWARDS, 0.0) | {
         name: term.weight for name, term in settings.rewards.items()

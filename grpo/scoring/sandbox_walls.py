@@ -1,4 +1,4 @@
-"""Checks, before programs that a model wrote are run, which walls of the sandbox this machine lacks."""
+"""Checks which isolation layers ("walls") of the sandbox this machine lacks, before model-written programs run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from grpo.sandbox.run import missing_walls
 
 
 def check_walls(problems: Iterable[Problem], settings: Scoring) -> None:
-    """Warns if answers to these problems are programs, and a wall of the sandbox does not stand here. Raises
-    InputError instead where the settings require the walls."""
+    """Warns if answers to these problems are programs and this machine lacks a wall of the sandbox. Raises InputError
+    instead if the settings require the walls."""
     if not any(problem.verifier == "code" for problem in problems) or not (missing := missing_walls()):
         return
     if settings.sandbox == "walls":

@@ -1,4 +1,4 @@
-"""The full reward breakdown of completions: rules, reward models and step rewards, with failures counted."""
+"""Computes the full reward breakdown of completions: rules, reward models and step rewards. Counts failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from grpo.scoring.step_model import StepScorer
 def responses_of(
     tokenizer: Any, problem: Problem, prompt: Sequence[int], completions: Sequence[Completion], max_tokens: int
 ) -> list[Response]:
-    """Sampled completions as rewards read them; `max_tokens` is their length limit."""
+    """Converts sampled completions to the form that rewards read; `max_tokens` is their length limit."""
     opened = opened_reasoning(tokenizer, prompt)
     texts = tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
     return [
@@ -41,10 +41,10 @@ def responses_of(
 
 
 class Scorer:
-    """Reward breakdowns of completions: rules run in a pool of killable processes, reward models in this process.
+    """Computes reward breakdowns: rules run in a pool of killable processes, reward models in this process.
 
     Scoring begins with `start` and runs in the background; `Scores.finish` waits for it. On general prompts the
-    helpful model reads the final summary only, and the safety model reads the whole response (R1, stage 4). Steps of
+    helpful model reads only the final summary, and the safety model reads the whole response (R1, stage 4). Steps of
     reasoning problems are scored by a rule in the pool or by a process reward model in this process.
     """
 
@@ -56,7 +56,7 @@ class Scorer:
         judge: AnswerJudge | None = None,
     ):
         """`rewards`: name of each reward -> its options; `step_reward`: rule or model folder for the reasoning steps;
-        `judge`: of answers without a rule, and of the rewards `judge` and `rubric`. `close` closes it.
+        `judge`: judges answers without a rule, and the rewards `judge` and `rubric`. `close` also closes the judge.
 
         Starts the worker processes. `load_models` loads the reward models.
         """
@@ -65,7 +65,7 @@ class Scorer:
         self.judge, self.rewards = judge, frozenset(rewards)
         rules = [name for name in rewards if name not in MODEL_REWARDS + JUDGE_REWARDS]
         self.rules = {name: (find(name), dict(rewards[name])) for name in rules}
-        job_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this machine, each with its own pool
+        job_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes on this machine, each with its own pool
         workers = scoring.workers or max(1, (os.cpu_count() or 1) // job_processes)
         prepare = functools.partial(load, rules)  # imports do not count towards an item's time limit
         self.pool = Pool(workers, scoring.time_limit_s, int(scoring.memory_gb * 1e9), prepare, scoring.environment)
@@ -93,7 +93,7 @@ class Scorer:
             self.step_model = StepScorer(self.step_reward, hardware)
 
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
-        """Starts to score the responses to a problem."""
+        """Starts scoring the responses to a problem."""
         submit = self.pool.submit
         judged = ask(self.judge, problem, responses, self.rewards)
         rules = {n: rule for n, rule in self.rules.items() if rule[0].scores(problem)}
@@ -117,9 +117,9 @@ class Scorer:
 
 @dataclass
 class Failures:
-    """Counts of failed rewards by kind. A completion's program that breaks a limit has its own kinds ("code_timeout",
-    ...); a verifier that ran too long, died or raised counts as "timeout", "crash" or "error", a judge
-    that did not decide as "judge_undecided"."""
+    """Counts of failed rewards by kind. A program that breaks a limit has its own kinds ("code_timeout", ...); a
+    verifier that ran too long, died or raised counts as "timeout", "crash" or "error"; an undecided judge as
+    "judge_undecided"."""
 
     completions: int = 0  # scored in total
     kinds: Counter[str] = field(default_factory=Counter)
@@ -207,7 +207,7 @@ class Scores:
         if self.together is None:
             return [{} for _ in self.responses]
         results = self.together.result()
-        if isinstance(results, Failure):  # score each alone, so that only the failing one counts
+        if isinstance(results, Failure):  # score each separately, so that only the failing one counts
             submit, problem = self.scorer.pool.submit, self.problem
             single = [{n: submit(score_one, n, o, problem, r) for n, o in self.quick.items()} for r in self.responses]
             results = [{name: future.result() for name, future in pending.items()} for pending in single]

@@ -1,4 +1,4 @@
-"""Scores of a process reward model at the end of each step of a chain of reasoning (Math-Shepherd, arXiv
+"""Scores reasoning steps with a process reward model, at the end of each step (Math-Shepherd, arXiv
 2312.08935)."""
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from grpo.model.packed.packing import micro_batches
 from grpo.rewards.steps import split_steps
 
 MARK = "r1flow_step_label"
-"""Field of the model's config with the kind of label it was trained on. A policy's folder would load too, with a random
-head."""
+"""Field of the model's config that holds the kind of label it was trained on. It identifies process reward models: a
+policy's folder would also load, but with a random head."""
 
 
 @dataclass(frozen=True)
 class Steps(Example):
-    """A chain up to the end of its last step. `places`: indices of the tokens that end steps, in the tokens after the
-    prompt."""
+    """A chain of reasoning up to the end of its last step. `places`: indices of the tokens that end steps, among the
+    tokens after the prompt."""
 
     places: tuple[int, ...] = ()
-    labels: tuple[float, ...] = ()  # in [0, 1], one a step
+    labels: tuple[float, ...] = ()  # in [0, 1], one per step
 
 
 def steps_of(
     tokenizer: Any, messages: list[Message], response: str, ends: Sequence[int], labels: Sequence[float] = ()
 ) -> Steps:
-    """A chain in the model's tokens; `ends`: ascending character offsets in the response where its steps end."""
+    """Tokenizes a chain. `ends`: ascending character offsets in the response where its steps end."""
     prompt = prompt_tokens(tokenizer, messages, "chat")
     text = continuation(opened_reasoning(tokenizer, prompt), response)
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -58,7 +58,7 @@ def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
 
 @torch.inference_mode()
 def score_steps(model: Any, examples: Sequence[Steps], max_tokens: int) -> list[list[float]]:
-    """A score in [0, 1] for each step of each example: how likely a correct answer can follow."""
+    """A score in [0, 1] for each step of each example: the estimated probability that a correct answer can follow."""
     units = [[i] for i in range(len(examples))]
     prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
     scores: list[list[float]] = [[] for _ in examples]
@@ -80,7 +80,7 @@ class StepScorer:
             raise InputError(f"{folder}: no process reward model; jobs of kind process_reward_model train one")
 
     def __call__(self, messages: list[Message], responses: Sequence[str]) -> list[list[tuple[int, float]]]:
-        """For each response to a prompt: the character offsets of its steps' ends, and their scores in [0, 1]."""
+        """For each response to a prompt: the character offset of each step's end, and the step's score in [0, 1]."""
         ends = [[end for _, end in split_steps(response)] for response in responses]
         some = [(i, of) for i, of in enumerate(ends) if of]
         examples = [steps_of(self.tokenizer, messages, responses[i], of) for i, of in some]

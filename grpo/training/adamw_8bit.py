@@ -1,9 +1,9 @@
-"""AdamW whose two moments take a byte each, by bitsandbytes (Dettmers et al., arXiv 2110.02861).
+"""AdamW whose two moments take one byte per weight each, with bitsandbytes (Dettmers et al., arXiv 2110.02861).
 
-A moment is kept as 8-bit codes in blocks of 256 numbers with one scale each. Blocks start at each row of a matrix.
-FSDP2 shards rows, so any number of processes has the same codes and can read the others' checkpoints. bitsandbytes's
-own classes cut blocks across rows and do not support sharded weights. torchao's support them, but cut blocks across
-rows, too, and compile each shape of a weight with a C++ compiler in the first step.
+A moment is stored as 8-bit codes in blocks of 256 numbers with one scale each. Each row of a matrix starts a new block.
+FSDP2 shards by rows, so the codes do not depend on the number of processes, and checkpoints can be read with any
+number. bitsandbytes's own classes have blocks that span rows, and do not support sharded weights. torchao's support
+them, but their blocks span rows, too, and they compile each weight shape with a C++ compiler in the first step.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from grpo.distributed.fsdp import local
 BLOCK = 256
 """Block size of bitsandbytes's kernels, in numbers."""
 SMALLEST = 4096
-"""Smaller tensors keep float32 moments, as in the paper: they cost little memory, and biases and norms are sensitive.
+"""Tensors with fewer numbers keep float32 moments, as in the paper: they take little memory, and biases and norms are
+sensitive.
 """
 AT_ONCE = 2**20
-"""Numbers updated at a time; on a CPU each needs temporary copies in float32."""
+"""Numbers updated at a time. On a CPU each needs temporary float32 copies."""
 DEVICES = {"cpu", "cuda"}
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """AdamW with decoupled weight decay, as torch.optim.AdamW.
+    """AdamW with decoupled weight decay, like torch.optim.AdamW.
 
     State of a matrix [..., R, C]: `exp_avg` and `exp_avg_sq`, codes [..., R, C]; `exp_avg_scale` and
-    `exp_avg_sq_scale`, float32 [..., R, ceil(C / 256)]; each sharded like the matrix. Small tensors have torch's state.
+    `exp_avg_sq_scale`, float32 [..., R, ceil(C / 256)]; each sharded like the matrix. Small tensors have the state of
+    torch's AdamW.
     """
 
     def __init__(self, parameters: Any, lr: float, betas: tuple[float, float], weight_decay: float, eps: float = 1e-8):
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
-        # By device: the values of the codes of both moments, and the first moment's code of zero.
+        # By device: the code values of both moments, and the first moment's code for zero.
         self._codes: dict[torch.device, tuple[Tensor, Tensor, int]] = {}
 
     @torch.no_grad()
@@ -114,7 +116,7 @@ class AdamW8bit(torch.optim.Optimizer):
             whole[3],
             beta1,
             beta2,
-            0.0,  # of other optimizers, as the next one is
+            0.0,  # used by other optimizers only, like the next argument
             0.0,
             group["eps"],
             step,
@@ -131,7 +133,8 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def _has_codes(p: Tensor) -> bool:
-    """Decided by the size of the unsharded tensor, the same in all processes. Short rows would be mostly padding."""
+    """Whether `p` has 8-bit moments. Depends on the unsharded size, so all processes agree. Short rows would be mostly
+    padding."""
     return p.ndim >= 2 and p.numel() >= SMALLEST and p.shape[-1] >= BLOCK // 2
 
 

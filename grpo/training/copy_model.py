@@ -1,4 +1,4 @@
-"""The job of a recipe's base model: a copy of a pretrained model, so that the recipe's artifacts are complete."""
+"""The job that copies a pretrained base model, so that a recipe's artifacts are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss on held-out sequences during training on the others (SFT)."""
+"""The loss on held-out sequences during SFT."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Subset(Sequence[Example]):
 
 
 def hold_out(examples: Sequence[Example], share: float) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(trained on, held out), by the hash of the prompts' tokens, so that no prompt is on both sides."""
+    """Splits into (trained on, held out) by the hash of the prompts' tokens, so that no prompt is in both parts."""
     sides: tuple[list[int], list[int]] = [], []
     for row in range(len(examples)):
         digest = hashlib.sha256(repr(examples[row].prompts).encode()).digest()
@@ -58,7 +58,7 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[Sequence[Exampl
 
 
 class HeldOutLoss:
-    """Validations of a supervised job: the mean loss over held-out tokens."""
+    """Runs the validations of a supervised job: the mean loss over held-out tokens."""
 
     def __init__(self, job: SFTJob, model: Sharded, examples: Sequence[Example], loss: Loss):
         self.model, self.examples, self.loss, self.settings = model, examples, loss, job.settings
@@ -69,7 +69,7 @@ class HeldOutLoss:
         return step % (self.settings.validate_every or steps) == 0 or step == steps
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Metrics of the model after `step`; all processes call it together."""
+        """Metrics of the model after `step`. All processes must call it together."""
         total = weight = 0.0
         for start in range(0, len(self.examples), _READ_ROWS):
             part = self.examples[start : start + _READ_ROWS]
@@ -80,7 +80,7 @@ class HeldOutLoss:
         return metrics
 
     def keep(self, step: int) -> dict[str, Any]:
-        """After the last step, loads the weights that the job keeps. Returns what its result says about them: `kept`
+        """After the last step, loads the weights that the job keeps. Returns their entries for the job's result: `kept`
         and `metrics`."""
         self.selection.load(step)
         kept = self.selection.kept(LOSS)
@@ -88,14 +88,14 @@ class HeldOutLoss:
 
     @torch.no_grad()
     def _total(self, examples: list[Example]) -> float:
-        """Sum of the losses. Each process computes its share; sums are in the order of the batches."""
+        """Sum of the losses. Each process computes its share; the sum runs in batch order."""
         parallel = self.model.parallel
         prompts = [example.prompts[0] for example in examples]
         rests = [example.rests[0] for example in examples]
         batches = micro_batches(prompts, rests, [[i] for i in range(len(prompts))], self.settings.micro_batch_tokens)
         shares = divide([sum(examples[i].tokens for i in batch) for batch in batches], parallel.world)
         mine = {n: self.model(self.loss, [examples[i] for i in batches[n]]).item() for n in shares[parallel.rank]}
-        for _ in range(max(map(len, shares)) - len(mine)):  # all processes call the model as often
+        for _ in range(max(map(len, shares)) - len(mine)):  # all processes must call the model equally often
             self.model(self.loss, [min(examples, key=lambda example: example.tokens)])
         sums = {number: value for share in parallel.all_gather(mine) for number, value in share.items()}
         return sum(sums[number] for number in sorted(sums))

@@ -15,8 +15,8 @@ Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]
 
 
 def make_optimizer(parameters: Parameters, settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW of the kind in the settings; parameter groups may have their own peak learning rate ("lr"). Raises
-    InputError where that kind is not installed or does not work on the parameters' device."""
+    """Creates the AdamW variant in the settings. Parameter groups may have their own peak learning rate ("lr"). Raises
+    InputError if that variant is not installed or does not support the parameters' device."""
     options: dict[str, Any] = {
         "lr": settings.learning_rate,
         "betas": (0.9, settings.adam_beta2),

@@ -1,4 +1,4 @@
-"""The message when a device runs out of memory: what it held, and which setting frees some."""
+"""The error message when a device runs out of memory: what it held, and which settings reduce that."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ REMEDIES = {
     "activations and logits": "lower micro_batch_tokens or set hardware.gradient_checkpointing = true",
     "unused by fragments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 }
-"""Settings that reduce each part, by its name."""
+"""Name of each part of the memory -> settings that reduce it."""
 GB = 1e9
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:
-    """Bytes of the tensors on a device by what they are, for all that Python holds."""
+    """Bytes of all tensors on a device that Python holds, by what they are."""
     seen: set[int] = set()
     held = dict.fromkeys(("weights", "gradients", "optimizer state", "key-value caches"), 0)
 
@@ -36,7 +36,7 @@ def held_bytes(device: torch.device) -> dict[str, int]:
                     seen.add(storage.data_ptr())
                     held[name] += storage.nbytes()
 
-    objects = gc.get_objects()  # their types are asked, not they themselves: some warn when they are touched
+    objects = gc.get_objects()  # check their types only: some objects warn when accessed
     for thing in objects:
         if issubclass(type(thing), Tensor) and isinstance(thing, Parameter):
             add("weights", [thing])
@@ -57,9 +57,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def explain(error: str, device: torch.device, statistics: dict[str, int]) -> str:
-    """One line: what held how much, largest first, and what lessens the largest two.
+    """One line: what held how much memory, largest first, and which settings reduce the largest two.
 
-    `error`: torch's own message. `statistics`: `torch.cuda.memory_stats`, empty where there are none.
+    `error`: torch's own message. `statistics`: `torch.cuda.memory_stats`; empty if not available.
     """
     held = held_bytes(device)
     allocated = statistics.get("allocated_bytes.all.peak", 0)

@@ -1,4 +1,4 @@
-"""Preference data as batch elements: a prompt with all of its pairs, or one labelled response."""
+"""Preference data as batch elements: a prompt with all its pairs, or one labelled response."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preferences(Example):
-    """A batch element and its rows: the pairs of a prompt, or a labelled response."""
+    """A batch element and its data rows: all pairs of a prompt, or one labelled response."""
 
     rows: tuple[Row, ...] = ()
     chosen: tuple[int, ...] = ()  # index of the better sequence of each pair
@@ -37,8 +37,8 @@ def read_preferences(path: Path, loss: str) -> tuple[list[Row], list[Row]]:
 
 
 def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) -> list[Preferences]:
-    """Batch elements in the order of their first rows. Sequences above `max_tokens`, and pairs with them, are
-    left out."""
+    """Batch elements in the order of their first rows. Omits sequences longer than `max_tokens`, and pairs that contain
+    one."""
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_prompt[json.dumps(row["messages"])].append(row)
@@ -47,7 +47,7 @@ def elements(tokenizer: Any, rows: Sequence[Row], loss: str, max_tokens: int) ->
 
 
 def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:
-    """A bootstrap sample: as many prompts, drawn with replacement, each with all its rows."""
+    """A bootstrap sample: the same number of prompts, drawn with replacement, each with all its rows."""
     by_prompt: dict[str, list[Preferences]] = defaultdict(list)
     for example in examples:
         by_prompt[json.dumps(example.rows[0]["messages"])].append(example)
@@ -56,8 +56,8 @@ def bootstrap(examples: Sequence[Preferences], seed: int) -> list[Preferences]:
 
 
 def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
-    """All pairs of a prompt as one element (InstructGPT, 3.5): each response is scored once, and none counts more
-    because it was compared more often. At most one element."""
+    """All pairs of a prompt as one element (InstructGPT, 3.5), so that each response is scored once and a prompt with
+    more comparisons does not count more. Returns at most one element."""
     texts = dict.fromkeys(row[side] for row in rows for side in ("chosen", "rejected"))
     tokens = {text: conversation_tokens(tokenizer, rows[0]["messages"], text) for text in texts}
     fits = [row for row in rows if max(len(tokens[row[side]]) for side in ("chosen", "rejected")) <= max_tokens]

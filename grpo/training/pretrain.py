@@ -1,4 +1,4 @@
-"""A base model from scratch: a byte-level BPE tokenizer and a small Llama, trained on a text corpus."""
+"""Trains a base model from scratch: a byte-level BPE tokenizer and a small Llama, on a text corpus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo.training.supervised import closing_loss, fit
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 _TOGETHER = 1024
-"""Documents tokenised at a time; until they are packed, their tokens take nine times the memory."""
+"""Documents tokenised at a time. Until they are packed, their tokens take nine times as much memory."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{{ '" + BOS + "' }}{% for m in messages %}"
@@ -31,7 +31,8 @@ CHAT_TEMPLATE = (
     "{% else %}{{ 'User: ' + m.content + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""Roles are words, not special tokens, so a small model uses in a chat what it learned from dialogues in the corpus."""
+"""Chat template. Roles are words, not special tokens, so that a small model can use in a chat what it learned from
+dialogues in the corpus."""
 
 
 def pretrain(job: PretrainJob) -> None:
@@ -60,7 +61,7 @@ def pretrain(job: PretrainJob) -> None:
     parallel = Parallel.start(settings.hardware)
     parameters = sum(p.numel() for p in model.parameters())
     sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
-    # The first token of a block is only context.
+    # The first token of a block is context only.
     examples = [Example([block[:1]], [block[1:]], weight=len(block) - 1) for block in blocks]
     done = fit(job, sharded, examples, cross_entropy, settings, settings.steps)
     sharded.save(job.out)
@@ -72,7 +73,7 @@ def pretrain(job: PretrainJob) -> None:
 
 
 def read_documents(corpus: Path) -> list[str]:
-    """Documents of a text file, separated by blank lines. Raises InputError for an unreadable or empty one."""
+    """Documents of a text file, separated by blank lines. Raises InputError if the file is unreadable or empty."""
     try:
         documents = [text for text in corpus.read_text().split("\n\n") if text.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -83,8 +84,8 @@ def read_documents(corpus: Path) -> list[str]:
 
 
 def train_tokenizer(documents: Iterable[str], settings: Pretrain) -> Any:
-    """Trains a byte-level BPE tokenizer. Digits and signs are single tokens with the space before them, so that a sum
-    has the same tokens in a prompt and in a solution; tags are tokens that decoding keeps."""
+    """Trains a byte-level BPE tokenizer. Digits and signs are single tokens that include the space before them, so that
+    a sum has the same tokens in a prompt and in a solution. Tags are tokens that decoding keeps."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r" ?\d| ?[-+=]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]

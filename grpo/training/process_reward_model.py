@@ -1,8 +1,8 @@
-"""A process reward model: a score at the end of each step of a chain of reasoning (Math-Shepherd, arXiv 2312.08935).
+"""A process reward model: scores each step of a chain of reasoning at the step's end (Math-Shepherd, arXiv 2312.08935).
 
-It has the architecture of a reward model, a scalar head on the policy's, read where steps end instead of at the last
-token. It is trained on the labels of `grpo.training.step_labels` by binary cross-entropy, and scores steps for process
-supervision.
+It has the architecture of a reward model (the policy's transformer with a scalar head), read at the ends of steps
+instead of at the last token. It is trained with binary cross-entropy on the labels of `grpo.training.step_labels`, and
+scores steps for process supervision.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
 
 
 def agreement(labels: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Shares of all steps: those scored on their label's side of 0.5, and the majority class, which guessing
-    reaches."""
+    """Shares of all steps: those whose score is on the same side of 0.5 as the label, and the majority class (the
+    baseline of constant guessing)."""
     both = [pair for of in zip(labels, scores, strict=True) for pair in zip(*of, strict=True)]
     pairs = [(label >= 0.5, score >= 0.5) for label, score in both]
     good = sum(label for label, _ in pairs) / len(pairs)

@@ -24,16 +24,16 @@ from grpo.training.supervised import Loss, fit, planned_steps
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
-    """-log sigma(r_w - r_l - margin) of each pair; all [P]. Ties must have been dropped.
+    """-log sigma(r_w - r_l - margin) for each pair; all tensors are [P]. Ties must have been dropped.
 
-    With a margin, Llama 2 (arXiv 2307.09288), eq. 2; without, InstructGPT, eq. 1.
+    With a margin: Llama 2 (arXiv 2307.09288), eq. 2. Without: InstructGPT, eq. 1.
     """
     return -logsigmoid(chosen - rejected - margin)
 
 
 def off_centre(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """(r_w + r_l)^2 of each pair [P]. The loss above depends on differences only; this keeps scores around 0 (arXiv
-    2312.09244, eq. 2)."""
+    """(r_w + r_l)^2 for each pair, [P]. `bradley_terry` depends only on differences; this term keeps scores around 0
+    (arXiv 2312.09244, eq. 2)."""
     return (chosen + rejected).square()
 
 
@@ -44,7 +44,7 @@ def pointwise(scores: Tensor, labels: Tensor) -> Tensor:
 
 def pair_loss(scores: Tensor, examples: Sequence[Preferences], margin: float, centring: float) -> Tensor:
     """Sum over examples of the mean over their pairs, so that each prompt has the same weight (InstructGPT, 3.5).
-    `scores`: of all sequences of the examples, in order."""
+    `scores`: those of all sequences of the examples, in order."""
     chosen: list[int] = []
     rejected: list[int] = []
     strength: list[float] = []
@@ -123,7 +123,7 @@ def _rows(examples: Sequence[Preferences]) -> int:
 
 @torch.inference_mode()
 def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, parallel: Parallel) -> list[Row]:
-    """Rows of the examples, in order, with their scores; each process scores its share of the batches."""
+    """Rows of the examples, in order, with their scores. Each process scores its share of the batches."""
     batches: list[list[Preferences]] = []
     room = 0
     for example in examples:

@@ -1,7 +1,7 @@
-"""Which checkpoint a validated job gives, and when it ends.
+"""Decides which weights a validated job returns, and when it stops early.
 
-The best weights are kept on disk alone. They outlive every checkpoint that refers to them, so that a killed or rolled
-back job finds those that it knew of.
+The best weights are kept only on disk. They are deleted only after all checkpoints that refer to them, so that a job
+that was killed or rolled back still finds them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from grpo.distributed.process_group import Parallel
 from grpo.distributed.tensor_io import Modules
 
 PREFIX = "validation/"
-"""Of the metrics' names."""
+"""Prefix of the names of validation metrics."""
 _BEST = "best-"
 
 
 @dataclass
 class Best:
-    """The best validation so far; part of every checkpoint, field by field."""
+    """The best validation so far. Every checkpoint contains its fields."""
 
     step: int = 0  # 0: none yet
     value: float = -math.inf
     metrics: dict[str, float] = field(default_factory=dict)
-    since: int = 0  # validations after it
+    since: int = 0  # number of validations after it
 
     def observe(self, step: int, value: float, metrics: dict[str, float]) -> bool:
-        """Whether this one is better than all before. Equal is not, and nor is what is no number."""
+        """Records a validation. Returns whether it is better than all before; ties and NaN are not."""
         if math.isfinite(value) and value > self.value:
             self.step, self.value, self.metrics, self.since = step, value, metrics, 0
             return True
@@ -41,15 +41,15 @@ class Best:
 
 
 class Selection:
-    """The choice among the validated steps of a job. All processes make the same one, together."""
+    """Chooses among the validated steps of a job. All processes must call it together and make the same choice."""
 
     def __init__(self, parallel: Parallel, folder: Path, modules: Modules, keep: str, patience: int | None):
-        """`folder`: the job's state; `modules`: what is chosen; `keep`: "best" or "last"."""
+        """`folder`: the job's state; `modules`: the modules whose weights are kept; `keep`: "best" or "last"."""
         self.parallel, self.folder, self.modules = parallel, folder, modules
         self.keeps_best, self.patience = keep == "best", patience
         self.best = Best()
         self.latest: tuple[int, dict[str, float]] = 0, {}
-        self._in_checkpoints = 0, 0  # steps of the best weights that the last two checkpoints know
+        self._in_checkpoints = 0, 0  # steps of the best weights in the last two checkpoints
 
     @property
     def stops(self) -> bool:
@@ -57,19 +57,19 @@ class Selection:
         return self.patience is not None and self.best.since >= self.patience
 
     def observe(self, step: int, value: float, metrics: dict[str, float]) -> None:
-        """Takes the validation after `step`; more is better. Saves the weights if they are the best so far."""
+        """Records the validation after `step`; higher is better. Saves the weights if they are the best so far."""
         self.latest = step, metrics
         if self.best.observe(step, value, metrics) and self.keeps_best:
             checkpoint.save_weights(self.parallel, self._weights(step), self.modules)
             self._clean()
 
     def kept(self, metric: str) -> dict[str, Any]:
-        """The checkpoint that the job gives: its step, the metric, its value there, and all metrics there."""
+        """The weights that the job returns: their step, the metric's name, its value there, and all metrics there."""
         step, metrics = (self.best.step, self.best.metrics) if self.keeps_best else self.latest
         return {"step": step, "metric": metric, "value": metrics.get(PREFIX + metric), "metrics": metrics}
 
     def load(self, step: int) -> None:
-        """Puts the best weights in the place of those after `step`, if they are to be kept."""
+        """Replaces the weights after `step` with the best weights, if `keep` says so."""
         if self.keeps_best and self.best.step not in (0, step):
             checkpoint.load_weights(self.parallel, self._weights(self.best.step), self.modules)
 
@@ -78,18 +78,19 @@ class Selection:
         return {"best": asdict(self.best), "latest": list(self.latest), "best_before": self._in_checkpoints[1]}
 
     def needed(self, plain: Mapping[str, Any]) -> list[Path]:
-        """Folders of the best weights that a checkpoint with these plain data refers to."""
+        """Folders of best weights to which a checkpoint with this plain data refers."""
         state = plain.get("validation")
         step = Best(**state["best"]).step if state is not None and self.keeps_best else 0
         return [self._weights(step)] if step else []
 
     def saved(self) -> None:
-        """Says that a checkpoint has the present state: best weights that only deleted ones knew are deleted."""
+        """Call after a checkpoint with the current state was saved. Deletes best weights to which only deleted
+        checkpoints referred."""
         self._in_checkpoints = self._in_checkpoints[1], self.best.step
         self._clean()
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """The inverse of `state`; None, of a checkpoint without validations, begins anew."""
+        """The inverse of `state`. None, from a checkpoint without validations, starts from scratch."""
         self.best, self.latest, before = Best(), (0, {}), 0
         if state is not None:
             self.best, self.latest = Best(**state["best"]), tuple(state["latest"])

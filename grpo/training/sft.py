@@ -54,8 +54,8 @@ def train_sft(job: SFTJob) -> None:
 
 
 def tokenized(tokenizer: Any, data: Path, folder: Path, max_tokens: int, parallel: Parallel) -> TokenShards:
-    """The sequences of `data`, in shards of token ids in `folder`, which this makes where they are missing. Processes
-    share the work, and the tokenizer uses all cores in each."""
+    """The sequences of `data` as shards of token ids in `folder`. Creates missing shards. Processes share the work, and
+    the tokenizer uses all cores in each process."""
     count = count_demonstrations(data)
     if parallel.is_main:
         kind = json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True)
@@ -78,7 +78,7 @@ def tokenized(tokenizer: Any, data: Path, folder: Path, max_tokens: int, paralle
 def _validated(
     tokenizer: Any, job: SFTJob, examples: TokenShards, parallel: Parallel
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(trained on, held out). Without validation nothing is held out."""
+    """Splits into (trained on, held out). Without validation nothing is held out."""
     settings = job.settings
     if settings.validate_every is None:
         return examples, []
@@ -106,7 +106,7 @@ def tokenize(tokenizer: Any, pairs: list[dict[str, Any]], max_tokens: int) -> tu
 
 
 def cross_entropy(model: Any, examples: list[Example]) -> Tensor:
-    """Cross-entropy summed over the completions' tokens; prompts have no loss."""
+    """Cross-entropy summed over the completions' tokens; prompt tokens have no loss."""
     prompts = [prompt for example in examples for prompt in example.prompts]
     rests = [rest for example in examples for rest in example.rests]
     return -completion_logprobs(model, prompts, rests, temperature=1.0).sum()

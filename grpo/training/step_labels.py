@@ -1,7 +1,7 @@
-"""Labels for the steps of chains of reasoning, without annotators: how often the correct answer is reached from each
-step (Math-Shepherd, arXiv 2312.08935).
+"""Labels the steps of chains of reasoning without annotators, by how often the correct answer is reached from each step
+(Math-Shepherd, arXiv 2312.08935).
 
-From the end of each step `rollouts` completions are sampled and verified. Departures from the paper: the completer is
+From the end of each step, `rollouts` completions are sampled and verified. Differences from the paper: the completer is
 any model that the job names, usually the policy itself, and steps are lines.
 """
 
@@ -34,7 +34,7 @@ _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
 
 
 class Chain(NamedTuple):
-    """A completion and its steps: `ends` are the character offsets of their ends, `prefixes` the texts to continue."""
+    """A completion and its steps. `ends`: character offsets of the steps' ends; `prefixes`: the texts to continue."""
 
     problem: Problem
     response: str
@@ -63,13 +63,13 @@ def chains_of(problems: Sequence[Problem], samples: Sequence[Sample]) -> list[Ch
 
 
 def prefix_to(text: str, end: int) -> str:
-    """The text up to the end of a step's line with its line break: a policy continues with a new line."""
+    """The text up to the end of a step's line, including the line break, so that a policy continues on a new line."""
     return text[:end] + _REST_OF_LINE.match(text, end)[0]  # type: ignore[index]
 
 
 def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share: float) -> dict[str, Any]:
-    """A row of labels. `right`: number of correct rollouts from each step. Held out by the problem's text, so that no
-    problem is on both sides."""
+    """A row of labels. `right`: number of correct rollouts from each step. The problem's text determines whether the
+    row is held out, so that no problem is in both parts."""
     digest = hashlib.sha256(chain.problem.text.encode()).hexdigest()
     return {
         "problem_id": chain.problem.id,
@@ -83,7 +83,8 @@ def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share:
 
 
 def run_step_labels(job: StepLabelsJob) -> None:
-    """Writes out/labels-NNNNN.parquet, shard by shard: a killed job loses at most one. Processes share the shards."""
+    """Writes out/labels-NNNNN.parquet shard by shard, so that a killed job loses at most one. Processes share the
+    shards."""
     parallel = Parallel.start(job.hardware)
     chains = chains_of(read_problems(job.problems), [*read_rows(job.samples, Sample)])
     if not chains:
@@ -110,16 +111,16 @@ def run_step_labels(job: StepLabelsJob) -> None:
 
 
 class Labeller:
-    """Labels steps of solutions: samples completions of each, and verifies them."""
+    """Labels steps of solutions: samples completions from each step and verifies them."""
 
     def __init__(self, job: StepLabelsJob):
         self.job = job
-        self.scorer = Scorer({"accuracy": {}}, job.scoring)  # its processes start while the model loads
+        self.scorer = Scorer({"accuracy": {}}, job.scoring)  # the scorer's processes start while the model loads
         self.tokenizer = load_tokenizer(job.model)
         self.model = load_policy(job.model, job.hardware)
 
     def __call__(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        """Labelled rows. Steps that several chains of a problem share are continued once."""
+        """Returns labelled rows. Steps that several chains of a problem share are continued only once."""
         prefixes = list(dict.fromkeys((c.problem.id, prefix) for c in chains for prefix in c.prefixes))
         right = dict(zip(prefixes, self._right({c.problem.id: c.problem for c in chains}, prefixes), strict=True))
         return [
@@ -143,7 +144,7 @@ class Labeller:
     def _continued(
         self, problems: dict[str, Problem], prefixes: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[int, list[Response]]]:
-        """Index of each (problem, prefix), and the whole completions that begin with the prefix."""
+        """Yields the index of each (problem, prefix) and the whole completions, which begin with the prefix."""
         prompts = [self._prompt(problems[name], prefix) for name, prefix in prefixes]
         seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in prefixes]
         longest, eos = self.job.sampling.max_new_tokens, self.tokenizer.eos_token_id

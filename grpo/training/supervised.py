@@ -24,7 +24,7 @@ from grpo.training.optimizer import learning_rate_share, make_optimizer
 from grpo.training.totals import Totals
 
 Loss = Callable[[Any, list[Example]], Tensor]
-"""(model, examples) -> the sum of their losses; the loop divides by the weight of the whole batch."""
+"""(model, examples) -> the sum of their losses; the loop divides it by the weight of the whole batch."""
 
 
 def planned_steps(examples: int, settings: Supervised, epochs: int, max_steps: int | None) -> int:
@@ -42,7 +42,7 @@ def fit(
     steps: int,
     validate: HeldOutLoss | None = None,
 ) -> int:
-    """Trains `model` in place. Returns the number of optimizer steps, which `validate` may end early."""
+    """Trains `model` in place. Returns the number of optimizer steps; `validate` may stop early."""
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -84,14 +84,15 @@ def closing_loss(metrics: Path) -> dict[str, float]:
 
 
 def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list[Example]:
-    """Batch number `step`: every epoch goes through all examples in an order of its own."""
+    """Batch number `step`. Every epoch goes through all examples in a new order."""
     epoch, number = divmod(step, -(-len(examples) // size))
     order = permutation(len(examples), f"{seed}/{epoch}")
     return [examples[i] for i in order[number * size : (number + 1) * size]]
 
 
 def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int) -> float:
-    """Gradients of the batch's mean loss, which is returned; each process does its share of the micro-batches."""
+    """Computes gradients of the batch's mean loss and returns that loss. Each process does its share of the
+    micro-batches."""
     prompts = [prompt for example in batch for prompt in example.prompts]
     rests = [rest for example in batch for rest in example.rests]
     units: list[list[int]] = []
@@ -107,6 +108,6 @@ def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int)
         value = model(loss, part) / weight
         value.backward()
         totals.add({"loss": value})
-    for _ in range(max(map(len, shares)) - len(mine)):  # all processes call the model as often
+    for _ in range(max(map(len, shares)) - len(mine)):  # all processes must call the model equally often
         (model(loss, [min(batch, key=lambda example: example.tokens)]) * 0).backward()
     return model.parallel.reduce({"loss": 0.0, **totals.read()})["loss"]

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Totals:
-    """Scalars summed over micro-batches; those whose names end in _min and _max combine to extremes.
+    """Scalars summed over micro-batches; for names that end in _min or _max, the minimum or maximum.
 
-    They stay on their device until `read`, because reading a number waits for everything that a GPU has to do before.
+    They stay on their device until `read`, because reading a number waits for all earlier work on a GPU.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Totals:
                 self._totals[name] = self._totals[name] + value
 
     def read(self) -> dict[str, float]:
-        """All of them as numbers, in one copy from the device."""
+        """Returns all of them as numbers, with one copy from the device."""
         if not self._totals:
             return {}
         return dict(zip(self._totals, torch.stack([*self._totals.values()]).tolist(), strict=True))

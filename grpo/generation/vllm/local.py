@@ -32,8 +32,7 @@ _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1
 
 class LocalVLLM:
     """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. With `logprobs`
-    false,
-    completions have none, and any top-p is allowed."""
+    false, completions have none, and any top-p is allowed."""
 
     exact = False  # other kernels round differently
     name = "vllm"

@@ -74,8 +74,7 @@ def version_of(states: list[dict[str, Any]]) -> int:
 
 def check_sampled_by(versions: Iterable[str], expected: int) -> None:
     """Raises TrainingStopped if tokens of a completion were sampled from weights other than those last sent, because
-    the
-    server was restarted or another trainer uses it too."""
+    the server was restarted or another trainer uses it too."""
     for label in versions:
         if expected != UNKNOWN and label != str(expected):
             raise TrainingStopped(f"vllm: a completion was sampled by version {label} of the weights, not {expected}")

@@ -43,8 +43,7 @@ class Rendezvous(WeightTransferInitInfo):
 @dataclass
 class Part(WeightTransferUpdateInfo):
     """One of: tensors from a trainer in this process; the layout of tensors that the trainer broadcasts next; the end
-    of
-    a version, with the fingerprint of all tensors."""
+    of a version, with the fingerprint of all tensors."""
 
     tensors: list[tuple[str, Tensor]] | None = None
     layout: list[tuple[str, str, list[int]]] | None = None

@@ -50,8 +50,7 @@ class Cache(KeyValues):
 
 def _grown(table: Tensor, rows: int, columns: int) -> Tensor:
     """`table` [n, Hkv, T, D] grown to `rows` rows and `columns` columns. Padded with zeros, because masked entries must
-    be
-    finite."""
+    be finite."""
     size = (len(table), table.shape[2])
     if size[0] >= rows and size[1] >= columns:
         return table

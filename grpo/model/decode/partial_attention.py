@@ -10,8 +10,7 @@ from grpo.model.packed.products import float32_bmm
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Attention outputs [n, H, L, D] over part of the keys, and the logsumexp of their scores [n, H, L], which is
-    needed
-    to combine the outputs of several parts."""
+    needed to combine the outputs of several parts."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
     return attention_in_float32(q, k, v, mask, scale)
@@ -19,8 +18,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
 
 def attention_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """`partial_attention` in plain PyTorch operations. Scores and softmax are float32 for any dtype of q and k, as in
-    the
-    trainer's attention, so that sampler and trainer agree."""
+    the trainer's attention, so that sampler and trainer agree."""
     scores = float32_bmm(q, k.transpose(-1, -2)).mul_(scale)
     if mask is not None:
         scores += mask

@@ -84,8 +84,7 @@ class StepRows:
 
     def attend(self, cache: Cache, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention [n, H, D]: one softmax over prompt and generated tokens. Each group's prompt is read once for all
-        its
-        rows."""
+        its rows."""
         groups = self.members.shape[0]
         prompt_keys, prompt_values = (table[:groups, :, : self.prompt_width] for table in cache.prompts)
         # [n, Hkv, r, D]: the r query heads of one key head become r queries.

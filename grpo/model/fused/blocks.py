@@ -31,7 +31,7 @@ BACKBONES = {
     Qwen2Model: Qwen2DecoderLayer,
     Qwen3Model: Qwen3DecoderLayer,
 }
-"""Class names of backbones that can be fused -> class names of their blocks."""
+"""Classes of backbones that can be fused -> classes of their blocks."""
 
 
 def fuse_blocks(model: Any) -> None:

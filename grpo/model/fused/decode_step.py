@@ -27,8 +27,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, ScoreOptions], Tensor]
 
 MAX_CONCATENATED = 2**18
 """Matrices with the same input are concatenated up to this total number of weights: for such small products, the
-overhead
-of a call exceeds the cost of the copy."""
+overhead of a call exceeds the cost of the copy."""
 
 
 def can_decode(backbone: Any, head: Any) -> bool:

@@ -1,9 +1,8 @@
 """Fused forms of RMSNorm, the SwiGLU MLP and embeddings: fewer passes over memory, fewer saved activations.
 
 `fuse` replaces the `forward` of modules in a loaded model; weights and names do not change. A module is replaced only
-if it has
-exactly the expected parts and both forwards agree on a probe, so unknown modules keep transformers' own forward. Whole
-decoder blocks: `grpo.model.fused.blocks`.
+if it has exactly the expected parts and both forwards agree on a probe, so unknown modules keep transformers' own
+forward. Whole decoder blocks: `grpo.model.fused.blocks`.
 
 If a weight already has a gradient, as in every micro-batch of a step but the first, the new gradient is added to it in
 place, so that no second tensor of its size exists. `torch.autograd.grad` would miss gradients added that way: use it
@@ -131,8 +130,7 @@ class RMSNorm(torch.autograd.Function):
 
 def detached_copy(weight: Tensor) -> Tensor:
     """A copy outside the autograd graph, to be passed to a kernel. The weight itself cannot be passed: FSDP2 resizes
-    its
-    storage, which torch refuses once NumPy has shared it."""
+    its storage, which torch refuses once NumPy has shared it."""
     return weight.detach().clone()
 
 

@@ -156,8 +156,7 @@ class Packed:
     @cached_property
     def slot_in_rows(self) -> Tensor:
         """Index of each token's output in the flattened `rows`, [N]; for a shared prompt's tokens, in a row of the
-        prompt
-        alone."""
+        prompt alone."""
         slots = [pad(rows.real, (rows.before.shape[1], 0), value=False).flatten() for rows in self.calls]
         filled = torch.cat(slots).nonzero().squeeze(1)
         places = torch.cat([rows.seen.flatten() for rows in self.calls])[filled]
@@ -236,8 +235,7 @@ class _Keys:
     @cached_property
     def _slots_of(self) -> tuple[Tensor, Tensor]:
         """Slots ordered by token, and the end index of each token's slots, [N]. Padding is omitted: no query sees it,
-        so
-        its gradient is 0."""
+        so its gradient is 0."""
         real = torch.cat([pad(rows.real, (rows.before.shape[1], 0), value=True).flatten() for rows in self.calls])
         slots = real.nonzero().squeeze(1)
         places, order = self.places[slots].sort(stable=True)

@@ -1,6 +1,5 @@
 """Runs modules that mix tokens in their own way on each sequence of a pack separately: recurrent layers, convolutions,
-and
-attention or embeddings that derive positions from the index.
+and attention or embeddings that derive positions from the index.
 
 transformers passes some of them arguments for packed sequences (`seq_idx`, `cu_seq_lens_q`), but only its CUDA kernels
 use these. Padding a row on the right is always correct, because later tokens do not affect earlier ones. So for such a
@@ -87,8 +86,7 @@ def _attending(module: Any, implementation: str) -> Iterator[None]:
 
 def _taken(value: Any, places: Tensor, tokens: int) -> Any:
     """Selects the tokens at `places` [R, L] from an argument [1, tokens, ...]; returns arguments without a token
-    dimension
-    unchanged."""
+    dimension unchanged."""
     if isinstance(value, Tensor):
         if value.shape == (tokens,):  # positions, counted from the first token
             return value[: places.shape[1]]
@@ -102,8 +100,7 @@ def _taken(value: Any, places: Tensor, tokens: int) -> Any:
 
 def _row_mask(rule: Any, places: Tensor, module: Any) -> Tensor:
     """The mask of rows [R, L] in transformers' form for eager attention, [R, 1, L, L]: 0, or the dtype's smallest
-    number
-    for keys that are not seen."""
+    number for keys that are not seen."""
     dtype = next(module.parameters()).dtype
     positions = torch.arange(places.shape[1], device=places.device)
     seen = positions <= positions[:, None]
