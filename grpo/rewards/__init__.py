@@ -1,1 +1,2 @@
-"""Reward functions, the registry that finds them, and the verifiers and measures they use. No torch."""
+"""Reward functions, the registry that finds them, and the verifiers and measures that they use. Does not import
+torch."""

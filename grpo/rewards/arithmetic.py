@@ -36,22 +36,23 @@ _LIST_MARK = re.compile(r"^(?:[-*•]|\d{1,3}[.)]) ")
 
 @dataclass(frozen=True)
 class Side:
-    """One side of an equation, or an expression alone. `decimals`: of a plain number such as 3.50, else 0."""
+    """One side of an equation, or a single expression. `decimals`: decimal places of a plain number such as 3.50, else
+    0."""
 
     value: Fraction | None
     decimals: int = 0
 
 
 def chains(line: str) -> list[list[Side]]:
-    """The expressions of a line, in order, each as its sides: "8 - 1 = 7" has two, "8 - 1" one. Plain and LaTeX
-    spellings are read. A list mark at the start of the line is skipped."""
+    """The expressions of a line, in order, each as its sides: "8 - 1 = 7" has two sides, "8 - 1" has one. Reads plain
+    and LaTeX notation. Skips a list mark at the start of the line."""
     text = _LIST_MARK.sub("", " ".join(_plain(line).split()))
     return [_sides(text, run.start(), run.end()) for run in _RUN.finditer(text)]
 
 
 def expressions(line: str) -> list[str]:
-    """The calculations of a line, in order and without spaces: "compute 4 - 1 = 3" has "4-1". A number alone is none,
-    nor is what has no value."""
+    """The calculations of a line, in order and without spaces: "compute 4 - 1 = 3" has "4-1". Excludes single numbers
+    and expressions without a value."""
     text = _LIST_MARK.sub("", " ".join(_plain(line).split()))
     found = []
     for run in _RUN.finditer(text):
@@ -63,14 +64,15 @@ def expressions(line: str) -> list[str]:
 
 
 def agree(one: Side, other: Side) -> bool:
-    """Equal values; a plain number with decimals may be the other rounded to as many, so that 10 / 3 = 3.33."""
+    """Whether the values are equal. A plain number with decimals may be the other value rounded to as many places, so
+    that 10 / 3 = 3.33."""
     assert one.value is not None and other.value is not None
     off = abs(one.value - other.value)
     return off == 0 or any(side.decimals and off <= Fraction(1, 2 * 10**side.decimals) for side in (one, other))
 
 
 def value(expression: str) -> Fraction | None:
-    """The value of an expression of numbers, + - * / ^ and brackets; None if it is not one, or beyond the limits."""
+    """The value of an expression of numbers, + - * / ^ and brackets; None if it is not one or exceeds the limits."""
     tokens = _TOKEN.findall(expression)
     if len(tokens) > MAX_TOKENS or "".join(tokens) != expression.replace(" ", ""):
         return None
@@ -89,7 +91,7 @@ def _plain(line: str) -> str:
 def _sides(text: str, start: int, end: int) -> list[Side]:
     run = text[start:end]
     sides = [_side(part.strip()) for part in re.split("=+", run)]
-    # "f(2)", "x-3" and "x - 3" begin with something unknown; "then -3" does not.
+    # "f(2)", "x-3" and "x - 3" start with something unknown; "then -3" does not.
     signed = run[0] in "+-" and run[1:2] != " "
     if text[start - 1 : start].isalnum() or (run[0] in "+-" and not signed and start > 0):
         sides[0] = Side(None)

@@ -1,4 +1,4 @@
-"""Rewards for code: a program is right if it passes its tests (R1, section 2.2: "code by running tests").
+"""Rewards for code: a program is correct if it passes its tests (R1, section 2.2: "code by running tests").
 
 A test is ``{"stdin": text, "stdout": text}`` or ``{"assert": text}``. Programs run in `grpo.sandbox.run`.
 """
@@ -32,8 +32,8 @@ _BROKEN = {
     "crash": "was ended by a signal",
 }
 
-# The harness saves what it needs before the program runs. The token comes with the input, which is then closed: neither
-# the program's file, nor a redefined name, nor an early exit reveals it.
+# The harness saves what it needs before the program runs. The token comes with the input, which is then closed, so that
+# neither the program's file, nor a redefined name, nor an early exit reveals it.
 _HARNESS = """\
 def _harness(os, compile, exec, space):
     write, token = os.write, os.read(0, {length})
@@ -49,8 +49,8 @@ _harness(__import__("os"), compile, exec, globals())
 def passes(program: str, tests: list[dict[str, str]], limits: Limits = LIMITS, total_s: float = TOTAL_S) -> float:
     """1.0 if `program`, or the last fenced block in it, passes every test, else 0.0.
 
-    `limits` hold for each run: one for each "stdin" test and one for all the assertions; `total_s` for all runs
-    together. AnswerFailure (kind "code_" and the limit) if a run breaks a limit. InputError if the tests are
+    `limits` apply to each run: one run per "stdin" test and one for all assertions. `total_s` applies to all runs
+    together. Raises AnswerFailure (kind "code_" and the limit) if a run breaks a limit, and InputError if the tests are
     malformed.
     """
     check(tests)
@@ -68,7 +68,7 @@ def passes(program: str, tests: list[dict[str, str]], limits: Limits = LIMITS, t
 
 
 def check(tests: Any) -> None:
-    """InputError unless `tests` is a list of at least one well-formed test."""
+    """Raises InputError unless `tests` is a list of at least one well-formed test."""
     if not isinstance(tests, list) or not tests:
         raise InputError(f"code tests: a list of at least one test is needed, got {json.dumps(tests, default=repr)}")
     for i, test in enumerate(tests):
@@ -95,7 +95,7 @@ def extract(answer: str) -> str:
 
 
 def _fenced(answer: str) -> list[tuple[str, str]]:
-    """Language and text of each closed Markdown fence. Only the fence's own marks, alone on a line, close it."""
+    """Language and text of each closed Markdown fence. Only the same fence marks, alone on a line, close it."""
     blocks: list[tuple[str, str]] = []
     mark, language, lines = "", "", list[str]()
     for line in answer.splitlines(keepends=True):
@@ -113,7 +113,7 @@ def _fenced(answer: str) -> list[tuple[str, str]]:
 def _asserts(program: str, assertions: list[str], limits: Limits) -> bool:
     """Whether the program and then all assertions run to their end, in one interpreter.
 
-    The token is printed after the last assertion, and a program that ends early does not know it.
+    The token is printed after the last assertion, and a program that exits early does not know it.
     """
     token = secrets.token_hex(16)
     harness = _HARNESS.format(length=len(token), program=program, assertions="\n".join(assertions))

@@ -1,9 +1,9 @@
-"""Nothing that a model wrote is evaluated as a program: a guard around scorers and parsers of others.
+"""Guards third-party scorers and parsers, so that nothing a model wrote is evaluated as a program.
 
-Python announces every evaluation to audit hooks (PEP 578), whoever asks for it and however it is spelt. While the guard
-is up in a thread, evaluating text, starting a process, opening a file to write and using the network raise
-`EvaluationRefused`, before anything runs. This is a second wall: `grpo.rewards.expressions` reads expressions without
-evaluating them, so that scorers need not. Programs that a model is asked to write run in `grpo.sandbox`.
+Python reports every evaluation to audit hooks (PEP 578), whoever calls it and however it is written. While the guard is
+active in a thread, evaluating text, starting a process, opening a file for writing and using the network raise
+`EvaluationRefused` before anything runs. This is a second line of defense: `grpo.rewards.expressions` reads expressions
+without evaluating them, so that scorers need not. Programs that a model is asked to write run in `grpo.sandbox`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from types import FrameType
 from typing import Any
 
 _TEXT = ("<string>", "")
-"""File names of code that comes from text: eval, exec, and compile as sympy calls it."""
+"""File names of code compiled from text: eval, exec, and compile as sympy calls it."""
 _NEVER = ("os.", "subprocess.", "socket.", "ctypes.", "shutil.", "urllib.", "pty.", "signal.", "tempfile.")
 _HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.fwalk"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYMPYS_OWN = (os.path.join("sympy", "polys", "monomials.py"), os.path.join("sympy", "utilities", "lambdify.py"))
-"""Modules of sympy that write programs of their own: products of n powers, and imports of the functions they call."""
+"""Modules of sympy that generate code: products of n powers, and imports of the functions that they call."""
 _LAMBDIFIED = "<lambdifygenerated-"
 """File names of the formulas that sympy compiles to compute roots and sums."""
 _guarded = threading.local()
 
 
 class EvaluationRefused(RuntimeError):
-    """Text was about to be evaluated, or what an evaluated text might do was about to happen."""
+    """Text was about to be evaluated, or an action that evaluated text might take was about to happen."""
 
 
 @contextlib.contextmanager
 def no_evaluation() -> Iterator[list[EvaluationRefused]]:
-    """Refuses to evaluate text in this thread inside the block. Gives the refusals so far: a library may hide them."""
+    """Context that refuses to evaluate text in this thread. Yields the list of refusals, because a library may hide
+    them."""
     _install()
     before = getattr(_guarded, "up", False), getattr(_guarded, "refusals", [])
     _guarded.up, _guarded.refusals = True, []
@@ -49,7 +50,7 @@ def no_evaluation() -> Iterator[list[EvaluationRefused]]:
 
 @functools.cache
 def _install() -> None:
-    sys.addaudithook(_audit)  # for the life of the process: Python has no way to remove one
+    sys.addaudithook(_audit)  # for the life of the process: hooks cannot be removed
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -79,9 +80,9 @@ def _by_sympy(frame: FrameType) -> bool:
 
 
 def _is_formula(source: Any) -> bool:
-    """Whether a program only calls functions by name on numbers: no attributes, text, imports or Python's builtins.
+    """Whether a program only calls functions by name on numbers: no attributes, text, imports or builtins.
 
-    sympy writes the name of a function that it does not know as the answer has it.
+    For a function that it does not know, sympy writes the name as it stands in the answer.
     """
     _guarded.up = False  # parsing is compiling
     try:
@@ -103,7 +104,7 @@ _BUILTINS = set(dir(builtins)) - {"abs", "min", "max", "sum", "pow", "range", "c
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: its own code may define classes from text, as namedtuple does."""
+    """Whether a module is being imported: its code may define classes from text, as namedtuple does."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

@@ -1,7 +1,7 @@
-"""Expressions in Python's notation, read by a grammar of ours: numbers, names, operators, a few functions, lists.
+"""Reads expressions in Python notation with our own grammar: numbers, names, operators, a few functions, lists.
 
-They are parsed, never evaluated as Python: there are no attributes, no subscripts, no text to run, and no calls but of
-named functions. Sizes are limited, so that a short text such as 9**9**9 cannot fill the memory.
+They are parsed, never evaluated as Python: no attributes, no subscripts, no text to run, and no calls except of named
+functions. Sizes are limited, so that a short text such as 9**9**9 cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def literal(text: str, *_: Any) -> Any:
-    """A number, text, list, tuple or dict, as `ast.literal_eval` reads it. ValueError for anything else."""
+    """A number, string, list, tuple or dict, like `ast.literal_eval`. Raises ValueError for anything else."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"longer than {MAX_CHARACTERS} characters")
     return _guarded(ast.literal_eval, text)
 
 
 def whole(text: str, *_: Any) -> int:
-    """The value of an expression of whole numbers, hexadecimal ones among them, with bitwise operators. ValueError
-    for anything else."""
+    """The value of an expression of whole numbers, including hexadecimal ones, with bitwise operators. Raises
+    ValueError for anything else."""
     return int(_read(text, int, {}, lambda name: None))
 
 
 def arithmetic(text: str, *_: Any, **__: Any) -> Fraction:
-    """The exact value of an expression of numbers. ValueError for anything else."""
+    """The exact value of an expression of numbers. Raises ValueError for anything else."""
     return Fraction(_read(text, lambda value: Fraction(str(value)), {}, lambda name: None))
 
 
 def exact_integer(text: str, *_: Any, **__: Any) -> int:
-    """The same where it is a whole number. ValueError where it is not: 24.5 is not 24."""
+    """Like `arithmetic`, for whole numbers only. Raises ValueError for others: 24.5 is not 24."""
     value = arithmetic(text)
     if value.denominator != 1:
         raise ValueError(f"{value} is not whole")
@@ -52,8 +52,8 @@ def exact_integer(text: str, *_: Any, **__: Any) -> int:
 
 
 def symbolic(text: str, local_dict: Mapping[str, Any] | None = None, **_: Any) -> Any:
-    """An expression in sympy. Names are symbols, but for `local_dict`, constants and elementary functions. ValueError
-    for what is none."""
+    """An expression as a sympy object. Names are symbols, except those in `local_dict`, constants and elementary
+    functions. Raises ValueError if it is not an expression."""
     import sympy
 
     functions = {
@@ -77,8 +77,8 @@ _NUMERAL = re.compile(r"([0-9]+)|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)
 
 
 def numeral(text: str) -> Any:
-    """A whole or decimal number in sympy, equal to ``sympy.Number(text)``, which evaluates text. ValueError for what is
-    none."""
+    """A whole or decimal number as a sympy object, equal to ``sympy.Number(text)``, which would evaluate text. Raises
+    ValueError if it is not a number."""
     import sympy
 
     match = _NUMERAL.fullmatch(text.strip())

@@ -1,8 +1,8 @@
-"""Rewards: plain functions that score one completion; `grpo.rewards.registry` names them, weighting is kept apart.
+"""Rewards: plain functions that score one completion. `grpo.rewards.registry` names them; weighting is separate.
 
 A reward reads one problem and one completion, never the group. It runs in a worker process that may be killed, and
-nothing here loads torch. Let a function raise on what it does not expect: the caller counts a failure and never takes
-it for a score.
+nothing here imports torch. A function should raise on unexpected input: the caller counts that as a failure, not as a
+score.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Response:
     """One completion as a reward reads it."""
 
     text: str  # the whole completion, without special tokens
-    parts: Parts  # of the text, in the form of the problem's answers
+    parts: Parts  # of the text, parsed in the problem's answer form
     tokens: int  # length, including the end-of-sequence token
-    finished: bool  # ended by itself, not at the length limit
+    finished: bool  # ended with the end token, not at the length limit
     max_tokens: int  # length limit
 
     @classmethod
     def to(cls, problem: Problem, text: str, tokens: int, finished: bool, max_tokens: int) -> Response:
-        """A completion to the problem, taken apart."""
+        """Creates a response from a completion to the problem, split into its parts."""
         return cls(text, form_of(problem).parse(text), tokens, finished, max_tokens)
 
 
@@ -42,11 +42,11 @@ def accuracy(problem: Problem, response: Response) -> float:
 
 
 def stated(problem: Problem, response: Response) -> float:
-    """The verifier's score of the last result that the completion states, however it is written: accuracy without the
-    demand for a format, 0..1.
+    """The verifier's score of the last result that the completion states in any form: accuracy without a format
+    requirement, 0..1.
 
-    An answer in tags or in a box counts if there is one; else what `grpo.rewards.text.conclusions` finds, such as "so
-    the result is 7". What a base model writes after it has opened another turn is not read.
+    Uses the answer in tags or in a box if there is one, else what `grpo.rewards.text.conclusions` finds, such as "so
+    the result is 7". Ignores what a base model writes after it has opened another turn.
     """
     text = re.split(r"\nUser:", response.text, maxsplit=1)[0]
     marked = AnswerForm("auto").parse(text).answer
@@ -55,16 +55,16 @@ def stated(problem: Problem, response: Response) -> float:
 
 
 def format_(problem: Problem, response: Response) -> float:
-    """1 if reasoning and answer are marked as the problem's answer style demands, else 0 (R1; scale unpublished).
+    """1 if reasoning and answer are marked as the problem's answer style requires, else 0 (R1; scale unpublished).
 
-    tags: both in their tags, and no text outside. boxed: reasoning in its tags, then a summary that holds a box, or for
-    programs and general prompts any summary.
+    tags: both in their tags, and no text outside. boxed: reasoning in its tags, then a summary that contains a box or,
+    for programs and general prompts, any summary.
     """
     return float(response.parts.well_formed)
 
 
 def format_soft(problem: Problem, response: Response) -> float:
-    """1 if the marks of the answer style (four tags; or two and a box) occur in order, whatever surrounds them, else
+    """1 if the marks of the answer style (four tags, or two and a box) occur in order, with any text around them, else
     0."""
     return float(marks_in_order(response.text, form_of(problem)))
 
@@ -98,7 +98,7 @@ def length(
     longest: Annotated[int, Field(ge=0)] = 0,
     per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.0003,
 ) -> float:
-    """Minus `per_token` for each token outside the range `shortest`..`longest`; 0 inside it, no lower bound.
+    """Minus `per_token` for each token outside the range `shortest`..`longest`; 0 inside it. No lower bound.
 
     The linear form of L1-Exact (arXiv 2503.04697), with a range in place of one target length. The default range, 0..0,
     penalises every token. (Kimi k1.5's length reward compares completions of a group, which a reward does not see.)

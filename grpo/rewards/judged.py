@@ -1,4 +1,4 @@
-"""Verifiers that are no rules: a judge checks the answer. And where a rule should not be sure of itself."""
+"""Verifiers that ask a judge instead of a rule, and a check for references that a rule cannot read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 
 JUDGED = ("judge", "rubric")
-"""Verifiers that ask a judge: against the reference answer, and against the criteria of ``metadata["rubric"]``. A
-scorer with a judge asks it (grpo/scoring/judge_rewards.py); they cannot be called."""
+"""Verifiers that ask a judge: against the reference answer, and against the criteria of ``metadata["rubric"]``. The
+scorer asks the judge (grpo/scoring/judge_rewards.py); these verifiers cannot be called as functions."""
 
 
 def by_judge(problem: Problem, answer: str) -> float:
-    """There is no rule, and coming here is a mistake: this job has no judge."""
+    """Raises InputError: there is no rule, and a call means that the job has no judge."""
     raise InputError(
         f"problem {problem.id} has verifier {problem.verifier!r}, but this job has no judge; set `judge` of the "
         "stage to one that is a model"
@@ -21,7 +21,7 @@ def by_judge(problem: Problem, answer: str) -> float:
 
 
 def reads_reference(problem: Problem) -> bool:
-    """Whether the problem's rule can read the reference as what it compares: "math" an expression, not words."""
+    """Whether the problem's rule can read the reference: for "math" it must be an expression, not words."""
     return problem.verifier != "math" or not _words(problem.answer)
 
 
@@ -31,5 +31,5 @@ _FUNCTION = re.compile(r"(?:a(?:rc)?)?(?:sin|cos|tan)h?|cot|sec|csc|log|exp|sqrt
 
 
 def _words(reference: str) -> list[str]:
-    """Words in a reference that are no commands of LaTeX and no functions."""
+    """Words in a reference that are neither LaTeX commands nor functions."""
     return [word for word in _WORD.findall(_COMMAND.sub(" ", reference)) if not _FUNCTION.fullmatch(word)]

@@ -1,10 +1,11 @@
 """Language consistency: the share of words in the target language (R1, stage 2).
 
-The paper does not say how words are found or identified. Here words are runs of letters, and in Chinese characters the
-words that jieba finds. A word's script leaves a few languages; it belongs to the target if it is at most ten times
-rarer there than in the one of them that uses it most (word frequencies of the wordfreq library): words that languages
-share, such as "in" or "es", count for the target. A language that alone has its script needs no frequencies. Numbers,
-formulas, code and tags are no words. Words that no candidate knows, names for instance, count neither way.
+The paper does not say how words are found or how their language is identified. Here words are runs of letters; Chinese
+text is segmented by jieba. A word's script leaves a few candidate languages. The word belongs to the target if it is at
+most ten times rarer there than in the candidate that uses it most (word frequencies of the wordfreq library). So words
+that languages share, such as "in" or "es", count for the target. A language that is the only one with its script needs
+no frequencies. Numbers, formulas, code and tags are not words. Words unknown in all candidates, such as names, are not
+counted.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "GEORGIAN": ("ka",),
     "ARMENIAN": ("hy",),
 }
-"""Scripts, as Unicode's character names begin, and the languages that a word in them may belong to, besides the target.
+"""Scripts, by the start of their Unicode character names -> candidate languages of a word, in addition to the target.
 
-Not every language: each list of frequencies costs memory, and closely related languages would share too many words.
+Not every language is listed: each frequency list takes memory, and closely related languages share too many words.
 """
 MARGIN = 1.0
-"""Zipf units, that is powers of ten of the frequency, by which a shared word may be rarer in the target."""
+"""How much rarer a shared word may be in the target, in Zipf units (powers of ten of the frequency)."""
 
 _NOT_LANGUAGE = regex.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`"  # code
@@ -51,9 +52,9 @@ _NOT_LANGUAGE = regex.compile(
     r"|\\(?:begin|end)\{\w+\*?\}|\\[a-zA-Z]+|</?\w+>",
     regex.DOTALL,
 )
-# Names and numbers joined by operators, such as "eggs = hens - 20". With a space on both sides of the operator or on
-# none: "then -4" joins nothing. A name or number alone is a chain of one: the next search goes on behind it, so that a
-# long list of numbers is read once.
+# Names and numbers joined by operators, such as "eggs = hens - 20". The operator has spaces on both sides or on none:
+# "then -4" joins nothing. A single name or number is a chain of one: the next search starts after it, so that a long
+# list of numbers is read once.
 _NAME = r"[\p{Latin}\p{Greek}\d_]"
 _OPERAND = rf"{_NAME}++(?:[.,]\d++(?!{_NAME}))*+"
 _CHAIN = regex.compile(rf"(?<!{_NAME}){_OPERAND}(?:(?: [-+*/×÷=<>≤≥≈] |[-+*/×÷=<>≤≥≈]){_OPERAND})*+")
@@ -68,21 +69,22 @@ _WORD = regex.compile(
 _SENTENCE_END = regex.compile(r"[.!?。！？\n]+")
 _WITHOUT_ALPHABET = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
 _JUDGED_CHARACTERS = 60
-"""Of a longer word only the beginning counts: no list of frequencies has it, and a cache would keep it."""
+"""Longer words are truncated to this length: no frequency list has them, and the cache would keep them."""
 
 
 def language_consistency(text: str, target: str) -> float:
-    """Words of `target` (an ISO 639-1 code, with or without a region) by all words of known language in `text`; 0..1.
+    """Share of the words of known language in `text` that are in `target` (an ISO 639-1 code, optionally with a
+    region),
+    0..1.
 
-    Text without any such word is consistent (1.0): there is nothing in a wrong language.
-    Raises InputError if nothing is known of the language.
+    Text without any such word scores 1.0: nothing is in a wrong language. Raises InputError if the language is unknown.
     """
     language = target.split("-")[0]
     if language not in _known():
         raise InputError(f"language {target!r}: no word frequencies for it; known are {', '.join(sorted(_known()))}")
     verdicts: list[bool] = []
     for sentence in _sentences(text):
-        # Kana tell Japanese from Chinese, which share the other characters.
+        # Kana distinguish Japanese from Chinese, which share the other characters.
         beginnings = [word[:_JUDGED_CHARACTERS] for word in sentence]
         japanese = any(_script(word) in ("HIRAGANA", "KATAKANA") for word in beginnings)
         in_language = [_in_language(word, language, japanese) for word in beginnings]
@@ -91,7 +93,7 @@ def language_consistency(text: str, target: str) -> float:
 
 
 def load() -> None:
-    """Read the frequencies that nearly every text needs: those of the languages in Latin letters."""
+    """Loads the frequencies that nearly every text needs: those of languages in Latin script."""
     for language in SCRIPTS["LATIN"]:
         _zipf("a", language)
 
@@ -99,7 +101,7 @@ def load() -> None:
 def words(text: str) -> list[str]:
     """Lower-cased words of two or more letters, or of one character in scripts without an alphabet.
 
-    Formulas, code and tags are left out. Japanese is cut where its scripts change, Thai is not cut at all.
+    Omits formulas, code and tags. Japanese is split where its scripts change; Thai is not split.
     """
     return [word for sentence in _sentences(text) for word in sentence]
 
@@ -125,7 +127,7 @@ def _words(sentence: str) -> list[str]:
 def _segmenter() -> Callable[[str], list[str]]:
     from wordfreq.chinese import jieba_tokenize
 
-    logging.getLogger("jieba").setLevel(logging.WARNING)  # it would report that it loads its dictionary
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # silences its message about loading its dictionary
     return jieba_tokenize
 
 
@@ -136,7 +138,7 @@ def _known() -> set[str]:
 
 @functools.lru_cache(maxsize=100_000)
 def _script(word: str) -> str | None:
-    """The script of a word; None for one that mixes scripts, such as πr, or is in a script that is not listed."""
+    """The script of a word; None if it mixes scripts, such as πr, or its script is not listed."""
     scripts = {unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in word if letter.isalpha()}
     script = scripts.pop() if len(scripts) == 1 else None
     return script if script in SCRIPTS else None
@@ -160,5 +162,5 @@ def _in_language(word: str, target: str, japanese: bool) -> bool | None:
 
 
 def _zipf(word: str, language: str) -> float:
-    # wordfreq would segment Japanese and Korean with MeCab; here the word is foreign and taken whole.
+    # wordfreq would segment Japanese and Korean with MeCab; here words are not segmented.
     return zipf(word, language, whole=language in ("ja", "ko"))

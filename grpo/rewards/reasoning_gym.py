@@ -1,8 +1,8 @@
-"""The verifier of reasoning-gym's problems: each family's own scorer, which evaluates nothing that a model wrote.
+"""The verifier of reasoning-gym's problems: each family's own scorer, without evaluating anything that a model wrote.
 
-Scorers of several families give the answer, or a field of the problem, to Python's `eval` or to sympy's `parse_expr`,
-which evaluates it too. Here they find readers of `grpo.rewards.expressions` under these names. All scorers run under
-`no_evaluation`: a family that evaluates in a way unknown to us fails, and its answers are wrong.
+Scorers of several families pass the answer, or a field of the problem, to Python's `eval` or to sympy's `parse_expr`,
+which also evaluates it. Here these names are replaced by readers from `grpo.rewards.expressions`. All scorers run under
+`no_evaluation`: if a family evaluates in a way unknown to us, it fails, and its answers count as wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grpo.rewards.evaluation_guard import no_evaluation
 from grpo.rewards.expressions import arithmetic, exact_integer, literal, symbolic, whole
 
 MAX_CHARACTERS = 20_000
-"""Longest answer that a scorer sees; some families' take time that grows with its square."""
+"""Maximum length of an answer that is scored; some families' scorers take quadratic time."""
 _READERS: dict[str, dict[str, Callable[..., Any]]] = {
     "algorithmic.string_insertion": {"eval": literal},
     "algorithmic.spiral_matrix": {"eval": literal},
@@ -36,7 +36,7 @@ _READERS: dict[str, dict[str, Callable[..., Any]]] = {
     "algebra.simple_integration": {"sympy.parse_expr": symbolic},
     "algebra.intermediate_integration": {"sympy.parse_expr": symbolic},
 }
-"""Module of a family -> name in it that would evaluate -> what reads instead."""
+"""Module of a family -> name in it that would evaluate text -> the reader that replaces it."""
 _UNREADABLE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StopIteration, SyntaxError),
     tokenize.TokenError,
@@ -49,10 +49,10 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
 
     Partial marks are not used. A third of the families have no scorer of their own and give partial marks to any answer
     that contains the gold one, so -4 would earn half the marks of 4; others reward attempts. `metadata` holds "family",
-    "entry" (see `pack_entry`) and, where the generator had any, "parameters", which some scorers read.
+    "entry" (see `pack_entry`) and, if the generator had any, "parameters", which some scorers read.
 
-    A scorer may raise any exception on an answer that it cannot read. If it gives the gold answer full marks, the
-    answer is wrong; if not, the exception is raised.
+    A scorer may raise any exception on an answer that it cannot read. If the scorer gives the gold answer full marks,
+    the answer is wrong; otherwise the exception is raised.
     """
     try:
         family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
@@ -71,7 +71,8 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
 
 
 def pack_entry(value: Any) -> Any:
-    """A reasoning-gym entry as JSON that keeps what JSON would lose and some scorers need: tuples and integer keys."""
+    """A reasoning-gym entry in a form that JSON can store, preserving tuples and integer keys, which some scorers
+    need."""
     if isinstance(value, tuple):
         return {"__tuple__": [pack_entry(v) for v in value]}
     if isinstance(value, list):
@@ -109,14 +110,14 @@ def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], flo
 
 @functools.cache
 def _datasets() -> dict[str, Any]:
-    """reasoning-gym's families, with our readers in their modules."""
+    """reasoning-gym's families, with our readers patched into their modules."""
     from reasoning_gym.factory import DATASETS
 
     for name, readers in _READERS.items():
         module = importlib.import_module(f"reasoning_gym.{name}")
         for target, reader in readers.items():
             inner, _, attribute = target.rpartition(".")
-            if inner:  # of sympy as this module sees it; everybody else keeps the real one
+            if inner:  # patch only this module's view of sympy; all others keep the real one
                 setattr(module, inner, _with(getattr(module, inner), attribute, reader))
             else:
                 setattr(module, attribute, reader)
@@ -124,7 +125,7 @@ def _datasets() -> dict[str, Any]:
 
 
 def _with(module: types.ModuleType, attribute: str, value: Any) -> types.ModuleType:
-    """A copy of a module's names in which one has another value."""
+    """A copy of a module in which one attribute has another value."""
     copy = types.ModuleType(module.__name__)
     copy.__dict__.update({**module.__dict__, attribute: value})
     return copy

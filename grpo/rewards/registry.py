@@ -1,4 +1,5 @@
-"""The table of reward functions by name, users' own functions, their options, and running them. No torch."""
+"""The table of reward functions by name, users' own functions, their options, and running them. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ class Reward:
     function: Callable[..., float]
     domains: tuple[str, ...] = ("reasoning", "general")
     quick: Callable[[Problem], bool] = lambda problem: False
-    """Whether its time is linear in the length of a completion to the problem, mostly microseconds; a group is then
-    scored in one task."""
+    """Whether its time is linear in the length of a completion, typically microseconds; a group is then scored in one
+    task."""
     verifiers: Callable[[str], bool] = lambda verifier: True
-    """Whether it scores problems that are checked by this verifier."""
+    """Whether it scores problems with this verifier."""
 
     def scores(self, problem: Problem) -> bool:
-        """Whether completions to the problem are scored by it."""
+        """Whether it scores completions to the problem."""
         return problem.domain in self.domains and self.verifiers(problem.verifier)
 
 
@@ -64,7 +65,7 @@ def _quickly_verified(problem: Problem) -> bool:
 
 
 _STATED_IN_WORDS = set(VERIFIERS) - {"code", "none", *JUDGED}
-"""Verifiers of results that a sentence can state. Programs, and answers that only a judge can check, are not."""
+"""Verifiers of results that a sentence can state: not of programs, and not of answers that only a judge can check."""
 
 
 REWARDS: dict[str, Reward] = {
@@ -79,7 +80,7 @@ REWARDS: dict[str, Reward] = {
     "overlong": Reward(overlong, quick=_always),
     "repetition": Reward(repetition, quick=_always),
 }
-"""Rewards by name. The domains are R1's branches (stage 4): a completion is scored by its own branch's rewards only."""
+"""Rewards by name. The domains are R1's branches (stage 4): only its own branch's rewards score a completion."""
 
 MODEL_REWARDS = ("helpful", "safe")
 """Scored by reward models, on general prompts only; see grpo/scoring/reward_model.py."""
@@ -89,9 +90,9 @@ JUDGE_REWARDS = ("judge", "rubric")
 
 
 def find(name: str) -> Reward:
-    """Returns the reward of this name, or a user's own function "module:function", which scores every domain.
+    """Returns the reward of this name, or a user's function "module:function", which scores every domain.
 
-    A user's function that always takes microseconds may set an attribute, `function.quick = True`. Raises InputError
+    A user's function that always takes microseconds may set the attribute `function.quick = True`. Raises InputError
     for an unknown name.
     """
     if ":" in name:
@@ -166,8 +167,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def load(names: Sequence[str]) -> None:
-    """Imports the modules and tables of these rewards, so that the first completion's time limit does not pay for
-    it."""
+    """Imports the modules and tables of these rewards, so that this does not count towards the first completion's time
+    limit."""
     for name in names:
         if name not in MODEL_REWARDS + JUDGE_REWARDS:
             find(name)

@@ -1,7 +1,7 @@
-"""Rubrics: criteria with weights in a problem's metadata, judged one by one.
+"""Rubrics: weighted criteria in a problem's metadata, judged one by one.
 
 ``metadata["rubric"]`` is a list of texts, each of weight 1, or of ``{"criterion": text, "weight": number}``. A negative
-weight is for a fault: it is taken off where the response has it.
+weight is for a fault: it is subtracted if the response has the fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Criterion(NamedTuple):
 
 
 def read_rubric(metadata: Mapping[str, Any]) -> list[Criterion]:
-    """The criteria; empty where the metadata has no rubric. InputError if it is malformed."""
+    """The criteria; empty if the metadata has no rubric. Raises InputError if the rubric is malformed."""
     if "rubric" not in metadata or metadata["rubric"] is None:
         return []
     rubric = metadata["rubric"]
@@ -49,7 +49,7 @@ def _criterion(number: int, entry: Any) -> Criterion:
 
 
 def rubric_score(criteria: Sequence[Criterion], fulfilled: Sequence[bool | None]) -> float:
-    """Weighted share of the criteria that are fulfilled, 0..1. One that was not decided counts against the response."""
+    """Weighted share of the fulfilled criteria, 0..1. An undecided criterion counts against the response."""
     met = [
         criterion.weight
         for criterion, verdict in zip(criteria, fulfilled, strict=True)

@@ -1,10 +1,10 @@
-"""Process supervision by rule: what each step of the reasoning is worth (DSM 4.1.3).
+"""Process supervision by rule: a reward for each step of the reasoning (DSM 4.1.3).
 
-The paper uses a trained model; `grpo.training.process_reward_model` is one, and is named by its folder in place of a
-rule.
+The paper uses a trained model. `grpo.training.process_reward_model` trains one; give its folder in place of a rule's
+name.
 
-A step is a line. A rule that finds nothing to judge in a step gives it no reward at all: any number would either pay
-for empty words or punish prose.
+A step is a line. If a rule finds nothing to judge in a step, the step has no reward: any number would either reward
+filler or penalize prose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grpo.rewards.arithmetic import Side, agree, chains, value
 from grpo.rewards.registry import import_function
 
 StepReward = Callable[[Problem, str], float | None]
-"""(problem, the step's text) -> its reward, or None where there is nothing to judge."""
+"""(problem, the step's text) -> its reward, or None if there is nothing to judge."""
 
 
 def equations(problem: Problem, step: str) -> float | None:
@@ -39,7 +39,7 @@ def equations(problem: Problem, step: str) -> float | None:
 def reduction(problem: Problem, step: str) -> float | None:
     """1 if the step's last expression or number still has the gold answer's value, else 0.
 
-    For calculations that are rewritten until only their result is left: "5 + 3 - 1", "8 - 1" and "7" all have the value
+    For calculations that are simplified step by step to their result: "5 + 3 - 1", "8 - 1" and "7" all have the value
     7. A step without arithmetic has no reward. Raises InputError if the gold answer is not a number.
     """
     gold = value(problem.answer.strip())
@@ -61,7 +61,7 @@ def is_folder(name: str) -> bool:
 
 
 def find(name: str) -> StepReward:
-    """The step reward of this name, or a user's own as "module:function". Raises InputError if there is none."""
+    """The step reward of this name, or a user's function "module:function". Raises InputError if there is none."""
     if ":" in name:
         return import_function(name)
     if name in STEP_REWARDS:
@@ -74,7 +74,7 @@ def find(name: str) -> StepReward:
 def split_steps(text: str) -> list[tuple[int, int]]:
     """The steps of a completion: start and end, in characters of `text`, of each line of its reasoning.
 
-    Blank lines are none, and white space around a line does not belong to it. No think tags, no steps.
+    Omits blank lines and white space around a line. Without think tags there are no steps.
     """
     start, end = reasoning_span(text)
     steps = []
@@ -87,9 +87,9 @@ def split_steps(text: str) -> list[tuple[int, int]]:
 
 
 def step_rewards(name: str, problem: Problem, text: str) -> list[tuple[int, float]]:
-    """Where each judged step of a completion ends, in characters of `text`, and its reward.
+    """The end of each judged step of a completion, in characters of `text`, and the step's reward.
 
-    Raises ValueError if the step reward gives anything but a finite number or None.
+    Raises ValueError if the step reward returns anything but a finite number or None.
     """
     function = find(name)
     rewards: list[tuple[int, float]] = []

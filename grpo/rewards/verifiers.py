@@ -1,11 +1,11 @@
-"""Rules that check an answer against its problem: one function a verifier, chosen from `VERIFIERS` by name.
+"""Rules that check an answer against its problem: one function per verifier, selected from `VERIFIERS` by name.
 
-A verifier sees the extracted answer (what stood in the answer tags or the box), never the whole completion.
-An answer is model output and untrusted. One that cannot be read in the form asked for is wrong and scores 0.0. Whatever
-else goes wrong while it is scored is no verdict and is raised, for the caller to count. No answer is evaluated as a
-program, except by "code", in a sandbox. "math" and some families of "reasoning_gym" build the answer in sympy, which
-can run for a long time on something like 9^(9^9). Neither limits its own time, because the only cheap way, SIGALRM,
-works in the main thread alone: the caller scores in a process that it can kill.
+A verifier sees the extracted answer (the content of the answer tags or the box), never the whole completion.
+An answer is untrusted model output. If it cannot be read in the required form, it is wrong and scores 0.0. Any other
+error during scoring is not a verdict and is raised, for the caller to count. No answer is evaluated as a program,
+except by "code", in a sandbox. "math" and some families of "reasoning_gym" build the answer in sympy, which can run for
+a long time on input like 9^(9^9). Neither limits its own time, because the only cheap way, SIGALRM, works only in the
+main thread. Therefore the caller scores in a process that it can kill.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from grpo.rewards.reasoning_gym import reasoning_gym
 
 
 def verify(problem: Problem, answer: str | None) -> float:
-    """The score of `answer` in [0, 1]; 1.0 is right. No answer, or a blank one, scores 0.0."""
+    """The score of `answer` in [0, 1]; 1.0 is right. A missing or blank answer scores 0.0."""
     verifier = VERIFIERS.get(problem.verifier)
     if verifier is None:
         raise InputError(
@@ -37,32 +37,32 @@ def verify(problem: Problem, answer: str | None) -> float:
 
 
 def exact(problem: Problem, answer: str) -> float:
-    """Equal text, after Unicode compatibility forms, case, runs of white space and full stops at the end. A superscript
-    is no digit: 4² is not 42."""
+    """Equal text, ignoring Unicode compatibility forms, case, runs of white space and periods at the end. A superscript
+    is not a digit: 4² is not 42."""
     return float(_plain(answer) != "" and _plain(answer) == _plain(problem.answer))
 
 
 def number(problem: Problem, answer: str) -> float:
-    """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5. Words may announce
-    it, as in "the result is 42"; see `grpo.rewards.answers.claim`. Questions that ask for percent are an exception, see
-    `grpo.rewards.answers.percent`."""
+    """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5. Words may
+    introduce it, as in "the result is 42"; see `grpo.rewards.answers.claim`. Questions that ask for percent are an
+    exception, see `grpo.rewards.answers.percent`."""
     return float(any(_same_value(*pair) for pair in readings(problem.text, problem.answer, answer)))
 
 
 def mathematical(problem: Problem, answer: str) -> float:
-    """One expression, equal as mathematics (LaTeX or plain), by math-verify; equal text is right even where it parses
-    neither. Questions that ask for percent as in `number`.
+    """One expression (LaTeX or plain), mathematically equal by math-verify; equal text is right even if it can parse
+    neither. Questions that ask for percent: as in `number`.
 
-    Errors of math-verify that say nothing of the answer are raised. Its own time limits are off: they need SIGALRM,
-    hence the main thread. The caller limits time.
+    Errors of math-verify that say nothing about the answer are raised. Its own time limits are off, because they use
+    SIGALRM and so need the main thread. The caller limits time.
     """
     pairs = readings(problem.text, problem.answer, answer)
     return float(exact(problem, answer) or any(equal(*pair) for pair in pairs))
 
 
 def choice(problem: Problem, answer: str) -> float:
-    """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B"; two letters are none, nor is one
-    that is rejected, as in "not option B"."""
+    """The letter of a multiple-choice option: B, (b), B., "B) 42", "the answer is B". Two letters, or a rejected letter
+    as in "not option B", give no letter."""
     given = letter(answer)
     return float(given is not None and given == letter(problem.answer))
 
@@ -83,7 +83,7 @@ def code(problem: Problem, answer: str) -> float:
 
 
 def none(problem: Problem, answer: str) -> float:
-    """General prompts have no rule: a reward model or a judge scores them, and coming here is a mistake."""
+    """General prompts have no rule: a reward model or a judge scores them, and calling this is an error."""
     raise InputError(
         f"problem {problem.id} has no verifier ('none'): prompts of domain {problem.domain!r} are scored by a reward "
         "model or a judge"
@@ -107,9 +107,10 @@ QUICK = {"exact", "number", "choice", "none"}
 
 
 def agree(problem: Problem, answer: str, other: str) -> bool:
-    """Whether two answers to a problem are the same by its rule, be they right or wrong.
+    """Whether two answers to a problem are the same by its rule, whether right or wrong.
 
-    A rule that does not compare with a gold answer (a scorer, tests) cannot say: then by value, or else by text.
+    A rule that does not compare with a gold answer (a scorer, tests) cannot tell; then answers are compared by value,
+    or else by text.
     """
     return COMPARING.get(problem.verifier, _value_or_text)(dataclasses.replace(problem, answer=other), answer) == 1.0
 
@@ -124,7 +125,7 @@ COMPARING: dict[str, Callable[[Problem, str], float]] = {
     "math": mathematical,
     "choice": choice,
 }
-"""Verifiers that compare with the problem's own answer and read nothing else."""
+"""Verifiers that only compare with the problem's reference answer."""
 
 
 def _same_value(gold: str, answer: str) -> bool:

@@ -1,5 +1,5 @@
-"""Word frequencies in a tenth of the memory that wordfreq's own dictionaries take: processes that score hold several
-languages, and there are several such processes."""
+"""Word frequencies in a tenth of the memory of wordfreq's own dictionaries. Memory matters because there are several
+scoring processes, each with several languages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 TOP = 9.0
-"""The Zipf value of a word that all text consists of: log10 of its occurrences in a billion words."""
+"""The largest Zipf value: log10 of the occurrences in a billion words of a word that is the only word."""
 
 
 @functools.cache
@@ -21,10 +21,9 @@ def languages() -> dict[str, str]:
 
 
 def zipf(word: str, language: str, *, whole: bool = False) -> float:
-    """log10 of occurrences in a billion words, as `wordfreq.zipf_frequency` has it; 0 for a word that is not listed.
+    """log10 of occurrences in a billion words, like `wordfreq.zipf_frequency`; 0 for an unlisted word.
 
-    What the language writes as several words, such as l'eau, is as frequent as these are together, unless it is to be
-    taken `whole`.
+    A word that the language tokenizes into several, such as l'eau, gets their combined frequency, unless `whole`.
     """
     if language not in languages():
         return 0.0
@@ -36,29 +35,29 @@ def zipf(word: str, language: str, *, whole: bool = False) -> float:
         return 0.0
     if len(ranks) == 1:
         return max(0.0, TOP - (ranks[0] or 0) / 100)
-    # Frequencies f of the parts: 1 / (1/f + 1/f + ...). In Chinese, where anything can be cut into words that are
-    # listed, each cut makes it ten times rarer.
+    # From the frequencies f of the parts: 1 / (1/f + 1/f + ...). In Chinese, where anything can be split into listed
+    # words, each split makes it ten times rarer.
     together = TOP - math.log10(sum(10 ** ((at or 0) / 100) for at in ranks))
     return max(0.0, round(together - (len(ranks) - 1 if language == "zh" else 0), 2))
 
 
 def _listed(word: str, language: str) -> int | None:
-    """How many hundredths of log10 a word is below TOP; None if it is not listed."""
+    """How far a word is below TOP, in hundredths of log10; None if it is not listed."""
     hashes, below = _table(language)
     place = int(np.searchsorted(hashes, key := _hash(word)))
     return int(below[place]) if place < len(hashes) and hashes[place] == key else None
 
 
 def _hash(word: str) -> int:
-    # Some builds of Python hash strings of up to 7 bytes by a weaker function, in which hundreds of words collide.
+    # Some builds of Python hash strings of up to 7 bytes with a weaker function, for which hundreds of words collide.
     return hash("a word: " + word)
 
 
 @functools.cache
 def _table(language: str) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the words, sorted, and how rare each is. wordfreq keeps words by rarity, in hundredths of log10.
+    """Sorted hashes of the words, and each word's rarity. wordfreq groups words by rarity, in hundredths of log10.
 
-    Two of some 300,000 words share a hash of 64 bits once in a hundred million languages.
+    The chance that any two of some 300,000 words share a 64-bit hash is about one in a hundred million per language.
     """
     from wordfreq import read_cBpack
 

@@ -1,1 +1,1 @@
-"""The value of an answer: one number, one letter of a choice or one expression. In time linear in its length."""
+"""Extracts the value of an answer (one number, one option letter or one expression), in time linear in its length."""

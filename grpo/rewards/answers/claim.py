@@ -1,7 +1,7 @@
-r"""The one thing that an answer claims, without the markup and the words around it.
+r"""Extracts the one claim of an answer, without the markup and words around it.
 
-"**The result is $x = 42$.**" claims ``x = 42``. An answer that marks several things as its result claims none. Every
-text is read in time linear in its length: a policy that repeats a character must not stop a group's scoring.
+"**The result is $x = 42$.**" claims ``x = 42``. An answer that marks several things as its result claims nothing. Every
+text is read in time linear in its length, so that a policy that repeats a character cannot block a group's scoring.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 _OTHER_MEANING = ("<super>", "<sub>", "<fraction>")
-"""Unicode's compatibility forms that are not the plain character: 4² is not 42."""
+"""Unicode compatibility forms whose meaning differs from the plain character: 4² is not 42."""
 MAX_CHARACTERS = 10_000
-"""Longest text that claims one thing."""
+"""Maximum length of a text that can claim something."""
 _ROUNDS = 8
-"""Wrappers around each other that are taken off: **$\\boxed{\\text{(B)}}$** has four."""
+"""Maximum number of nested wrappers that are removed: **$\\boxed{\\text{(B)}}$** has four."""
 _LEADS = 3
-"""Announcements after each other: "So the answer is: **it is 42**" has two."""
+"""Maximum number of lead-ins that are removed: "So the answer is: **it is 42**" has two."""
 _WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|displaystyle) ?")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _CURRENCY = re.compile(r"\$ ?[0-9.]|[0-9] ?\$")
@@ -29,7 +29,7 @@ _NOUN = (
     r"|risposta|risultato|ответ|答案|结果|答え)"
 )
 _VERB = r"(?:is equal to|is given by|is|equals|ist|lautet|est|es|è|是|为|為|は)"
-# On text with single spaces. At most a few words, then what announces a result; "the answer is not 42" leaves "not 42".
+# For text with single spaces. At most a few words, then a lead-in to a result; "the answer is not 42" leaves "not 42".
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|finally|also|daher|donc),? ?)?"
     r"(?:"
@@ -42,7 +42,8 @@ _LEAD = re.compile(
 
 
 def compatible(text: str) -> str:
-    """Full-width digits, ligatures and other forms of a character as the character, single spaces, nothing around."""
+    """Normalizes text: full-width digits, ligatures and other compatibility forms become the plain character, white
+    space becomes single spaces and is stripped."""
     plain = "".join(map(_compatible, text)) if not text.isascii() else text
     return " ".join(unicodedata.normalize("NFC", plain).split())
 
@@ -54,7 +55,7 @@ def _compatible(character: str) -> str:
 
 
 def claim(text: str) -> str | None:
-    """What the answer says is the result, on one line; None if it marks several things, or is very long."""
+    """What the answer states as its result, on one line; None if it marks several things or is very long."""
     if len(text) > MAX_CHARACTERS:
         return None
     text = compatible(text)
@@ -73,7 +74,7 @@ def claim(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-    """The text without Markdown's marks, mathematical delimiters, boxes and full stops around all of it."""
+    """Removes Markdown marks, math delimiters, boxes and periods that enclose the whole text."""
     for _ in range(_ROUNDS):
         before, text = text, text.strip("*`_ \n\t")
         if text.endswith(".") and not text.endswith(".."):
@@ -93,7 +94,7 @@ def unwrapped(text: str) -> str:
 
 
 def closing_brace(text: str, opening: int) -> int | None:
-    """Where the brace that opens at `opening` is closed; escaped braces count for nothing."""
+    """Index of the brace that closes the one at `opening`, or None; escaped braces are ignored."""
     depth = 0
     for brace in _BRACE.finditer(text, opening):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -103,7 +104,8 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 
 def _unboxed(text: str) -> str | None:
-    """The text with its only box opened; None if there are several, or one that is never closed."""
+    """The text with its only box replaced by the box's content; None if there are several boxes, or one that is not
+    closed."""
     boxes = [*islice(_BOX.finditer(text), 2)]
     if not boxes:
         return text
@@ -113,7 +115,7 @@ def _unboxed(text: str) -> str | None:
 
 
 def _undelimited(text: str) -> str | None:
-    """The text with its only pair of delimiters of mathematics taken out; None if there are several."""
+    """The text without its only pair of math delimiters; None if there are several pairs."""
     text = text.replace("\\$", "\0").replace("$$", "$")
     if text.count("$") == 1 and _CURRENCY.search(text):
         text = text.replace("$", "\0")
@@ -139,15 +141,15 @@ DENIED = re.compile(
     r"|incorrect|false|nicht|kein|falsch)\b|n['’]t\b",
     re.IGNORECASE,
 )
-"""What takes a claim back: ``\\neq 42``, "not 42"."""
+"""Matches a negation: ``\\neq 42``, "not 42"."""
 _EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
 
 
 def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
-    r"""The name that a claim begins with, or "", and the sides of its equation that must all be right.
+    r"""Splits a claim into the name at its start (or "") and the sides of its equation that must all be right.
 
-    ``x = 3 + 4 = 7`` has the name x and two sides, ``7`` has one and ``AB = CD = 7`` too. `symbolic`: what is looked
-    for has variables in it, so that only the first side can be a name for it.
+    ``x = 3 + 4 = 7`` has the name x and two sides; ``7`` and ``AB = CD = 7`` have one side. `symbolic`: the expected
+    value contains variables, so only the first side can be a name.
     """
     every = [side.strip(" &") for side in _split(text)]
     first, last = every[0], every[-1]
@@ -158,7 +160,7 @@ def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
 
 
 def _is_name(side: str) -> bool:
-    """Whether a side stands for a value that only the problem gives: it has a variable or an unknown function."""
+    """Whether a side names a value that only the problem defines: it contains a variable or an unknown function."""
     rest = _TEXT.sub("", side)
     if rest != side and not any(character.isdigit() for character in rest):
         return True
@@ -166,7 +168,7 @@ def _is_name(side: str) -> bool:
 
 
 def _split(text: str) -> Iterator[str]:
-    r"""The text between equals signs that stand in no braces: those of ``\sum_{n=1}`` split nothing."""
+    r"""Splits at equals signs outside braces: the one in ``\sum_{n=1}`` does not split."""
     start, depth = 0, 0
     for mark in _EQUALS.finditer(text):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)

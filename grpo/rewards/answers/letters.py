@@ -9,8 +9,8 @@ from grpo.rewards.answers.claim import compatible, unwrapped
 _BARE = re.compile(r"[(\[]?([A-Za-z])[)\].:]*+")
 _AND_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:]) (\S.*+)", re.DOTALL)
 _NOUN = r"\b(?:answer|option|choice|antwort|lösung|réponse|respuesta|ответ)\b"
-# On text with single spaces. Capital letters only: "the answer is a banana" names none. Neither does "The answer is A
-# banana": behind A and I a word would make a sentence.
+# For text with single spaces. Capital letters only: "the answer is a banana" names no option. Neither does "The answer
+# is A banana": after A and I another word would make it a sentence.
 _NAMED = re.compile(
     rf"(?:(?i:{_NOUN})|答案)(?: (?i:is|ist|est|es)\b)? ?[:：=是为]? ?"
     r"(?:\(([A-Z])\)|([B-HJ-Z])(?![\w'’])|([AI])(?= ?(?:[.,;:!)\]*]|$)| (?:because|since|as|weil|car|porque)\b))"
@@ -32,13 +32,13 @@ _OTHER_LETTER = re.compile(
 
 
 def letter(text: str) -> str | None:
-    """B of "B", "(b)", "B.", "B) 42 metres", "the answer is B"; None of two letters, and of a letter that is rejected:
-    "I would not choose option B"."""
+    """B for "B", "(b)", "B.", "B) 42 metres", "the answer is B"; None for two letters and for a rejected letter: "I
+    would not choose option B"."""
     text = unwrapped(compatible(text)).strip("$ ")
     if match := _BARE.fullmatch(text):
         return match[1].upper()
     if match := _AND_TEXT.fullmatch(text):
-        # What follows is the option's own text, not a sentence about it or about another letter.
+        # The rest must be the option's own text, not a sentence about it or about another letter.
         alone = not (_PREDICATE.match(match[3]) or _OTHER_LETTER.search(match[3]))
         named = _named(match[3])
         return (match[1] or match[2]) if alone and named <= {match[1] or match[2]} else None

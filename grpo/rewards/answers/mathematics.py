@@ -1,7 +1,7 @@
-r"""Equality of mathematical expressions, by math-verify, of which an answer may give one.
+r"""Equality of mathematical expressions, by math-verify. An answer may give only one expression.
 
-math-verify searches a text for expressions and compares each with each. A policy learns to list several, or to write
-an equation whose right side is a guess. So the one expression is found here first.
+math-verify searches a text for expressions and compares all pairs. A policy would learn to list several, or to write an
+equation whose right side is a guess. Therefore the one expression is extracted here first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from grpo.rewards.evaluation_guard import EvaluationRefused, no_evaluation
 from grpo.rewards.expressions import numeral
 
 MAX_CHARACTERS = 1_000
-"""Longest answer that is parsed, or twice the reference where that is longer: math-verify's time is not linear."""
+"""Maximum length of a parsed answer, or twice the reference's length if that is more: math-verify's time is not
+linear."""
 MAX_DEPTH, MAX_SIDES = 50, 5
 _SPACING = ("\\,", "\\;", "\\:", "\\!", "\\qquad", "\\quad")
 _PERCENT = re.compile(r"(?<![0-9.,])((?:[0-9][0-9,]*+)?(?:\.[0-9]++)?)(?<=[0-9]) ?\\?%")
@@ -41,13 +42,13 @@ _INTERVAL = re.compile(r"\\infty|\\cup|[<>≤≥∞]|\\[lg](?:t|e)")
 
 
 def equal(reference: str, answer: str) -> bool:
-    r"""Whether the answer is one expression of the reference's value.
+    r"""Whether the answer is one expression with the reference's value.
 
-    An equation such as ``x = 3 + 4 = 7`` is right if each of its sides is, but for a name in front. ``\neq 42`` and
+    An equation such as ``x = 3 + 4 = 7`` is right if all its sides are, except for a name in front. ``\neq 42`` and
     ``7 = 42`` are not 42; ``42\%`` is 0.42.
 
     Raises:
-        EvaluationRefused: math-verify would evaluate a part of the reference.
+        EvaluationRefused: math-verify would evaluate part of the reference.
     """
     if len(answer) > max(MAX_CHARACTERS, 2 * len(reference)) or _too_deep(answer):
         return False
@@ -57,7 +58,7 @@ def equal(reference: str, answer: str) -> bool:
     claimed, gold = _digits(claimed), claim(reference)
     gold = None if gold is None else _digits(gold)
     with no_evaluation() as refusals:
-        if gold is None:  # a reference that marks several things is math-verify's to read
+        if gold is None:  # if the reference marks several things, math-verify reads it
             return _same(_gold(reference, refusals), claimed)
         if claimed.casefold() == gold.casefold():
             return True
@@ -73,7 +74,7 @@ def equal(reference: str, answer: str) -> bool:
         given, parts = sides(
             _EQUALS.sub("=", claimed), symbolic=_LETTER.search(_COMMAND.sub("", expected[0])) is not None
         )
-        if name and given and name != given:  # another equation, or another name for the same
+        if name and given and name != given:  # another equation, or the same one under another name
             return not SIMPLE_NAME.fullmatch(given) and _same(_gold(f"${gold}$", refusals), claimed)
         if len(parts) > MAX_SIDES or not all(parts):
             return False
@@ -92,7 +93,7 @@ def _too_deep(text: str) -> bool:
 
 
 def _digits(text: str) -> str:
-    """Digits without marks of thousands and currencies, and percent as hundredths."""
+    """Removes thousands separators and currency signs from digits, and converts percent to hundredths."""
     text = text.replace("\\$", "").replace("$", "").rstrip(" ~")
     for mark in _SPACING:
         text = text.removesuffix(mark).rstrip(" ~")
@@ -101,7 +102,7 @@ def _digits(text: str) -> str:
 
 
 def _claims_more(claimed: str, gold: str) -> bool:
-    """Whether the answer denies, relates or lists where the reference does nothing of the kind."""
+    """Whether the answer contains a negation, a relation or a list where the reference does not."""
     denied = DENIED.search(claimed) and not DENIED.search(gold)
     name, equals, rest = claimed.partition("=")
     if equals and SIMPLE_NAME.fullmatch(name.strip()):
@@ -129,12 +130,13 @@ def _relates(gold: str) -> bool:
 def _gold(text: str, refusals: list[EvaluationRefused]) -> Any:
     parsed = _math_verify()[0](text)
     if refusals:
-        raise refusals[0]  # math-verify would go on without what it could not read
+        raise refusals[0]  # math-verify would continue without the part that it could not read
     return parsed
 
 
 def _same(gold: Any, expression: str) -> bool:
-    """math-verify says ValueError of what is no expression, or has no value, such as 1/0. Other errors are raised."""
+    """Whether math-verify finds them equal. Its ValueError means no expression or no value, such as 1/0. Other errors
+    are raised."""
     parse, same = _math_verify()
     try:
         return same(gold, parse(f"${expression}$"))
@@ -143,7 +145,7 @@ def _same(gold: Any, expression: str) -> bool:
 
 
 def _with_commas(digits: str) -> Any:
-    """1,000 is a thousand, and 0,5 a half, as math-verify has it."""
+    """1,000 is a thousand and 0,5 is a half, as in math-verify."""
     if digits.startswith("0"):
         digits = digits.replace(",", ".")
     return numeral(re.sub("[, ]", "", digits).lstrip("0") or "0")
@@ -154,18 +156,18 @@ def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
     import math_verify
     from latex2sympy2_extended import latex2sympy2
 
-    # It gives the digits to sympy.Number, which evaluates text.
+    # Its own version passes the digits to sympy.Number, which evaluates text.
     latex2sympy2._Latex2Sympy.parse_number = lambda _, digits: numeral(digits.replace(",", ""))
     latex2sympy2.convert_number = _with_commas
 
-    # Its warning that time limits are off would appear once a process; the caller limits time.
+    # Silences its warning that time limits are off, once per process; the caller limits time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     latex = math_verify.LatexExtractionConfig()
 
     def parse(text: str) -> Any:
-        # Outside dollar signs math-verify looks for a number in prose, and would read 3 out of 3\pi. Its reader of
-        # plain expressions evaluates them as Python (sympy's parse_expr); its reader of LaTeX has a grammar.
+        # Outside dollar signs math-verify looks for a number in prose, and would read 3 from 3\pi. Its parser for plain
+        # expressions evaluates them as Python (sympy's parse_expr); its LaTeX parser uses a grammar.
         marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
         return math_verify.parse(text if marked else f"${text}$", [latex], parsing_timeout=None, raise_on_error=True)
 

@@ -9,7 +9,7 @@ from grpo.rewards.answers.claim import DENIED, SIMPLE_NAME, claim, sides
 
 _FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9.]++)\}\{(-?[0-9.]++)\}")
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++"
-# Three digits of exponent are enough for any answer; more would let a short answer fill the memory.
+# Three exponent digits are enough for any answer; more would let a short answer fill the memory.
 _NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(e[+-]?[0-9]{{1,3}})?(?:/([+-]?)({_DECIMAL}))?(%?)", re.IGNORECASE)
 _MAX_CHARACTERS = 200
 _THIN_SPACE = re.compile(r"(?<=[0-9])(?: |\\[,!;]|\{,\})(?=[0-9]{3}(?![0-9]))")
@@ -17,9 +17,9 @@ _AROUND_SIGN = re.compile(r" ?([-+/%$€£¥]) ?")
 
 
 def value(text: str) -> Fraction | None:
-    """The value of a number, alone or behind words that announce it; None where there is no number, or several.
+    """The value of a number, alone or after a lead-in; None if there is no number, or several.
 
-    "1,000", "$5", "7/2", "50%", "1.2e3", "the result is 42" and "x = 42" have one, "7 = 42" and "4 2" have none.
+    "1,000", "$5", "7/2", "50%", "1.2e3", "the result is 42" and "x = 42" have a value; "7 = 42" and "4 2" do not.
     """
     claimed = claim(text)
     if claimed is None or len(claimed) > _MAX_CHARACTERS:
