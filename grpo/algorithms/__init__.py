@@ -1,1 +1,1 @@
-"""Formulas on tensors, nothing else: advantages, objectives, KL estimators, GAE, DPO, importance sampling."""
+"""Pure formulas on tensors: advantages, objectives, KL estimators, GAE, DPO, importance sampling."""

@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a group: one a completion or, under process supervision, one a token."""
+"""Advantages from the rewards of a group: one per completion or, under process supervision, one per token."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from grpo.errors import InputError
 
-ZERO_VARIANCE = 1e-6  # a smaller spread, relative to the rewards, is rounding
+ZERO_VARIANCE = 1e-6  # a smaller spread, relative to the rewards, counts as rounding
 
 Std = Literal["population", "sample"]  # divide the sum of squares by n (DSM, R1) or by n - 1 (TRL, torch's default)
 CORRECTION: dict[str, int] = {"population": 0, "sample": 1}
 
 
 def _has_variance(rewards: Tensor) -> Tensor:
-    """[P, G] -> bool [P, 1]: whether the rewards of a group differ."""
+    """[P, G] -> bool [P, 1]: whether a group's rewards differ."""
     spread = rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True)
     return spread > ZERO_VARIANCE * rewards.abs().amax(1, keepdim=True).clamp(min=1)
 
 
 def _zero_without_variance(advantages: Tensor, rewards: Tensor) -> Tensor:
-    """Sets the advantages of groups of equal rewards to 0, where the formulas give 0/0 or rounding errors."""
+    """Sets the advantages of groups with equal rewards to 0, where the formulas give 0/0 or rounding errors."""
     return torch.where(_has_variance(rewards), advantages, torch.zeros_like(advantages))
 
 
@@ -38,7 +38,7 @@ def by_group_std(rewards: Tensor, std: Std = "population") -> Tensor:
 
 
 def centered(rewards: Tensor, std: Std = "population") -> Tensor:
-    """r_i - mean r (Dr. GRPO, arXiv 2503.20783): no extra weight for very hard or easy problems. `std` is not read."""
+    """r_i - mean r (Dr. GRPO, arXiv 2503.20783): no extra weight for very hard or easy problems. `std` is ignored."""
     return _zero_without_variance(_minus_mean(rewards), rewards)
 
 
@@ -49,7 +49,7 @@ def by_batch_std(rewards: Tensor, std: Std = "population") -> Tensor:
 
 
 def leave_one_out(rewards: Tensor, std: Std = "population") -> Tensor:
-    """r_i - mean of the others' rewards (RLOO, arXiv 2402.14740). `std` is not read."""
+    """r_i - mean of the others' rewards (RLOO, arXiv 2402.14740). `std` is ignored."""
     others = max(rewards.shape[1] - 1, 1)
     return _zero_without_variance((rewards * rewards.shape[1] - rewards.sum(1, keepdim=True)) / others, rewards)
 
@@ -64,7 +64,7 @@ ADVANTAGES: dict[str, Callable[[Tensor, Std], Tensor]] = {
 
 
 def zero_variance_groups(rewards: Tensor) -> Tensor:
-    """[P, G] -> bool [P]: groups of equal rewards, whose advantages are all 0."""
+    """[P, G] -> bool [P]: groups with equal rewards, whose advantages are all 0."""
     return ~_has_variance(rewards).squeeze(1)
 
 
@@ -75,9 +75,10 @@ def process_advantages(
     normalised rewards of the steps that end at it or later.
 
     `step_rewards[i][j]` is the reward of step j of completion i, `step_ends[i][j]` the index of its last token within
-    the completion, `lengths[i]` the completion's tokens. Rewards are normalised by mean and std over all steps of the
-    group. Returns [G, T], T the longest length, 0 in the padding, after a completion's last step, in a completion
-    without steps, and everywhere if the rewards do not differ. Raises InputError if the three do not fit together.
+    the completion, `lengths[i]` the completion's number of tokens. Rewards are normalised by mean and std over all
+    steps of the group. Returns [G, T], with T the longest length. The values are 0 in the padding, after a completion's
+    last step, in a completion without steps, and everywhere if the rewards do not differ. Raises InputError if the
+    three arguments are inconsistent.
     """
     for i, (rewards, ends, length) in enumerate(zip(step_rewards, step_ends, lengths, strict=True)):
         if len(rewards) != len(ends):

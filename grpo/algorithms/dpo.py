@@ -7,7 +7,7 @@ from torch.nn.functional import logsigmoid
 
 
 def log_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, length_average: bool) -> Tensor:
-    """log(pi/ref) of whole completions, [B, T] -> [B]: the sum over tokens or, as DSM has it, the mean."""
+    """log(pi/ref) of whole completions, [B, T] -> [B]: the sum over tokens or, as in DSM, the mean."""
     total = ((logprobs - ref_logprobs).masked_fill(mask == 0, 0.0)).sum(1)
     return total / mask.sum(1).clamp(min=1) if length_average else total
 
@@ -28,8 +28,8 @@ def dpo_loss(
     beta log(pi/ref)(rejected).
 
     All tensors are [B, T] (T may differ between chosen and rejected); masks are 1.0 on completion tokens. `pairs` is
-    the number in the whole optimizer step, so the losses of its micro-batches add up. Detached statistics that add up
-    too: `accuracy` (share of pairs with a positive margin) and `margin` (nats).
+    the number in the whole optimizer step, so that the losses of its micro-batches add up. Also returns detached
+    statistics, which add up in the same way: `accuracy` (share of pairs with a positive margin) and `margin` (nats).
     """
     chosen = log_ratio(chosen_logprobs, ref_chosen_logprobs, chosen_mask, length_average)
     rejected = log_ratio(rejected_logprobs, ref_rejected_logprobs, rejected_mask, length_average)
@@ -42,7 +42,7 @@ def pair_up(rewards: Tensor) -> list[tuple[int, int]]:
     """Returns pairs (chosen, rejected) from rewards [P, G], as indices into the P * G completions.
 
     Within each group the best is paired with the worst, the second best with the second worst, and so on while their
-    rewards differ. Ties keep the order of the group; with G odd the middle completion is left out.
+    rewards differ. Ties keep the group's order; if G is odd, the middle completion is omitted.
     """
     pairs = []
     size = rewards.shape[1]

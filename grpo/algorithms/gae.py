@@ -5,8 +5,8 @@ for GAE. PPO's policy objective is "grpo" or "dapo" of grpo/algorithms/objective
 0.
 
 All tensors [B, T] over completion tokens, padded on the right, with mask 1.0 on tokens and 0.0 in the padding. A
-completion truncated at the token budget is treated as one that ended: its outcome is on its last token, and the value
-after it is 0. Bootstrapping from the value of the truncated state would reward text that is never written.
+completion truncated at the token budget is treated as ended: its outcome is on its last token, and the value after it
+is 0. Bootstrapping from the value of the truncated state would reward text that is never written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def token_rewards(
 ) -> Tensor:
     """-kl_coef log(pi/ref) on each token, plus the outcome [B] on the last one (DSM eq. 2). Returns [B, T].
 
-    `logprobs` are those of the policy that sampled. Without a reference there is no penalty.
+    `logprobs` are under the policy that sampled. Without a reference there is no penalty.
     """
     rewards = (mask - _next(mask)) * outcome[:, None]  # 1 on each row's last token, nowhere in an empty row
     if ref_logprobs is None:
@@ -56,10 +56,10 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Scales to mean 0 and population std 1 over all tokens of the rollout; 0 in the padding, and everywhere if all
-    are equal. [B, T] to [B, T].
+    """Scales to mean 0 and population std 1 over all tokens of the rollout, [B, T] -> [B, T]; 0 in the padding, and
+    everywhere if all advantages are equal.
 
-    Takes a whole rollout: on micro-batches the result would depend on how they are cut.
+    Expects a whole rollout: on micro-batches the result would depend on how they are split.
     """
     tokens = mask.sum().clamp(min=1)
     centered = (advantages - (advantages * mask).sum() / tokens) * mask
@@ -71,8 +71,8 @@ def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float, normalizers: Normalizers
 ) -> Tensor:
     """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), this micro-batch's part of the mean over the step's
-    tokens. `old_values` are those that `returns` were computed from. A value that moved towards its return by more than
-    `clip` has no gradient."""
+    tokens. `old_values` are the values from which `returns` were computed. A value that moved towards its return by
+    more than `clip` has no gradient."""
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     error = torch.maximum((values - returns).square(), (clipped - returns).square())
     return token_mean(0.5 * error.masked_fill(mask == 0, 0.0), mask, normalizers)

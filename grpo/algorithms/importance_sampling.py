@@ -1,4 +1,4 @@
-"""Correction for samples whose policy differs from the one in training: by other kernels or by older weights."""
+"""Correction for samples from a policy that differs from the trained one because of other kernels or older weights."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from grpo.algorithms.tokens import Normalizers, Tokens
 def correct_for_sampler(
     tokens: Tokens, sampler_logprobs: Tensor, ratio_max: float, normalizers: Normalizers
 ) -> tuple[Tokens, dict[str, Tensor]]:
-    """Multiplies each token's advantage by min(pi_old / pi_sampler, ratio_max): truncated importance sampling, and with
-    older sampler weights AReaL's decoupled objective (arXiv 2505.24298).
+    """Multiplies each token's advantage by min(pi_old / pi_sampler, ratio_max): truncated importance sampling; with
+    older sampler weights this is AReaL's decoupled objective (arXiv 2505.24298).
 
     pi_old is the policy before the updates on these samples. The objective's clip bounds how far the updates move from
     pi_old; this weight turns an expectation under the sampler into one under pi_old, up to the truncation. It applies
     to the advantages because every objective is linear in them as long as their sign is kept.
 
-    Shapes [B, T]. Statistics: the mean and the largest |log pi_old - log pi_sampler| of a token, nats, and the share
-    of tokens whose weight was truncated.
+    Shapes are [B, T]. Statistics: the mean and the maximum over tokens of |log pi_old - log pi_sampler|, nats, and the
+    share of tokens whose weight was truncated.
     """
     difference = (tokens.old_logprobs - sampler_logprobs) * tokens.mask
     ratio = difference.exp()

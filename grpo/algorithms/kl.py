@@ -1,11 +1,11 @@
 """Estimates of KL(policy || reference) from the log-probabilities of sampled tokens.
 
 With x = reference/policy on a token that the policy sampled (Schulman, "Approximating KL divergence", 2020):
-k1 = -log x, k2 = (log x)^2 / 2, k3 = x - log x - 1. How well one measures the KL says little about its gradient when
-it stands in a loss, so each docstring says both. For samples of an older policy, multiply an estimate by the token
+k1 = -log x, k2 = (log x)^2 / 2, k3 = x - log x - 1. How well an estimator measures the KL says little about its
+gradient in a loss, so each docstring says both. For samples of an older policy, multiply an estimate by the token
 ratio rho = policy/old and let the gradient flow through it: rho k1 and rho k3 then have the gradient of the KL
-(for k3 it is rho k1 grad log pi token by token), rho k2 has not. This holds on-policy too, where rho = 1 still has a
-gradient.
+(for k3 it is rho k1 grad log pi token by token), rho k2 does not. This also holds on-policy, where rho = 1 still has
+a gradient.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
-"""(policy's log-probabilities, reference's) -> estimate; any shape, both alike."""
+"""(policy's log-probabilities, reference's) -> estimate; any shape, the same for both."""
 KL: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}

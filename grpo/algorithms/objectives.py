@@ -1,8 +1,9 @@
 """Policy objectives: what an update maximises, given advantages.
 
-Each is a choice of functions: an importance ratio, an objective per token, a mean over tokens, and what the KL penalty
-compares. Sources: GRPO, DeepSeekMath (DSM) eq. 3 and 21, and R1 (arXiv 2501.12948) eq. 1; DAPO, 2503.14476; Dr. GRPO,
-2503.20783; GSPO, 2507.18071; CISPO, MiniMax-M1, 2506.13585; BNPO's mean as TRL has it. docs/objectives.md says where
+Each combines four functions: an importance ratio, an objective per token, a mean over tokens, and a KL penalty per
+token or per sequence. Sources: GRPO, DeepSeekMath (DSM) eq. 3 and 21, and R1 (arXiv 2501.12948) eq. 1; DAPO,
+2503.14476; Dr. GRPO,
+2503.20783; GSPO, 2507.18071; CISPO, MiniMax-M1, 2506.13585; BNPO's mean as in TRL. docs/objectives.md says how
 they differ.
 """
 
@@ -19,8 +20,8 @@ from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.errors import InputError
 
 LOG_RATIO_MAX = 20.0
-"""Nats. Ratios of whole sequences are products of thousands of factors and would overflow; they are held at e^20, with
-the gradient of that value."""
+"""Nats. Ratios of whole sequences are products of thousands of factors and would overflow. They are limited to e^20,
+with the gradient for that value."""
 
 
 class TokenObjective(NamedTuple):
@@ -40,8 +41,8 @@ def token_ratio(tokens: Tokens) -> Tensor:
 
 
 def on_policy_ratio(tokens: Tokens) -> Tensor:
-    """pi/sg(pi): 1, with the gradient of log pi: for a single update on samples of the current policy (DSM eq. 21).
-    `old_logprobs` is not read."""
+    """pi/sg(pi): value 1, gradient of log pi; for a single update on samples of the current policy (DSM eq. 21).
+    `old_logprobs` is ignored."""
     return (tokens.logprobs - tokens.logprobs.detach()).exp()
 
 
@@ -53,7 +54,7 @@ def sequence_ratio(tokens: Tokens) -> Tensor:
 
 
 def sequence_ratio_per_token(tokens: Tokens) -> Tensor:
-    """sg(s_i) pi/sg(pi): the value of s_i, with a gradient of its own for each token (GSPO-token, eq. 14)."""
+    """sg(s_i) pi/sg(pi): the value of s_i, with a separate gradient for each token (GSPO-token, eq. 14)."""
     return sequence_ratio(tokens).detach() * on_policy_ratio(tokens)
 
 
@@ -64,7 +65,7 @@ def sequence_product_ratio(tokens: Tokens) -> Tensor:
 
 
 def _held(log_ratio: Tensor) -> Tensor:
-    """At most LOG_RATIO_MAX in value, with the gradient of the unchanged number."""
+    """Limits the value to LOG_RATIO_MAX and keeps the gradient."""
     return log_ratio - (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
 
 
@@ -72,9 +73,9 @@ def _held(log_ratio: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, tokens: Tokens, low: float, high: float) -> TokenObjective:
-    """min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO; DSM eq. 3). A clip takes effect where it stops the gradient:
-    the lower one for A < 0, the upper one for A > 0. With R1's eps = 10 only the upper one can, since a ratio is never
-    below 1 - 10."""
+    """min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO; DSM eq. 3). A clip takes effect where it stops the
+    gradient: the lower one for A < 0, the upper one for A > 0. With R1's eps = 10 only the upper one can, because a
+    ratio is never below 1 - 10."""
     advantages = tokens.advantages
     value = torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     return TokenObjective(value, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
@@ -90,15 +91,15 @@ def clipped_weight(ratio: Tensor, tokens: Tokens, low: float, high: float) -> To
     """sg(clip(rho, 1 - low, 1 + high)) A log pi (CISPO eq. 4-5): the clip bounds a weight, and every token keeps
     its gradient. A clip takes effect where it changes the weight, whatever the sign of A.
 
-    The paper has no lower bound; clip_eps_low >= 1 removes it here. TRL clamps at `epsilon_high` itself, so its 5.0 is
-    clip_eps_high = 4.0 here.
+    The paper has no lower bound; clip_eps_low >= 1 removes it here. TRL clamps at `epsilon_high` itself, so its 5.0
+    corresponds to clip_eps_high = 4.0 here.
     """
     weight = ratio.clamp(1 - low, 1 + high).detach()
     return TokenObjective(weight * tokens.advantages * tokens.logprobs, ratio < 1 - low, ratio > 1 + high)
 
 
 def log_likelihood(ratio: Tensor, tokens: Tokens, low: float, high: float) -> TokenObjective:
-    """A log pi, without ratio or clip. A = 1 for correct answers and 0 for others gives (online) rejection sampling
+    """A log pi, without ratio or clip. A = 1 for correct answers and 0 for others gives (online) rejection-sampling
     fine-tuning; A = 1 everywhere gives SFT (DSM A.1.1-A.1.3)."""
     never = torch.zeros_like(ratio, dtype=torch.bool)
     return TokenObjective(tokens.advantages * tokens.logprobs, never, never)
@@ -119,12 +120,13 @@ def token_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
 
 def micro_batch_token_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
     """Mean over the tokens of a micro-batch, weighted by its sequences (BNPO in TRL). The only mean here that depends
-    on how a step is cut into micro-batches."""
+    on how a step is split into micro-batches."""
     return (x * mask).sum() / mask.sum().clamp(min=1) * (len(mask) / normalizers.sequences)
 
 
 def constant_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
-    """Sum over tokens divided by a constant, so that the length of a sequence has no weight (Dr. GRPO)."""
+    """Sum over tokens divided by a constant, so that every token has the same weight in sequences of any length (Dr.
+    GRPO)."""
     return (x * mask).sum() / (normalizers.sequences * normalizers.budget)
 
 
@@ -140,7 +142,8 @@ def token_kl(tokens: Tokens, estimate: Estimator, stale: bool) -> Tensor:
 
 
 def sequence_kl(tokens: Tokens, estimate: Estimator, stale: bool) -> Tensor:
-    """The estimate for x = pi_ref(o)/pi(o) of the whole sequence, constant over it (R1 eq. 2). x is at most e^20."""
+    """The estimate for x = pi_ref(o)/pi(o) of the whole sequence, constant over the sequence (R1 eq. 2). x is at most
+    e^20."""
     assert tokens.ref_logprobs is not None
     log_x = _held(((tokens.ref_logprobs - tokens.logprobs) * tokens.mask).sum(1, keepdim=True))
     kl = estimate(-log_x, torch.zeros_like(log_x)).expand_as(tokens.mask)
@@ -181,7 +184,7 @@ class Objective:
 
     `clip_eps_low`, `clip_eps_high`: the ratio is clipped to [1 - low, 1 + high]. `kl_estimator`: a name in KL.
     `kl_stale_correction`: multiply the estimate by the ratio, for samples of an older policy (see
-    grpo/algorithms/kl.py). Raises InputError on a name that does not exist.
+    grpo/algorithms/kl.py). Raises InputError for an unknown name.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class Objective:
 
         Statistics are sums over the micro-batch's tokens divided by the step's tokens, so those of a step add up:
         `clipped_low`, `clipped_high` (shares of tokens), `sampled_entropy` (-log pi, nats) and, with a reference, `kl`
-        (the estimate per token, nats, whatever the penalty compares). `ratio_min` and `ratio_max` combine by min and
+        (the estimate per token, nats, for every kind of penalty). `ratio_min` and `ratio_max` combine by min and
         max.
         """
         assert tokens.ref_logprobs is not None or not self.kl_coef, (

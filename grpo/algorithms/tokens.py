@@ -1,4 +1,4 @@
-"""The tensors that a loss reads, the normalizers of its means, and padding."""
+"""The tensors that a loss uses, the normalizers of its means, and padding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 class Tokens:
     """Completion tokens of a micro-batch. All tensors are [B, T], padded on the right."""
 
-    logprobs: Tensor  # of the policy, with gradient
-    old_logprobs: Tensor  # of the policy before the updates on these samples
-    ref_logprobs: Tensor | None  # of the reference
+    logprobs: Tensor  # under the policy, with gradient
+    old_logprobs: Tensor  # under the policy before the updates on these samples
+    ref_logprobs: Tensor | None  # under the reference
     advantages: Tensor  # constant over a completion under outcome supervision
     mask: Tensor  # 1.0 on completion tokens, else 0.0
 
     def without_padding(self) -> Tokens:
-        """The same with zeros where the mask is 0: no inf or nan in the padding reaches a loss or a gradient."""
+        """A copy with zeros where the mask is 0, so that no inf or nan in the padding reaches a loss or a gradient."""
         padding = self.mask == 0
         return Tokens(
             logprobs=self.logprobs.masked_fill(padding, 0.0),
@@ -37,7 +37,7 @@ class Normalizers:
 
     sequences: int
     tokens: int  # completion tokens
-    budget: int  # tokens that the longest completion may have
+    budget: int  # maximum number of tokens of a completion
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Completions as tokens, which a trainer learns from, and as text, which a sampling job stores."""
+"""Completions as tokens, for training, and as text, for sampling jobs to store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass
 class Completion:
-    """A sampled completion. `tokens` include the end-of-sequence token if `finished`.
+    """A sampled completion. `tokens` includes the end-of-sequence token if `finished`.
 
     `logprobs`: log-probability of each token under the distribution at the sampling temperature, before top-p.
-    `experts`: those that the model's routers chose, a tensor [tokens, routers, experts a token] of the prompt and the
-    completion without its last token; None where they are not replayed.
+    `experts`: the experts that the model's routers chose, a tensor [tokens, routers, experts per token] for the prompt
+    and the completion without its last token; None if they are not replayed.
     """
 
     tokens: list[int]
@@ -23,7 +23,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class TextCompletion:
-    """A completion as text: without special tokens, its length in tokens with them, and whether it ended by itself."""
+    """A completion as text without special tokens, its length in tokens including them, and whether it ended by
+    itself."""
 
     text: str
     tokens: int

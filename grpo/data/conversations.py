@@ -1,4 +1,4 @@
-"""Prompts and responses as conversations: the columns of every data set that is written to be trained on.
+"""Prompts and responses as conversations: the columns of every training data set that is written.
 
 | data set | columns |
 |---|---|
@@ -6,9 +6,9 @@
 | preference pairs | prompt, chosen, rejected |
 | labelled responses | prompt, completion, label |
 
-Each is a list of {role, content}; a response is one message of the assistant. These are the names and forms of TRL's
-conversational data sets. In memory a row has `messages`, and its responses are texts. Earlier versions wrote such rows
-as they are, so both forms are read.
+Prompts and responses are lists of {role, content}; a response is one assistant message. The names and forms are those
+of TRL's conversational data sets. In memory a row has `messages`, and responses are plain texts. Earlier versions wrote
+rows in that form, so both forms can be read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _RESPONSES = ("completion", "chosen", "rejected")
 
 
 def response(text: str) -> list[Message]:
-    """A response as a conversation: one message of the assistant."""
+    """A response as a conversation: one assistant message."""
     return [{"role": "assistant", "content": text}]
 
 
 def response_column(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The same for a column of texts without nulls."""
+    """Like `response`, for a column of texts without nulls."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     content = pa.array(texts, pa.string())
@@ -43,7 +43,7 @@ def response_column(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def to_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as it is written. A labelled response becomes a `completion` with a `label` that is true or false."""
+    """Converts a row to its stored form. A labelled response becomes a `completion` with a boolean `label`."""
     written: dict[str, Any] = {}
     for name, value in row.items():
         name = {"messages": "prompt", "response": "completion"}.get(name, name)
@@ -52,7 +52,7 @@ def to_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as `to_columns` took it: `messages`, and responses as texts. Rows of earlier versions pass unchanged."""
+    """The inverse of `to_columns`: `messages`, and responses as texts. Rows of earlier versions pass unchanged."""
     if "prompt" not in row:
         return dict(row)
     labelled = "label" in row
@@ -64,9 +64,9 @@ def from_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows_of(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Rows of a parquet file or folder in the form of memory; `columns` and `optional` by their names there.
+    """Rows of a parquet file or folder in their in-memory form; `columns` and `optional` are in-memory names.
 
-    InputError if it cannot be read or a required column is missing.
+    Raises InputError if the file cannot be read or a required column is missing.
     """
     names = columns
     if "prompt" in _column_names(path):
@@ -75,9 +75,9 @@ def read_rows_of(path: Path, columns: tuple[str, ...], optional: tuple[str, ...]
 
 
 def demonstrations(path: Path, batch_rows: int = 1024) -> Iterator[dict[str, Any]]:
-    """Rows {messages, completion} of SFT data, streamed from a parquet file or folder in its order.
+    """Rows {messages, completion} of SFT data, streamed in order from a parquet file or folder.
 
-    InputError if it cannot be read or a column is missing.
+    Raises InputError if it cannot be read or a column is missing.
     """
     names = _column_names(path)
     prompt = "prompt" if "prompt" in names else "messages"
@@ -89,13 +89,15 @@ def demonstrations(path: Path, batch_rows: int = 1024) -> Iterator[dict[str, Any
 
 
 def count_demonstrations(path: Path) -> int:
-    """The number of rows that `demonstrations` yields, from the files' footers. InputError if they cannot be read."""
+    """The number of rows that `demonstrations` yields, from the files' footers. Raises InputError if they cannot be
+    read."""
     _column_names(path)
     return int(_rows(path).count_rows())
 
 
 def files_of(path: Path) -> list[tuple[str, int, int]]:
-    """Name, bytes and time of the last change (ns) of each file of a parquet file or folder, to notice other data."""
+    """Name, size in bytes and modification time (ns) of each file in a parquet file or folder, to detect changed
+    data."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
@@ -108,6 +110,6 @@ def _column_names(path: Path) -> list[str]:
 
 
 def _rows(path: Path) -> Any:
-    from pyarrow.dataset import dataset  # imports pandas, and every command reads this module's column names
+    from pyarrow.dataset import dataset  # slow: imports pandas, and every command imports this module
 
     return dataset(path, format="parquet")

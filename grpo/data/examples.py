@@ -16,7 +16,7 @@ def compact(ids: Iterable[int]) -> array[int]:
 
 @dataclass(frozen=True)
 class Example:
-    """One or more sequences trained on together, each a non-empty prompt and its continuation, in token ids."""
+    """One or more sequences trained on together, each a non-empty prompt and its continuation, as token ids."""
 
     prompts: Sequence[Tokens]
     rests: Sequence[Tokens]

@@ -30,7 +30,7 @@ def read_held_out(folder: Path) -> list[ScoredRow]:
 
 
 def is_correct(row: ScoredRow) -> bool:
-    """Whether a pair is in the right order, or a labelled response on the right side of 0."""
+    """Whether a pair is ranked correctly, or a labelled response's score is on the correct side of 0."""
     if "label" in row:
         return bool((row["score"] > 0) == (row["label"] > 0.5))
     return bool(row["chosen_score"] > row["rejected_score"])

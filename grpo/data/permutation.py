@@ -1,4 +1,4 @@
-"""Shuffled orders determined by a name, so that a resumed job reads its data in the order of the first run."""
+"""Shuffled orders determined by a name, so that a resumed job reads its data in the same order as the first run."""
 
 from __future__ import annotations
 

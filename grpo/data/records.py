@@ -20,7 +20,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt with what is needed to score an answer to it.
+    """A prompt and everything needed to score an answer to it.
 
     `domain` selects the reward branch: reasoning problems are verified, general prompts are judged.
     `verifier` names an entry of `grpo.rewards.verifiers.VERIFIERS`, which reads `metadata`.
@@ -57,8 +57,8 @@ class Sample:
     domain: str
     language: str
     number: int = 0  # index among its problem's samples
-    source: str = ""  # of its problem
-    engine: str = ""  # the one that sampled the completion
+    source: str = ""  # the problem's source
+    engine: str = ""  # the engine that sampled the completion
     prompt_tokens: int = 0
     verdict: str = ""
     reason: str = ""
@@ -91,7 +91,7 @@ def write_rows(path: Path, items: Sequence[Problem] | Sequence[Sample], cls: typ
 def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
     """Streams `Problem`s or `Sample`s from one shard, a folder of shards, or several paths.
 
-    InputError for a missing path, a file that is not parquet, or a missing column.
+    Raises InputError for a missing path, a file that is not parquet, or a missing column.
     """
     for shard in _shards(paths):
         try:
@@ -105,19 +105,19 @@ def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
 
 
 def read_problems(paths: Path | Iterable[Path]) -> list[Problem]:
-    """All problems of parquet files or folders, in their order."""
+    """All problems of parquet files or folders, in order."""
     return list(read_rows(paths, Problem))
 
 
 def read_samples(paths: Path | Iterable[Path]) -> list[Sample]:
-    """All samples of parquet files or folders, in their order."""
+    """All samples of parquet files or folders, in order."""
     return list(read_rows(paths, Sample))
 
 
 def read_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows of a parquet file or folder with the required `columns`, and those `optional` ones that exist.
+    """Rows of a parquet file or folder with the required `columns` and the `optional` ones that exist.
 
-    InputError if it cannot be read or a required column is missing.
+    Raises InputError if it cannot be read or a required column is missing.
     """
     try:
         table = pq.read_table(path)

@@ -1,6 +1,6 @@
 """Prompt templates, and the forms of completions: reasoning, summary and answer.
 
-Departure from the paper: it gives the R1-Zero template in table 1; `ZERO_TEMPLATE` says the same in other words.
+Difference from the paper: `ZERO_TEMPLATE` says the same as the R1-Zero template in table 1, in other words.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ r"""How a completion marks its answer, after the reasoning in think tags.
 
 - tags: ``<answer>...</answer>`` and nothing else (R1-Zero).
 - boxed: a summary for the reader, whose last ``\boxed{}`` is the answer (R1 from its cold start on).
-- auto: tags where there is an answer block, else boxed. For models that were trained elsewhere.
+- auto: tags if there is an answer block, else boxed. For models that were trained elsewhere.
 """
 
 STYLE_FIELD = "answer_style"
 """Field of a problem's metadata with its style; absent for "tags".
 
-The style belongs to the problem, not to a stage: whatever reads an answer has the problem at hand, one set may hold
-problems of several styles, and every artifact made from the problems depends on it. A plain-text template is the one
-exception, because it tells the model itself which form to use (`prompted_by`): so R1-Zero answers in tags and its
-successors in boxes, from the same problems.
+The style belongs to the problem, not to a stage: whatever reads an answer has the problem available, one set may hold
+problems of several styles, and every artifact made from the problems depends on it. The only exception is a plain-text
+template, because it tells the model which form to use (`prompted_by`). So R1-Zero answers in tags and its successors in
+boxes, on the same problems.
 """
 
 ZERO_TEMPLATE = (
@@ -43,25 +43,25 @@ ZERO_TEMPLATE = (
     "</think>, then gives only the result between <answer> and </answer>.\n"
     "User: {prompt}\nAssistant:"
 )
-"""Plain-text template for a base model, which knows no chat tokens (R1, table 1)."""
+"""Plain-text template for a base model, which does not know chat tokens (R1, table 1)."""
 
 BOXED_ZERO_TEMPLATE = (
     "Below, a User asks and an Assistant solves. The Assistant first works the problem out between <think> and "
     "</think>, then sums up for the User and puts the result into \\boxed{}.\n"
     "User: {prompt}\nAssistant:"
 )
-"""The same for answers of style boxed; `base.zero_template = "boxed"` in a recipe."""
+"""The same template for style boxed; `base.zero_template = "boxed"` in a recipe."""
 
 TAG = re.compile(r"</?(?:think|reasoning|answer)>")
 STYLES = ("think", "reasoning")
-"""Names of the reasoning tags; the answer's are always <answer> and </answer>."""
+"""Names of the reasoning tags; the answer tags are always <answer> and </answer>."""
 _REASONING = re.compile(r"<(think|reasoning)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 _OPENING = re.compile(r"<(?:think|reasoning)>")
 _CLOSING = re.compile(r"</(?:think|reasoning)>")
 BOX = re.compile(r"\\boxed ?\{")
 _ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBOXED = ("code", "judge", "rubric", "none")
-"""Verifiers of answers that fit into no box, such as programs: in style boxed these read the whole summary."""
+"""Verifiers of answers that do not fit into a box, such as programs: in style boxed they read the whole summary."""
 
 
 def tag_sequence(style: str) -> list[str]:
@@ -73,8 +73,8 @@ def tag_sequence(style: str) -> list[str]:
 class Parts:
     """Parts of a completion. `summary` is what the user reads; `answer` is None if there is none.
 
-    `well_formed`: one reasoning block with words in it, then the summary and answer as the style demands, and nothing
-    else.
+    `well_formed`: one reasoning block with words in it, then the summary and answer that the style requires, and
+    nothing else.
     """
 
     reasoning: str
@@ -85,9 +85,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    r"""The form of the completions to a problem: its style, and whether the answer goes into a box.
+    r"""The form of completions to a problem: its style, and whether the answer goes into a box.
 
-    `whole`: without answer tags the answer is the whole summary, because there is none to box (programs, general
+    `whole`: without answer tags the answer is the whole summary, because there is nothing to box (programs, general
     prompts).
     """
 
@@ -95,13 +95,13 @@ class AnswerForm:
     whole: bool = False
 
     def parse(self, completion: str) -> Parts:
-        """Splits a completion. Reasoning is never a part of the summary, and an answer in it does not count."""
+        """Splits a completion. Reasoning is never part of the summary, and an answer inside it does not count."""
         tagged = self.style == "tags" or (self.style == "auto" and "</answer>" in after_reasoning(completion))
         return _parse_tags(completion) if tagged else self._parse_summary(completion)
 
     def render(self, reasoning: str, answer: str, summary: str = "") -> str:
-        """Builds a well-formed completion; the inverse of `parse`. `summary`: words around the answer, with the answer
-        boxed in them; without a box in it the box alone is written, since nothing else is known of how it belongs."""
+        """Builds a well-formed completion; the inverse of `parse`. `summary`: words around the boxed answer. If they
+        contain no box, only the box is written, because it is unknown where the answer belongs."""
         if self.style == "tags":
             return f"<think>\n{reasoning.strip()}\n</think>\n<answer>{answer.strip()}</answer>"
         if self.whole:
@@ -126,7 +126,7 @@ class AnswerForm:
 
 
 def form_of(problem: Problem) -> AnswerForm:
-    """The form that answers to a problem have. InputError for an unknown style."""
+    """The form of completions to a problem. Raises InputError for an unknown style."""
     style = problem.metadata.get(STYLE_FIELD) or "tags"
     if style not in get_args(AnswerStyle):
         known = ", ".join(get_args(AnswerStyle))
@@ -135,14 +135,14 @@ def form_of(problem: Problem) -> AnswerForm:
 
 
 def with_style(problem: Problem, style: AnswerStyle) -> Problem:
-    """The problem with this style, unless it has one of its own. The default, tags, is not written down."""
+    """The problem with this style, unless it has its own. The default, tags, is not stored."""
     if style == "tags" or problem.metadata.get(STYLE_FIELD):
         return problem
     return dataclasses.replace(problem, metadata={**problem.metadata, STYLE_FIELD: style})
 
 
 def prompted_by(problems: Sequence[Problem], template: Template, zero_template: str | None = None) -> list[Problem]:
-    """The problems in the style that the template asks for: a plain-text template that names answer tags or a box
+    """The problems in the style that the template asks for: a plain-text template that mentions answer tags or a box
     overrides the problem's own style."""
     text = (zero_template or ZERO_TEMPLATE) if template == "r1_zero" else ""
     asked = "tags" if "<answer>" in text else "boxed" if "\\boxed" in text else None
@@ -155,7 +155,7 @@ def prompted_by(problems: Sequence[Problem], template: Template, zero_template: 
 
 
 def parse(completion: str, style: AnswerStyle = "tags") -> Parts:
-    """Splits a completion to a problem that is not at hand."""
+    """Splits a completion when its problem is not available."""
     return AnswerForm(style).parse(completion)
 
 
@@ -190,18 +190,18 @@ def reasoning_span(completion: str) -> tuple[int, int]:
 
 
 def after_reasoning(completion: str) -> str:
-    """The text after the last reasoning block; nothing if it is never closed, all of it if there is none."""
+    """The text after the last reasoning block; "" if the block is never closed, the whole text if there is none."""
     end = max((tag.end() for tag in _CLOSING.finditer(completion)), default=0)
     return _OPENING.split(completion[end:], maxsplit=1)[0]
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last ``\boxed{}`` holds; None without one that is closed. Boxes inside a box belong to its content."""
+    r"""The content of the last closed ``\boxed{}``; None if there is none. Boxes inside a box belong to its content."""
     return next(iter([*_boxes(text)][-1:]), None)
 
 
 def _boxes(text: str) -> Iterator[str]:
-    """Contents of the outermost boxes. Every character is read once, however many boxes are never closed."""
+    """Contents of the outermost boxes. Reads every character once, even if many boxes are never closed."""
     end = 0
     while box := BOX.search(text, end):
         depth = 1
@@ -216,12 +216,12 @@ def _boxes(text: str) -> Iterator[str]:
 
 
 def has_words(text: str) -> bool:
-    """Whether there is a letter or a digit that can be seen."""
+    """Whether there is a visible letter or digit."""
     return any(c.isalnum() and c not in _BLANK for c in text)
 
 
 def is_visible(text: str) -> bool:
-    """Whether anything of the text can be seen: not only white space, zero-width and control characters."""
+    """Whether the text has a visible character, beyond white space, zero-width and control characters."""
     return any(c not in _BLANK and unicodedata.category(c)[0] not in "CZ" for c in text)
 
 
@@ -230,7 +230,7 @@ _BLANK = "\u115f\u1160\u2800\u3164\uffa0\U00013441\U00013442"
 
 
 def _last_answer(text: str) -> str | None:
-    """The last closed answer block. `find` stays linear where a policy repeats one tag; a lazy pattern would not."""
+    """The last closed answer block. `find` stays linear if a policy repeats one tag; a lazy pattern would not."""
     answer, start = None, text.find("<answer>")
     while start >= 0 and (end := text.find("</answer>", start)) >= 0:
         answer = text[start + len("<answer>") : end].strip()
@@ -255,7 +255,7 @@ def prompt_tokens(
 
 
 def prompts_tokens(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[list[Message]]) -> list[list[int]]:
-    """Token ids of prompts by the chat template, on all cores where the tokenizer is one of the fast kind."""
+    """Token ids of prompts by the chat template, on all cores if the tokenizer is a fast one."""
     if tokenizer.chat_template is None:
         raise InputError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; add one, or use the template 'r1_zero'"
@@ -265,10 +265,10 @@ def prompts_tokens(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[l
 
 
 def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
-    r"""The opening tag, such as ``<think>\n``, with which a prompt ends; "" where it ends otherwise.
+    r"""The opening tag, such as ``<think>\n``, with which a prompt ends; "" if it does not end with one.
 
-    Chat templates of DeepSeek-R1's distillates and of Qwen3's thinking models end so, and the model goes on inside the
-    reasoning. The tag is put before what was sampled: a completion as text is whole wherever it is read.
+    Chat templates of DeepSeek-R1's distillates and of Qwen3's thinking models end this way, and the model continues
+    inside the reasoning. The tag is prepended to what was sampled, so that a completion as text is always complete.
     """
     end = cast(str, tokenizer.decode([*prompt[-16:]]))
     tag = [*_OPENING.finditer(end)][-1:]
@@ -276,8 +276,8 @@ def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) 
 
 
 def continuation(opened: str, completion: str) -> str:
-    """What of a whole completion follows a prompt that ends with the tag `opened`. A completion without reasoning
-    closes the tag first."""
+    """The part of a complete completion that follows a prompt ending with the tag `opened`. A completion without
+    reasoning closes the tag first."""
     tag = opened.strip()
     if not tag:
         return completion
@@ -287,14 +287,14 @@ def continuation(opened: str, completion: str) -> str:
 
 
 def completion_tokens(tokenizer: PreTrainedTokenizerBase, completion: str, opened: str = "") -> list[int]:
-    """Token ids of an assistant's turn and its end, the targets of SFT, after a prompt that ends with tag `opened`."""
+    """Token ids of an assistant turn and its end (the SFT targets), after a prompt that ends with the tag `opened`."""
     return completions_tokens(tokenizer, [completion], [opened])[0]
 
 
 def completions_tokens(
     tokenizer: PreTrainedTokenizerBase, completions: Sequence[str], opened: Sequence[str]
 ) -> list[list[int]]:
-    """The same for many completions, each with its tag, on all cores."""
+    """Like `completion_tokens`, for many completions, each with its tag, on all cores."""
     rests = [*map(continuation, opened, completions)]
     tokens = tokenizer(rests, add_special_tokens=False)["input_ids"] if rests else []
     return [[*ids, tokenizer.eos_token_id] for ids in cast(list[list[int]], tokens)]

@@ -1,10 +1,10 @@
 """Training sequences as token ids on disk: tokenised once, mapped into memory, shared by all processes of a job.
 
-A folder has numbered shards, each of SHARD_ROWS rows of the data in their order: `00000.ids.npy`, uint32, prompts and
-completions one after the other, and `00000.lengths.npy`, int32 [S, 2], the tokens of each sequence's prompt and
-completion. Lengths are written last, so a killed job tokenises only the shards that are missing. Rows that are left
-out, as too long, are in no shard. A process holds SAMPLE_BYTES a sequence; tokens stay in the files, whose pages the
-operating system shares among processes and drops when memory runs short.
+A folder has numbered shards, each with SHARD_ROWS rows of the data in order: `00000.ids.npy`, uint32, prompts and
+completions one after the other, and `00000.lengths.npy`, int32 [S, 2], the token counts of each sequence's prompt and
+completion. Lengths are written last, so a restarted job tokenises only the missing shards. Rows that are omitted, such
+as those that are too long, are in no shard. A process holds SAMPLE_BYTES per sequence; tokens stay in the files, whose
+pages the operating system shares among processes and drops when memory runs short.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from grpo.data.examples import Example
 
 SHARD_ROWS = 8192
 BATCH_ROWS = 256
-"""Rows tokenised at a time; until they are written they take 36 bytes a token."""
+"""Rows tokenised at a time; until they are written they take 36 bytes per token."""
 SAMPLE_BYTES = 16 + 36
-"""Two lengths and an offset in numpy; a Python integer and its place in the order of an epoch."""
+"""Memory per sequence: two lengths and an offset in numpy, plus a Python integer and its slot in an epoch's order."""
 _SOURCE = "source.json"
 
 Row = dict[str, Any]
 Tokenize = Callable[[list[Row]], list[Example]]
-"""Rows -> the sequences of those that are trained on, one prompt and one rest each, in their order."""
+"""Rows -> sequences of the rows that are trained on, one prompt and one rest each, in order."""
 
 
 def start(folder: Path, source: dict[str, Any]) -> None:
-    """Makes the folder for shards of `source`, JSON values that name all that the tokens depend on. Shards of another
-    source are deleted. One process calls it, before any writes."""
+    """Creates the folder for shards of `source`: JSON values that identify everything the tokens depend on. Deletes
+    shards of another source. One process must call it before any process writes."""
     named = json.dumps(source, sort_keys=True)
     path = folder / _SOURCE
     if not path.is_file() or path.read_text() != named:
@@ -45,7 +45,7 @@ def start(folder: Path, source: dict[str, Any]) -> None:
 
 
 def write(folder: Path, rows: Iterable[Row], count: int, tokenize: Tokenize, rank: int = 0, world: int = 1) -> None:
-    """Writes every `world`-th shard that is missing, from number `rank` on. `count`: number of rows."""
+    """Writes the missing shards among every `world`-th shard from number `rank` on. `count`: number of rows."""
     missing = {n for n in range(rank, _shards(count), world) if not _lengths(folder, n).is_file()}
     stream = iter(rows)
     for number in range(max(missing, default=-1) + 1):
@@ -58,18 +58,18 @@ def write(folder: Path, rows: Iterable[Row], count: int, tokenize: Tokenize, ran
 
 
 class TokenShards(Sequence[Example]):
-    """The sequences of a folder that `write` has completed, in the order of the data."""
+    """The sequences of a folder completed by `write`, in data order."""
 
     def __init__(self, folder: Path, count: int):
-        """`count`: number of rows that were written, with those left out."""
+        """`count`: number of rows passed to `write`, including omitted ones."""
         numbers = range(_shards(count))
         lengths = [np.load(_lengths(folder, number)) for number in numbers]
         self._ids = [np.load(_ids(folder, n), mmap_mode="r") if len(lengths[n]) else None for n in numbers]
-        self._firsts = np.cumsum([0, *map(len, lengths)])  # number of the first sequence of each shard
+        self._firsts = np.cumsum([0, *map(len, lengths)])  # index of the first sequence of each shard
         lengths.append(np.empty((0, 2), np.int32))
         self._prompts, self._rests = np.ascontiguousarray(np.concatenate(lengths).T)
         sizes = (part.sum(1, dtype=np.int64) for part in lengths)
-        self._begins = np.concatenate([np.cumsum(size) - size for size in sizes])  # in the shard's ids
+        self._begins = np.concatenate([np.cumsum(size) - size for size in sizes])  # offsets in the shard's ids
         self.left_out = count - len(self)
 
     def __len__(self) -> int:
