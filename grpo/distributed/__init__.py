@@ -1,1 +1,1 @@
-"""Process groups, sharded parameters (FSDP), and checkpoints written by many ranks."""
+"""Process groups, sharded models (FSDP), and checkpoints written by many ranks."""

@@ -1,9 +1,9 @@
-"""Checkpoints from which a killed job continues: written to one side, then renamed, so that a partial one is never
-read.
+"""Checkpoints from which a killed job resumes. They are written to a temporary folder and renamed, so that a partial
+one is never read.
 
-A checkpoint is a folder with tensors, of which each process writes its shards, plain data of the first process, and
-the hashes of both. Any number of processes can read it. The two newest are kept. Where the newer one does not match its
-hashes, the one before it is read.
+A checkpoint is a folder with tensors (each process writes its shards), plain data of the first process, and hashes of
+both. Any number of processes can read it. The two newest are kept. If the newest does not match its hashes, the
+previous one is read.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TENSORS, _PLAIN = "tensors", "plain.pt"
 def save(
     parallel: Parallel, state: Path, step: int, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]
 ) -> None:
-    """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`. The checkpoint
-    before it is kept, in case this one turns out to be damaged. All processes call it, and see the checkpoint when it
-    returns."""
+    """Saves the tensors of `modules` and `optimizers` and the first process's `plain` data for `step`. The previous
+    checkpoint is kept, in case this one turns out to be damaged. All processes must call it; the checkpoint is visible
+    to all of them when it returns."""
     final = state / f"{_PREFIX}{step:08d}"
-    if parallel.is_main:  # first, so that the disk never holds more than two of them
+    if parallel.is_main:  # first, so that the disk never holds more than two
         for older in [path for path in _saved(state) if path != final][:-1]:
             shutil.rmtree(older)
     _publish(parallel, final, modules, optimizers, plain)
@@ -47,13 +47,14 @@ def save(
 
 
 def save_weights(parallel: Parallel, folder: Path, modules: Modules) -> None:
-    """Saves the tensors of `modules` alone, in place of what `folder` holds. All processes call it."""
+    """Saves only the tensors of `modules`, replacing the contents of `folder`. All processes must call it."""
     _publish(parallel, folder, modules, {}, {})
     parallel.barrier()
 
 
 def load_weights(parallel: Parallel, folder: Path, modules: Modules) -> None:
-    """The inverse of `save_weights`, in place. All processes call it. Raises InputError where they are damaged."""
+    """The inverse of `save_weights`, in place. All processes must call it. Raises InputError if the files are
+    damaged."""
     if problem := _problem(parallel, folder):
         raise InputError(f"{folder}: {problem}; run the same command again: it goes on from before these weights")
     tensor_io.read(folder / _TENSORS, modules, {})
@@ -67,10 +68,10 @@ def load_latest(
     refers_to: Callable[[dict[str, Any]], Iterable[Path]] | None = None,
 ) -> tuple[int, dict[str, Any]] | None:
     """Loads the newest readable checkpoint's tensors into `modules` and `optimizers`. Returns (step, plain data), or
-    None. All processes call it.
+    None. All processes must call it.
 
-    A damaged checkpoint is set aside with a notice, and so is one whose plain data refer to damaged weights:
-    `refers_to` gives the folders of `save_weights` that they need.
+    A damaged checkpoint is set aside with a notice, as is one whose plain data refers to damaged weights: `refers_to`
+    returns the folders of `save_weights` that the plain data needs.
     """
     for folder in parallel.broadcast(_saved(state)[::-1]):
         plain: dict[str, Any] = {}
@@ -112,7 +113,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _publish(parallel: Parallel, final: Path, modules: Modules, optimizers: Optimizers, plain: dict[str, Any]) -> None:
-    """Writes a checkpoint to one side and renames it."""
+    """Writes a checkpoint to a temporary folder and renames it."""
     state, writing = final.parent, final.parent / "writing"
     if parallel.is_main:
         shutil.rmtree(writing, ignore_errors=True)
@@ -140,12 +141,12 @@ def _saved(state: Path) -> list[Path]:
 
 
 def _problem(parallel: Parallel, folder: Path) -> str | None:
-    """Why a checkpoint cannot be read, the same on all processes. Nothing is loaded before it is known to be whole: a
-    model that took half of one could not start anew."""
+    """Why a checkpoint cannot be read; the same on all processes. Nothing is loaded before it is known to be complete,
+    because a half-loaded model could not be restored."""
     if checksums.is_written(folder):
         return checksums.damage(parallel, folder)
     problem = None
-    try:  # of a version that wrote no hashes
+    try:  # written by a version without hashes
         torch.load(folder / _PLAIN, weights_only=True)
         tensor_io.check(folder / _TENSORS)
     except Exception as error:  # torch raises many kinds for files that it cannot parse

@@ -1,4 +1,4 @@
-"""Hashes of the files in a folder, kept in it, by which a reader notices that one of them has changed."""
+"""Hashes of the files in a folder, stored in the folder, so that a reader detects changed files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NAME = "sha256.json"
 
 
 def write(parallel: Parallel, folder: Path) -> None:
-    """Hashes every file below `folder` and writes the hashes there, to disk. All processes call it, each hashes its
-    share, and the first one sees the file when it returns."""
+    """Hashes every file below `folder`, writes the hashes there and syncs them to disk. All processes must call it;
+    each hashes its share, and the file is visible to the first process when it returns."""
     files = parallel.broadcast(sorted(path.relative_to(folder).as_posix() for path in _files(folder)))
     mine = {name: _sha256(folder / name) for name in files[parallel.rank :: parallel.world]}
     hashes = {name: value for share in parallel.all_gather(mine) for name, value in share.items()}
@@ -28,13 +28,13 @@ def write(parallel: Parallel, folder: Path) -> None:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether the folder has hashes. Those of earlier versions have none."""
+    """Whether the folder has hashes. Folders written by earlier versions have none."""
     return (folder / _NAME).exists()
 
 
 def damage(parallel: Parallel, folder: Path) -> str | None:
-    """What is wrong with the files of `folder`; None if they have their hashes, or if the folder never had any. All
-    processes call it and get the same answer."""
+    """What is wrong with the files of `folder`; None if they match their hashes or the folder has no hashes. All
+    processes must call it and get the same answer."""
     hashes, problem = parallel.broadcast(_read(folder) if parallel.is_main else ({}, None))
     names = sorted(hashes)
     problems = [problem, *(_difference(folder / name, hashes[name]) for name in names[parallel.rank :: parallel.world])]
@@ -43,7 +43,7 @@ def damage(parallel: Parallel, folder: Path) -> str | None:
 
 
 def _read(folder: Path) -> tuple[dict[str, str], str | None]:
-    """The hashes by file, and what is wrong with them."""
+    """The hash of each file, and what is wrong with the hashes."""
     try:
         hashes = json.loads((folder / _NAME).read_bytes())
         if isinstance(hashes, dict) and all(isinstance(value, str) for value in hashes.values()):
@@ -61,7 +61,7 @@ def _difference(path: Path, expected: str) -> str | None:
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
-        if error.errno != errno.EIO:  # a server that is away, for example, says nothing about the file
+        if error.errno != errno.EIO:  # an unreachable server, for example, says nothing about the file
             raise
         return f"{path.name}: {error.strerror}"
 

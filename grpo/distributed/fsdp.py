@@ -1,6 +1,6 @@
 """Models sharded over the processes of a job (FSDP2): weights, gradients and optimizer state.
 
-With one process the same code runs on the unsharded model, and nothing is gathered or copied.
+With one process the same code runs on the unsharded model without gathering or copying.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from grpo.distributed.process_group import Parallel
 
 T = TypeVar("T")
 _SERIAL, _ROW = 2**15, 2**10
-"""Elements that torch reduces in one thread, and the length of rows that longer tensors are cut into."""
+"""Number of elements that torch reduces in one thread, and the row length into which longer tensors are split."""
 
 
 class Sharded(nn.Module):
     """`sharded(function, *args)` is function(model, *args), with the weights gathered for the call.
 
-    All processes call it equally often, because each call gathers weights from all of them. A process with fewer
-    micro-batches calls it with a short sequence and multiplies the loss by 0. Between calls `parameters()` are this
+    All processes must call it equally often, because each call gathers weights from all of them. A process with fewer
+    micro-batches calls it with a short sequence and multiplies the loss by 0. Between calls `parameters()` returns this
     process's shards, for the optimizer.
     """
 
     def __init__(self, model: Any, parallel: Parallel):
-        """Made by `shard`."""
+        """Use `shard` to create it."""
         super().__init__()
         self.model, self.parallel = model, parallel
         self.dtype: torch.dtype | None = None
@@ -53,8 +53,8 @@ class Sharded(nn.Module):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Any]:
-        """The model with all its weights in each process, without gradients: for sampling and log-probabilities, called
-        as often as each process needs. All processes enter together."""
+        """Context that yields the model with all its weights in each process, without gradients, for sampling and
+        log-probabilities. All processes must enter together; inside, each may call the model as often as it needs."""
         if not self._empty:
             yield self.model
             return
@@ -68,9 +68,9 @@ class Sharded(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def full_tensors(self, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The whole weights by their names in transformers' files, one at a time, with or without adapters merged.
+        """The full weights by their names in transformers' files, one at a time, with or without adapters merged.
 
-        All processes iterate together, to the end.
+        All processes must iterate together, to the end.
         """
         base = _base(self.model)
         for name, parameter in base.named_parameters():
@@ -86,7 +86,8 @@ class Sharded(nn.Module):
             yield f"{owner}.{leaf}", tensor
 
     def save(self, folder: Path) -> None:
-        """Writes a folder that transformers' Auto classes load, with adapters merged. All processes call it."""
+        """Writes a folder that transformers' Auto classes can load, with adapters merged. All processes must call
+        it."""
         tensors = {name: tensor.cpu() for name, tensor in self.full_tensors() if self.parallel.is_main}
         if self.parallel.is_main:
             _base(self.model).save_pretrained(folder, state_dict=tensors)
@@ -99,15 +100,16 @@ class Sharded(nn.Module):
 
 
 def compute_dtype(hardware: Hardware) -> torch.dtype | None:
-    """Type of the arithmetic of a trained model under mixed precision; None: that of its weights."""
+    """Arithmetic dtype of a trained model under mixed precision; None: the dtype of its weights."""
     return getattr(torch, hardware.dtype) if hardware.mixed_precision else None
 
 
 def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -> Sharded:
     """Shards `model` over the processes. It must be the same in all of them; create the optimizer afterwards.
 
-    Gradients are sums over the processes, not means, reduced in float32 or better. `dtype`: type of the arithmetic, if
-    it is not that of the weights. With bfloat16 arithmetic and float32 weights a small learning rate still moves them.
+    Gradients are sums over the processes, not means, reduced in float32 or better. `dtype`: dtype of the arithmetic, if
+    different from the weights'. With bfloat16 arithmetic and float32 weights, small learning rates still have an
+    effect.
     """
     sharded = Sharded(model.to(parallel.device), parallel)
     own = next(model.parameters()).dtype
@@ -125,8 +127,8 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
-    """Scales the gradients of all processes to a total norm of at most `max_norm`. Returns the norm before, the same in
-    each process."""
+    """Scales the gradients of all processes to a total norm of at most `max_norm`. Returns the norm before scaling, the
+    same in each process."""
     parameters = [p for p in parameters if p.grad is not None]
     norm = _full(nn.utils.get_total_norm([part for p in parameters for part in _norm_parts(p.grad)]))
     if (value := norm.item()) > max_norm:
@@ -135,8 +137,8 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
 
 
 def _norm_parts(gradient: Tensor | None) -> list[Tensor]:
-    """Tensors whose norm is that of `gradient`. On a CPU torch divides one long sum among threads, and so rounds by
-    their number; the rows of a matrix have a norm each, which one thread computes."""
+    """Tensors that together have the norm of `gradient`. On a CPU torch splits one long sum among threads, so rounding
+    would depend on their number; here each row of a matrix has its own norm, computed by one thread."""
     if gradient is None:
         return []
     if gradient.device.type != "cpu" or isinstance(gradient, DTensor) or gradient.numel() <= _SERIAL:
@@ -146,13 +148,14 @@ def _norm_parts(gradient: Tensor | None) -> list[Tensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's shard of a tensor, or all of it where it is not sharded."""
+    """This process's shard of a tensor, or the whole tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:
-    """Modules that are gathered by themselves, inner ones first: transformer blocks, and modules whose trained weights
-    have another type than the rest, because gradients are reduced by type. The root gathers what is left."""
+    """Modules that are gathered separately, inner ones first: transformer blocks, and modules whose trained weights
+    have a different dtype from the rest, because gradients are reduced per dtype. The root gathers the remaining
+    weights."""
     blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     main_dtype = next((p.dtype for p in model.parameters() if p.requires_grad), None)
 
@@ -168,7 +171,7 @@ def _base(model: Any) -> Any:
 
 
 def _without_weights(model: Any) -> Any:
-    """A copy on the meta device; tied weights stay tied."""
+    """A copy of the model on the meta device; tied weights stay tied."""
     hollow = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, hollow).eval()
 
@@ -176,7 +179,7 @@ def _without_weights(model: Any) -> Any:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _set_weights(model: nn.Module, source: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Sets the weights of `model` to those of `source`, changed; both have the same names. Tied ones change once."""
+    """Sets the weights of `model` to `change` of the weights of the same name in `source`. Tied weights change once."""
     changed: dict[Tensor, nn.Parameter] = {}
     for name, weight in [*source.named_parameters(remove_duplicate=False)]:
         if weight not in changed:

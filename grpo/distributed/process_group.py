@@ -1,7 +1,7 @@
 """The processes of a job: their ranks and their collectives.
 
-`torchrun` starts several, on one machine or many. A job started without it is one process: then there is no process
-group, and every call here returns at once.
+`torchrun` starts several, on one machine or more. A job started without it is one process; then there is no process
+group, and every call here returns immediately.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from grpo.processes import malloc
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=1)
-"""Timeout of collectives. Longer than rollouts of uneven length or saving a large model take. A process that dies ends
-the wait at once, so the timeout only matters for one that hangs."""
+"""Timeout of collectives; longer than rollouts of uneven length, or saving a large model, take. If a process dies, the
+wait ends immediately, so the timeout matters only for a process that hangs."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Parallel:
 
     @classmethod
     def start(cls, hardware: Hardware) -> Parallel:
-        """Joins the process group that torchrun started. Each process has its own GPU where there are any. Raises
-        InputError where the machine lacks the devices."""
+        """Joins the process group that torchrun started. Each process gets its own GPU if the machine has GPUs. Raises
+        InputError if the machine lacks the devices."""
         rank, local_rank = _number("RANK", 0), _number("LOCAL_RANK", 0)
         world = _number("WORLD_SIZE", 1)
         device = _device(hardware.device, local_rank, _number("LOCAL_WORLD_SIZE", world))
@@ -58,7 +58,7 @@ class Parallel:
         return self.rank == 0
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank. Values must be picklable."""
+        """Returns the values of all processes, by rank. Values must be picklable."""
         if self.world == 1:
             return [value]
         values: list[T] = [value] * self.world
@@ -66,7 +66,7 @@ class Parallel:
         return values
 
     def broadcast(self, value: T) -> T:
-        """The first process's value, on all of them."""
+        """Returns the first process's value on all processes."""
         if self.world == 1:
             return value
         values = [value]
@@ -74,10 +74,10 @@ class Parallel:
         return values[0]
 
     def reduce(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Reduces metrics over all processes: sums, but minima and maxima of names that end in _min and _max.
+        """Reduces metrics over all processes: minimum or maximum for names that end in _min or _max, else the sum.
 
-        Sums are added in the same order everywhere, so all processes take the same decisions. A process may lack some
-        metrics.
+        Sums are added in the same order everywhere, so that all processes make the same decisions. A process may lack
+        some metrics.
         """
         total: dict[str, float] = {}
         for measured in self.all_gather(dict(stats)):
@@ -91,21 +91,21 @@ class Parallel:
             dist.barrier()
 
     def mesh(self) -> DeviceMesh:
-        """The one-dimensional device mesh of all processes. A single process becomes a group of one."""
+        """The one-dimensional device mesh of all processes. For a single process it creates a group of one."""
         if not dist.is_initialized():
             dist.init_process_group(_backend(self.device), store=dist.HashStore(), rank=0, world_size=1)
         return init_device_mesh(self.device.type, (self.world,))
 
     def close(self) -> None:
-        """Closes the process group of a job that succeeded. A failed process just ends: the others would wait for it
-        here."""
+        """Closes the process group of a job that succeeded. A failed process must just exit, because the others would
+        wait for it here."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Divides items among `parts` so that the sums of their costs are nearly equal. The most expensive item left goes
-    to the part with the least (longest processing time first; at most 4/3 of the optimum). Deterministic."""
+    """Divides items among `parts` so that their total costs are nearly equal. The most expensive remaining item goes to
+    the cheapest part (longest processing time first; at most 4/3 of the optimum). Deterministic."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -116,14 +116,14 @@ def divide(costs: Sequence[float], parts: int) -> list[list[int]]:
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an exception only says that another process of the job is gone. The cause is in that process's log.
-    torchrun blames whichever process ends first, so a process that lost a peer should wait to be stopped."""
+    """Whether an exception only means that another process of the job is gone. The cause is in that process's log.
+    torchrun blames the process that ends first, so a process that lost a peer should wait to be stopped."""
     gone = r"Connection (closed|reset) by peer|remote process exited|Broken pipe|Connection refused"
     return isinstance(error, RuntimeError) and re.search(gone, str(error)) is not None
 
 
 def _backend(device: torch.device) -> str:
-    # Objects are sent between CPUs in any case, so a rollout takes no GPU memory on its way.
+    # Objects are always sent between CPUs, so that sending a rollout takes no GPU memory.
     backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
     if device.type not in backends:
         raise InputError(f"hardware.device {device.type!r} works in one process and in one type of number; use 'cpu'")

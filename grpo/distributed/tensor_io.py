@@ -1,7 +1,7 @@
 """Weights and optimizer state in a folder, written and read by any number of processes.
 
-Each process writes its shards (torch.distributed.checkpoint). Tensors are stored by name, so a reader takes its shard
-of each.
+Each process writes its shards (torch.distributed.checkpoint). Tensors are stored by name, so that a reader can take its
+shard of each.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 def write(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
-    """Writes the tensors of `modules` that training changes (all of a frozen module) and the state of `optimizers`;
-    they are on disk when it returns. All processes call it with the same folder, which must not hold tensors yet. Every
-    parameter of an optimizer belongs to one of the modules, whose names identify its state."""
+    """Writes the tensors of `modules` that training changes (for a frozen module, all) and the state of `optimizers`,
+    and syncs them to disk. All processes must call it with the same folder, which must not contain tensors yet. Every
+    parameter of an optimizer must belong to one of the modules, whose names identify its state."""
     tensors = _weights(modules) | dict(_states(modules, optimizers))
     with _quiet():
         dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder))
 
 
 def read(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
-    """The inverse of `write`, in place. All processes call it.
+    """The inverse of `write`, in place. All processes must call it.
 
-    Raises InputError where the folder holds other tensors than these, or of another size.
+    Raises InputError if the folder holds different tensors or tensors of other sizes.
     """
     saved = _Reader(folder).read_metadata().state_dict_metadata
     for name, optimizer in optimizers.items():
@@ -56,7 +56,7 @@ def read(folder: Path, modules: Modules, optimizers: Optimizers) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises where the list of tensors cannot be read or where a file of them is missing or too short."""
+    """Raises an exception if the list of tensors cannot be read, or if a tensor file is missing or too short."""
     with _quiet():
         metadata = _Reader(folder).read_metadata()
     for part in (metadata.storage_data or {}).values():
@@ -83,14 +83,15 @@ def _states(modules: Modules, optimizers: Optimizers) -> Iterator[tuple[str, Ten
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 name = f"{prefix}.{names[parameter]}.{key}"
-                # Of unsharded tensors only one process's is kept, which is right for step counters and little else.
+                # Of unsharded tensors only one process's copy is kept, which is right only for values such as step
+                # counters.
                 whole = isinstance(value, DTensor) or not isinstance(parameter, DTensor) or value.numel() == 1
                 assert whole, f"{name} is neither sharded nor the same in all processes"
                 yield name, value
 
 
 def _prepare(optimizer: torch.optim.Optimizer, prefixes: dict[Tensor, str], saved: Mapping[str, Any]) -> None:
-    """Creates optimizer state for the parameters that have some in `saved`, and for no others."""
+    """Creates optimizer state for exactly those parameters that have state in `saved`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p for p in parameters if any(name.startswith(prefixes[p]) for name in saved)]
     if any(p not in optimizer.state for p in kept):
@@ -100,7 +101,8 @@ def _prepare(optimizer: torch.optim.Optimizer, prefixes: dict[Tensor, str], save
 
 
 def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
-    """Creates state by a first step. The state and the weights that it changes are overwritten afterwards."""
+    """Creates state by taking a first step. The state, and the weights that the step changes, are overwritten
+    afterwards."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -108,7 +110,7 @@ def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> N
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads the list of tensors safely: torch would unpickle it, which can run any code."""
+    """Reads the list of tensors safely: torch would unpickle it, which can run arbitrary code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:

@@ -1,12 +1,12 @@
-"""As many threads as cores are free, again and again while a job runs.
+"""Adapts a running job's number of threads to the number of free cores.
 
-Threads of one operation wait for each other by spinning. On a quiet machine that is fastest. Beside one busy process it
-is a collapse: whichever thread has no core holds up all others, some thousand times a step. So a job gives cores up as
-others take them, and takes them back.
+Threads of one operation wait for each other by spinning. On an idle machine that is fastest. If another process is
+busy, speed collapses: the thread that has no core holds up all others, about a thousand times per step. So a job gives
+up cores when others use them, and takes them back later.
 
-The number of threads must not change a result. That holds in trainers that `grpo.processes.cpu_instructions` has set
-up, and for what is computed by our kernels and by matrix products. It does not hold for some of torch's operations
-(SiLU computes the last few elements of each thread by other instructions), so only fused models adapt.
+The number of threads must not change a result. This holds in trainers set up by `grpo.processes.cpu_instructions`, for
+our kernels and for matrix products. It does not hold for some torch operations (SiLU computes the last few elements of
+each thread with other instructions), so only fused models adapt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo.processes.free_cores import FreeCores
 
 
 class _Threads:
-    """The largest number of threads, and which cores are free; None where the number must stay."""
+    """The maximum number of threads and a counter of free cores; None if the number must not change."""
 
     def __init__(self) -> None:
         self.most = torch.get_num_threads()
@@ -40,7 +40,7 @@ def adapt_threads(device: torch.device) -> None:
 
 
 def use_all_threads(device: torch.device) -> None:
-    """Gives the calling thread's operations as many threads as they had before any were given up."""
+    """Restores the maximum number of threads for the calling thread's operations."""
     if device.type == "cpu" and _threads is not None and _threads.cores is not None:
         _set(_threads.most)
 

@@ -17,7 +17,7 @@ Record = Mapping[str, float]
 
 
 class CheckSettings(Settings):
-    """Fields of every check. The default is to warn where the symptom can also mean success or a change of task."""
+    """Fields of every check. The default is to warn if the symptom can also mean success or a change of task."""
 
     action: Action = Field(
         "warn",
@@ -43,7 +43,7 @@ class AgainstRecent(CheckSettings):
 
 @dataclass(frozen=True)
 class HealthEvent:
-    """A failure that begins at `step`: the check's name, what to do about it, and one line for the user."""
+    """A failure that begins at `step`: the check's name, the action to take, and one line for the user."""
 
     name: str
     action: Action
@@ -53,24 +53,24 @@ class HealthEvent:
 
 @dataclass
 class CheckState:
-    """One check's memory of earlier steps; part of every checkpoint, field by field."""
+    """One check's memory of earlier steps. Every checkpoint contains its fields."""
 
     bad: int = 0  # consecutive bad values
     good: int = 0  # consecutive good values
-    said: bool = False  # the current failure has been reported
+    said: bool = False  # whether the current failure has been reported
     best: float | None = None
     early: dict[str, list[float]] = field(default_factory=dict)
     recent: dict[str, list[float]] = field(default_factory=dict)
 
     def first(self, name: str, value: float, count: int) -> list[float]:
-        """Returns the first `count` values of a metric, including `value` while there are fewer."""
+        """Returns the first `count` values of a metric; adds `value` while there are fewer."""
         values = self.early.setdefault(name, [])
         if len(values) < count:
             values.append(value)
         return values
 
     def last(self, name: str, value: float, count: int) -> list[float]:
-        """Returns the `count` values before this one (fewer at the beginning), and remembers this one."""
+        """Returns the `count` values before this one (fewer at the start), and stores this one."""
         values = self.recent.get(name, [])[-count:]
         self.recent[name] = [*values, value][-count:]
         return values
@@ -85,9 +85,9 @@ class CheckResult(NamedTuple):
 
 
 Check = Callable[[Any, CheckState, Record], CheckResult | None]
-"""(the check's settings, its state, record) -> its result; None if the record or the state does not suffice yet."""
+"""(the check's settings, its state, record) -> its result; None if the record or state is not sufficient yet."""
 
 
 def finite(record: Record, *names: str) -> float | None:
-    """The first of the named metrics that the record has as a finite number."""
+    """The first of the named metrics that is a finite number in the record; None if none is."""
     return next((record[name] for name in names if name in record and math.isfinite(record[name])), None)

@@ -1,7 +1,7 @@
 """Checks of each step's metrics for known failures of RL training.
 
-A record is one line of metrics.jsonl, so nothing here needs torch. Limits marked "Ours" were set so that recorded runs
-of the tiny recipe (50 to 120 steps each, with reward and entropy changing) report nothing.
+A record is one line of metrics.jsonl, so this module does not need torch. Limits marked "Ours" were chosen so that
+recorded runs of the tiny recipe (50 to 120 steps each, with changing reward and entropy) report nothing.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ CHECKS: dict[str, Check] = {
     "kl_budget": kl_budget,
     "rule_accuracy": rule_accuracy,
 }
-"""By name; the settings of each are the field of `HealthSettings` with the same name."""
+"""Checks by name. Each check's settings are the field of `HealthSettings` with the same name."""
 
 
 class Health:
@@ -253,7 +253,7 @@ class Health:
         self.states = {name: CheckState() for name in self.limits}
 
     def check(self, step: int, record: Record) -> list[HealthEvent]:
-        """Failures that begin at this step, in the order of CHECKS; a check whose metrics are missing is skipped."""
+        """Failures that begin at this step, in the order of CHECKS. Skips a check whose metrics are missing."""
         return [event for name in self.limits if (event := self._check(name, step, record))]
 
     def _check(self, name: str, step: int, record: Record) -> HealthEvent | None:
@@ -273,7 +273,8 @@ class Health:
 
     @property
     def good(self) -> bool:
-        """Whether a checkpoint written now is fit to roll back to: no check that rolls back sees bad values."""
+        """Whether a checkpoint written now is suitable for a rollback: no check that triggers a rollback sees bad
+        values."""
         return not any(self.states[name].bad for name, limits in self.limits.items() if limits.action == "roll_back")
 
     def state(self) -> dict[str, Any]:
@@ -281,5 +282,5 @@ class Health:
         return {name: asdict(state) for name, state in self.states.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`. A check that was ignored when it was written starts afresh."""
+        """Restores the result of `state`. A check that was disabled when the state was written starts from scratch."""
         self.states = {name: CheckState(**deepcopy(state.get(name, {}))) for name in self.limits}

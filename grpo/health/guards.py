@@ -1,8 +1,8 @@
 """Guards against reward hacking: how far the policy may move from its reference, and how much accuracy it may lose.
 
 A learned reward model is accurate near the responses it was trained on. A policy optimized against it improves for a
-while and then exploits its errors: the true reward falls while the learned one rises, and the more so the further the
-policy is from its reference (arXiv 2210.10760 measures this by the KL used here). Neither guard acts unless its limit
+while and then exploits its errors: the true reward falls while the learned one rises. The effect grows with the
+policy's distance from its reference (arXiv 2210.10760 measures it by the KL used here). A guard acts only if its limit
 is set.
 """
 
@@ -40,7 +40,7 @@ class RuleAccuracy(CheckSettings):
 
 
 def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResult | None:
-    """The KL of a whole completion has spent its budget."""
+    """The KL of a whole completion exceeds its budget."""
     kl = finite(record, "kl_completion")
     if kl is None or limits.limit is None:
         return None
@@ -50,7 +50,7 @@ def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResul
 
 
 def rule_accuracy(limits: RuleAccuracy, state: CheckState, record: Record) -> CheckResult | None:
-    """The accuracy by rules has fallen below its start."""
+    """The rule-based accuracy has fallen below that of the first steps."""
     accuracy = finite(record, "reward_accuracy")
     if accuracy is None or limits.points is None:
         return None

@@ -1,8 +1,8 @@
-"""JSON over HTTP with the standard library alone, for judges, endpoints and vLLM servers.
+"""JSON over HTTP using only the standard library, for judges, endpoints and vLLM servers.
 
 Requests may run in many threads at once, on connections that are kept open; `abandon` ends them all. A deadline covers
-the whole request, so a service that sends a byte now and then cannot hold it. Retries wait longer each time, and do not
-draw from the global random generators, whose state a resumed run must find unchanged.
+the whole request, so that a service that sends an occasional byte cannot block it. Retry delays grow and do not use the
+global random generators, whose state a resumed run must find unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _jitter = random.SystemRandom()
 
 
 class Refused(RuntimeError):
-    """The service refused the request and would refuse it again. `status` is HTTP's, the message the service's."""
+    """The service refused the request and would refuse it again. `status`: the HTTP status; the message is the
+    service's."""
 
     def __init__(self, status: int, message: str):
         super().__init__(f"status {status}: {message}")
@@ -34,7 +35,7 @@ class Refused(RuntimeError):
 
 
 class Away(ConnectionError):
-    """The service was unreachable, overloaded or failing at each attempt.
+    """The service was unreachable, overloaded or failing in every attempt.
 
     `kind` says how the last attempt failed: "unreachable", "timeout", "closed", "truncated", "not_http", or the status,
     such as "503". `wait_s`: seconds that the service asked to wait; None if it did not.
@@ -58,12 +59,12 @@ class Http:
         proxy: bool = False,
         pace: Pace | None = None,
     ):
-        """`timeout_s`: longest time for one attempt, from its connection to the answer's last byte. `retries`: how
-        often a request is repeated when the connection fails or the status is 408, 429 or above 499. `proxy`: whether
-        https goes through the proxy that the environment names (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which
-        several clients may share; they then also rest together when the service asks one of them to."""
+        """`timeout_s`: maximum time for one attempt, from connecting to the last byte of the answer. `retries`: how
+        often a request is retried if the connection fails or the status is 408, 429 or above 499. `proxy`: whether
+        https uses the proxy named in the environment (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which several
+        clients may share; they then also pause together when the service asks one of them to."""
         parts = urlsplit(url)
-        self._where = parts.netloc.rpartition("@")[2]  # a user name and password would reach every message
+        self._where = parts.netloc.rpartition("@")[2]  # a user name and password must not appear in messages
         self.url = f"{parts.scheme}://{self._where}"
         self.host = parts.hostname or ""
         self._key = key
@@ -80,13 +81,13 @@ class Http:
         return self._ask("GET", path, None, retries)
 
     def post(self, path: str, body: Any = None, retries: int | None = None) -> Any:
-        """The JSON answer; None if it is empty. `retries` replaces the default: 0 for a request that must not be
-        repeated. Raises Refused or Away."""
+        """Returns the JSON answer; None if it is empty. `retries` replaces the default: 0 for a request that must not
+        be repeated. Raises Refused or Away."""
         return self._ask("POST", path, body, retries)
 
     def abandon(self) -> None:
-        """Aborts the requests of other threads, which then raise Away; the service sees its connections closed. No
-        further requests are possible."""
+        """Aborts the requests of other threads, which then raise Away, by closing the connections. No further requests
+        are possible."""
         self._connections.abandon()
 
     def _ask(self, method: str, path: str, body: Any, retries: int | None) -> Any:
@@ -120,8 +121,8 @@ class Http:
     def _once(
         self, method: str, path: str, data: bytes | None, repeatable: bool
     ) -> tuple[int, http.client.HTTPMessage, str]:
-        """One attempt. A service may close a connection that was kept open just when it is used again; a request that
-        may be repeated is then sent once more."""
+        """One attempt. A service may close an idle connection just as it is reused; a repeatable request is then sent
+        once more."""
         deadline = time.monotonic() + self._timeout_s
         fresh = not repeatable
         while True:
@@ -151,7 +152,7 @@ class Http:
             raise Refused(200, self._without_key(f"not JSON but {text[:80]!r}")) from None
 
     def _without_key(self, message: str) -> str:
-        """A service's own words, some of which repeat the key that they refuse."""
+        """A service's message without the key: some services repeat the key that they reject."""
         return masked(message.replace(self._key, MASK) if self._key else message)
 
 
@@ -166,7 +167,7 @@ _KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "truncated": http.client.IncompleteRead,
     "not_http": http.client.HTTPException,
 }
-"""Checked in this order; the first match counts."""
+"""Checked in this order; the first match is used."""
 
 
 def backoff(attempt: int, first_s: float, longest_s: float) -> float:

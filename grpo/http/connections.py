@@ -1,4 +1,4 @@
-"""Connections to one service, kept open from one request to the next, each request with a deadline of its own."""
+"""Connections to one service, kept open between requests; each request has its own deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _IDLE_S = 20.0
-"""Longer unused, a connection is opened anew: what lies between may have forgotten it, and would not say so."""
+"""A connection that was idle for longer is replaced by a new one: a device on the way may have silently dropped it."""
 
 
 class Unreachable(OSError):
@@ -25,7 +25,7 @@ class Unreachable(OSError):
 
 
 class Connections:
-    """Connections to one host, used by many threads, each of them by one at a time."""
+    """Connections to one host for many threads; each connection is used by one thread at a time."""
 
     def __init__(self, where: str, tls: ssl.SSLContext | None, proxy: tuple[str, dict[str, str]] | None):
         """`where`: host and port. `proxy`: (host:port, headers) of the proxy to tunnel through."""
@@ -36,8 +36,8 @@ class Connections:
         self.abandoned = threading.Event()
 
     def take(self, connect_s: float, fresh: bool) -> tuple[http.client.HTTPConnection, bool]:
-        """An open connection, and whether it has served a request before; never so if `fresh`. Return it with
-        `give_back`. Raises Unreachable, or ConnectionAbortedError after `abandon`."""
+        """Returns an open connection, and whether it has served a request before; with `fresh`, always a new one.
+        Return it with `give_back`. Raises Unreachable, or ConnectionAbortedError after `abandon`."""
         while not fresh and (kept := self._kept()):
             if not _has_ended(kept.sock):
                 return kept, True
@@ -52,14 +52,14 @@ class Connections:
             raise Unreachable(str(error) or type(error).__name__) from None
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a host that is gone
         with self._lock:
-            if not self.abandoned.is_set():  # it may have been while this one was connecting
+            if not self.abandoned.is_set():  # `abandon` may have been called while this one was connecting
                 self._open.add(connection.sock)
                 return connection, False
         connection.close()
         raise ConnectionAbortedError("abandoned")
 
     def give_back(self, connection: http.client.HTTPConnection, sock: socket.socket, again: bool) -> None:
-        """Ends the use of a connection, whose socket was `sock`; `again`: whether it can serve another request."""
+        """Returns a connection whose socket was `sock`; `again`: whether it can serve another request."""
         with self._lock:
             if again and not self.abandoned.is_set():
                 self._idle.append((connection, time.monotonic()))
@@ -68,7 +68,7 @@ class Connections:
         connection.close()
 
     def abandon(self) -> None:
-        """Closes the connections, those in use by other threads too, and lets none be opened."""
+        """Closes all connections, including those in use by other threads, and prevents new ones."""
         with self._lock:
             self.abandoned.set()
             for sock in self._open:
@@ -80,7 +80,7 @@ class Connections:
             connection.close()
 
     def _kept(self) -> http.client.HTTPConnection | None:
-        """The connection that was used last, so that those which are too many grow old."""
+        """The most recently used idle connection, so that surplus connections expire."""
         with self._lock:
             old = [c for c, since in self._idle if since < time.monotonic() - _IDLE_S]
             self._idle = [(c, since) for c, since in self._idle if c not in old]
@@ -102,14 +102,14 @@ class Connections:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether an idle connection was closed by the service, or has something to say that nobody asked for."""
+    """Whether the service closed an idle connection, or sent unsolicited data on it."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
 
 
 def read_within(connection: http.client.HTTPConnection, deadline: float) -> None:
-    """Has the connection read its next response by `deadline` (time.monotonic), or raise TimeoutError."""
+    """Makes the connection read its next response by `deadline` (time.monotonic) or raise TimeoutError."""
     connection.response_class = functools.partial(_response, deadline=deadline)  # type: ignore[assignment]
 
 
@@ -145,14 +145,14 @@ class _Reader(io.RawIOBase):
 
 
 def seconds_left(deadline: float) -> float:
-    """Seconds until `deadline`; TimeoutError if there are none."""
+    """Seconds until `deadline`. Raises TimeoutError if it has passed."""
     if (left := deadline - time.monotonic()) <= 0:
         raise TimeoutError("timed out")
     return left
 
 
 def proxy_for(host: str) -> tuple[str, dict[str, str]] | None:
-    """(host:port, headers) of the proxy for https that the environment names."""
+    """(host:port, headers) of the https proxy that the environment names; None if there is none."""
     proxy = urllib.request.getproxies().get("https")
     if not proxy or urllib.request.proxy_bypass(host):
         return None

@@ -8,7 +8,7 @@ import time
 
 
 class Pace:
-    """Spreads `per_minute` requests evenly, and pauses while the service asks to. Thread-safe."""
+    """Spreads `per_minute` requests evenly, and pauses when the service asks for it. Thread-safe."""
 
     def __init__(self, per_minute: float | None = None):
         """`per_minute`: None for no limit."""
@@ -26,6 +26,6 @@ class Pace:
             stop.wait(start - now)
 
     def hold(self, seconds: float) -> None:
-        """Starts no request for so many seconds from now."""
+        """Lets no request start for the next `seconds`."""
         with self._lock:
             self._next = max(self._next, time.monotonic() + seconds)
