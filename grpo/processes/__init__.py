@@ -1,1 +1,1 @@
-"""Worker pools, process lifetimes, memory readings and the metrics log. No torch."""
+"""Worker pools, process lifetimes, memory readings and the metrics log. Does not import torch."""

@@ -1,8 +1,8 @@
-"""Which CPU instructions trainers use, so that a trained model is the same, bit by bit, on every x86 CPU with AVX2.
+"""Restricts the CPU instructions of trainers, so that a trained model is bit-identical on every x86 CPU with AVX2.
 
-MKL, PyTorch and Numba choose the widest vectors that a CPU has, and MKL may divide a sum among threads. Both change the
-order of sums, and so the last bits of a model. A trainer is therefore held to AVX2 and to sums whose order does not
-depend on the number of threads. On a GPU none of this matters; on a CPU with AVX-512 a large model trains slower.
+MKL, PyTorch and Numba use the widest vectors that a CPU has, and MKL may split a sum among threads. Both change the
+order of sums, and so the last bits of a model. A trainer is therefore limited to AVX2 and to sums whose order does not
+depend on the number of threads. On a GPU this has no effect; on a CPU with AVX-512 a large model trains slower.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from grpo.errors import InputError
 
 VARIABLE = "R1FLOW_CPU_INSTRUCTIONS"
-"""`portable` (the default) or `native`: whatever the CPU has."""
+"""`portable` (the default), or `native`: all instructions of the CPU."""
 PORTABLE = {
-    "MKL_CBWR": "AVX2,STRICT",  # conditional numerical reproducibility, also across numbers of threads
+    "MKL_CBWR": "AVX2,STRICT",  # conditional numerical reproducibility for any number of threads
     "ATEN_CPU_CAPABILITY": "avx2",
     "NUMBA_CPU_NAME": "haswell",
     "NUMBA_CPU_FEATURES": "+avx2,+fma",
@@ -26,7 +26,7 @@ PORTABLE = {
 
 
 def instruction_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables to add to a trainer's environment. Those that the user has set himself stay as they are.
+    """Variables to add to a trainer's environment. Variables that the user has set are not changed.
 
     Raises InputError if R1FLOW_CPU_INSTRUCTIONS is neither `portable` nor `native`.
     """
@@ -39,7 +39,7 @@ def instruction_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def sums_ignore_threads() -> bool:
-    """Whether this process was started so that the number of threads changes no result."""
+    """Whether this process was started so that results do not depend on the number of threads."""
     return all(os.environ.get(name) == value for name, value in PORTABLE.items())
 
 

@@ -1,4 +1,4 @@
-"""Telling a full disk from other failures: each library reports one differently, some not at all."""
+"""Distinguishes a full disk from other failures: each library reports it differently, some not at all."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FULL_BYTES = 2**20
-"""Something that fails with less free space than this has run out of it."""
+"""A failure with less free space than this counts as caused by a full disk."""
 _CODES = {errno.ENOSPC, errno.EDQUOT}
 _WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk of a folder, or of its nearest parent that exists, has no space left to speak of."""
+    """Whether the disk of a folder, or of its nearest existing parent, has almost no space left."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free < FULL_BYTES
 
 
 def says_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, is that of a full disk or an exceeded quota."""
+    """Whether an error, or one of its causes, means a full disk or an exceeded quota."""
     return any(
         (isinstance(cause, OSError) and cause.errno in _CODES) or text_says_full(str(cause)) for cause in causes(error)
     )
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, the one that it came from, and so on."""
+    """The error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -38,5 +38,5 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def text_says_full(text: str) -> bool:
-    """Whether a message is that of a full disk or an exceeded quota."""
+    """Whether a message reports a full disk or an exceeded quota."""
     return any(words in text for words in _WORDS)

@@ -1,4 +1,4 @@
-"""How many cores of this machine other processes leave to this one."""
+"""Measures how many cores of this machine other processes leave free."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
 INTERVAL_S = 0.25
-"""Shortest time between two looks. The kernel counts in hundredths of a second."""
+"""Minimum time between two measurements. The kernel counts in hundredths of a second."""
 _ROUND_UP = 0.4
-"""Cores that others use in all before one counts as taken are 1 - this: a busy process that shares two cores with two
-busy threads gets 2/3 of one."""
+"""A core counts as taken once other processes use more than 1 - this of it in total: a busy process that shares two
+cores with two busy threads gets only 2/3 of one."""
 
 
 class FreeCores:
-    """Looks at what the cores did since the last look. Linux only; elsewhere all cores count as free."""
+    """Measures the use of the cores since the last measurement. Linux only; elsewhere all cores count as free."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -27,7 +27,7 @@ class FreeCores:
         self._free = self._whole(0.0)
 
     def count(self) -> int:
-        """Cores that are free for this process, at least 1, from the last INTERVAL_S or longer."""
+        """Number of cores that are free for this process, at least 1, measured over at least the last INTERVAL_S."""
         if time.monotonic() - self._last[0] >= INTERVAL_S:
             before, self._last = self._last, self._read()
             elapsed, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
@@ -38,7 +38,7 @@ class FreeCores:
         return max(1, math.floor(self._limit - taken + _ROUND_UP))
 
     def _read(self) -> tuple[float, float, float]:
-        """Seconds: the clock, what all processes together have computed on these cores, and what this one has."""
+        """In seconds: the clock, the CPU time of all processes on these cores, and the CPU time of this process."""
         usage = os.times()
         return time.monotonic(), self._busy(), usage.user + usage.system
 
@@ -57,7 +57,7 @@ class FreeCores:
 
 
 def _quota() -> float:
-    """Cores that the control group may use at once; infinity without a limit."""
+    """Number of cores that the control group may use at once; infinity without a limit."""
     try:
         quota, period = CGROUP.read_text().split()
         return math.inf if quota == "max" else max(1.0, int(quota) / int(period))

@@ -1,6 +1,6 @@
-"""Process lifetimes: processes that die with their parent, and parents that end all of their descendants.
+"""Process lifetimes: processes that die with their parent, and parents that end all their descendants.
 
-Outside Linux there is neither /proc nor prctl; a process group is then all that can be killed.
+Outside Linux there is neither /proc nor prctl; then only a process group can be killed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl(2) with one argument; OSError if the kernel refuses it."""
+    """Linux's prctl(2) with one argument. Raises OSError if the kernel refuses it."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Has the kernel send signal `number` to this process when its parent's thread that started it ends (Linux only).
+    """Makes the kernel send signal `number` to this process when the parent's thread that started it ends (Linux only).
 
     `parent` is the parent's process id; if the parent is already gone, this process exits. A change of user undoes
-    the setting, so call this afterwards.
+    the setting, so call this after such a change.
     """
     if LINUX:
         prctl(_PR_SET_PDEATHSIG, number)
@@ -44,17 +44,17 @@ def be_killed_first(points: int) -> None:
 
 
 def write_whole_lines() -> None:
-    """Makes stdout and stderr write whole lines, so that processes which share a log do not mix their words."""
+    """Makes stdout and stderr write whole lines, so that processes that share a log do not mix their output."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
 def process_name(pid: int) -> str | None:
-    """A name for the process that no other process on this host ever gets, since ids are reused; None if it is gone."""
+    """A unique name for the process on this host (process ids are reused); None if the process is gone."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else f"{pid} {fields[18]} {boot}"  # field 22 of stat: the start in clock ticks
+        return None if state in "ZX" else f"{pid} {fields[18]} {boot}"  # field 22 of stat: start time in clock ticks
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
             return None
@@ -65,7 +65,7 @@ def process_name(pid: int) -> str | None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, even of those with a session of their own."""
+    """Makes this process the parent of descendants whose own parent ends, including those in another session."""
     if LINUX:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -78,7 +78,7 @@ def descendants(pid: int) -> set[int]:
     except OSError:
         return set()
     for name in names:
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             # The command's name is in parentheses and may contain anything, so count the fields after it.
             state, parent = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state != "Z":
@@ -93,10 +93,10 @@ def descendants(pid: int) -> set[int]:
 
 
 def end_descendants(grace_s: float) -> None:
-    """Sends SIGTERM to all descendants and kills those left after `grace_s` seconds; with 0, kills them at once.
+    """Sends SIGTERM to all descendants and kills those left after `grace_s` seconds; with 0, kills them immediately.
 
-    Needs `adopt_orphans`. All are stopped before any is killed: a fork bomb cannot outrun a killer whose victims
-    stay in the process table until none of them can fork.
+    Needs `adopt_orphans`. Stops all descendants before killing any, so that a fork bomb cannot create new processes
+    faster than they are killed.
     """
     deadline = time.monotonic() + grace_s
     if grace_s:
@@ -126,7 +126,7 @@ def reap() -> bool:
 
 def _signal(pids: set[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError):  # it ended meanwhile, or changed its user
+        with contextlib.suppress(OSError):  # it has ended, or changed its user
             os.kill(pid, number)
 
 

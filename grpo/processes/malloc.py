@@ -1,7 +1,7 @@
 """How glibc's allocator treats freed memory.
 
-By default glibc returns large freed blocks to the kernel, and the next allocation faults every page in again, filled
-with zeros. In one training step on a CPU that adds up to several times the size of all activations. On systems without
+By default glibc returns large freed blocks to the kernel, and the next allocation faults in every page again, filled
+with zeros. In one training step on a CPU this amounts to several times the size of all activations. On systems without
 glibc the functions here do nothing.
 """
 
@@ -17,7 +17,7 @@ _LARGE = 2**30
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps the memory it frees and allocates from it again."""
+    """Makes this process keep freed memory and reuse it for later allocations."""
     _set(_TRIM_THRESHOLD, _NEVER)
     _set(_MMAP_THRESHOLD, _LARGE)
 

@@ -1,4 +1,5 @@
-"""Telling exhausted memory of this process or machine from other failures: each library reports it differently."""
+"""Distinguishes out-of-memory errors of a process or machine from other failures: each library reports them
+differently."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _WORDS = ("Cannot allocate memory", "failed to map segment from shared object", 
 
 
 def says_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, says that a process could not get more memory."""
+    """Whether an error, or one of its causes, means that a process could not get more memory."""
     return any(
         isinstance(cause, MemoryError)
         or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)

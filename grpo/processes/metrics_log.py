@@ -1,4 +1,4 @@
-"""The files in which a job reports: metrics line by line, and a result at the end."""
+"""The files to which a job reports: metrics line by line, and a result at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 COMPLETIONS = "completions.jsonl"
-"""The file beside the metrics with completions to read, in the same form."""
+"""The file next to the metrics, in the same form, with sampled completions for people to read."""
 
 
 class Metrics:
@@ -24,7 +24,7 @@ class Metrics:
         self.file = path.open("a")
 
     def log(self, step: int, of: int, **values: Any) -> None:
-        """Writes the metrics of `step`, counted from 1, of `of` steps planned."""
+        """Writes the metrics of `step`, counted from 1, out of `of` planned steps."""
         self.file.write(json.dumps({"step": step, "of": of, **values}) + "\n")
         self.file.flush()
 
@@ -33,11 +33,11 @@ def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return float("inf")  # half a line, written as the process was killed, or one that the disk damaged
+        return float("inf")  # an incomplete line from a killed process, or one damaged on disk
 
 
 def closing_means(metrics: Path, selected: Callable[[str], bool], last: int = 10) -> dict[str, float]:
-    """Means over the last steps of the metrics whose names are `selected`: single steps are noisy."""
+    """Means over the `last` steps of the metrics whose names are `selected`, because single steps are noisy."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
     columns = {name: [r[name] for r in records if name in r] for name in records[-1] if selected(name)}
     return {name: sum(values) / len(values) for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""Lines that a trainer has for the user of the command that started it; its other output stays in its log."""
+"""Messages from a trainer to the user of the command that started it; all other output stays in the trainer's log."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ PREFIX = "notice: "
 
 
 def notice(text: str) -> None:
-    """Writes one line to stderr, the trainer's log, from where the launcher hands it on while the trainer runs."""
+    """Writes one line to stderr (the trainer's log), from which the launcher forwards it while the trainer runs."""
     print(PREFIX + " ".join(text.split()), file=sys.stderr, flush=True)

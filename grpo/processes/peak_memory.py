@@ -1,4 +1,4 @@
-"""Peak memory of a job: of its GPU, or of its process beyond what the libraries take."""
+"""Peak memory of a job: on its GPU, or in its process in addition to what the libraries take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FILE = "memory.json"
 
 
 class MemoryUsed:
-    """Measures from the moment the job's code is loaded, before its models are.
+    """Measures from when the job's code is loaded, before its models are.
 
     The first process writes ``{"peak_bytes": ..., "device": "cuda" | "cpu"}``, with the `name` of a GPU, to `FILE`
-    beside the job's result. Memory that the CUDA allocator reserves without using does not count. On a CPU this needs
-    Linux; elsewhere nothing is written.
+    next to the job's result. Memory that the CUDA allocator reserves but does not use is not counted. On a CPU this
+    needs Linux; elsewhere nothing is written.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class MemoryUsed:
 
 
 def _resident(name: str) -> int | None:
-    """Resident bytes of this process, now (VmRSS) or at most (VmHWM); None if the system does not say.
+    """Resident bytes of this process, current (VmRSS) or peak (VmHWM); None if the system does not report them.
 
-    The maximum that getrusage reports would not do: a process inherits that of the one that started it.
+    The peak from getrusage is not suitable: a process inherits it from the process that started it.
     """
     try:
         status = Path("/proc/self/status").read_text()

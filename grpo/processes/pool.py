@@ -1,7 +1,7 @@
-"""A pool of killable processes: rewards are computed in them, off the main thread and within a time limit.
+"""A pool of killable processes in which rewards are computed, off the main thread and with a time limit.
 
-A verifier may hang in C code, fill the memory or crash. That must cost no more than its own item, so each worker has
-one item in flight, and a worker that breaks a limit is killed with everything it started and replaced.
+A verifier may hang in C code, fill the memory or crash. This must affect only its own item. So each worker has one item
+in flight, and a worker that breaks a limit is killed with everything it started and replaced.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ __all__ = ["AnswerFailure", "Failure", "Pool"]
 
 
 class Pool:
-    """Runs functions in `workers` processes of `memory_bytes` of address space each, with `time_limit_s` seconds each.
+    """Runs functions in `workers` processes with `memory_bytes` of address space each, and `time_limit_s` seconds per
+    item.
 
-    Up to `workers` more processes start beside slow items, so that items which wait do not hold up those which
-    compute. `prepare`, a module-level function, runs once in each new worker before its first item: the time of its
-    imports counts against no item. `environment`: variables that the workers have beside the few that every program
-    needs. Any thread may submit. Items start in the order in which they were submitted.
+    If items are slow, up to `workers` additional processes start, so that items that wait do not block items that
+    compute. `prepare`, a module-level function, runs once in each new worker before its first item, so that its imports
+    do not count towards an item's time. `environment`: variables that workers get in addition to the few that every
+    program needs. Any thread may submit. Items start in the order of submission.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class Pool:
         thread.start()
 
     def _add_spare(self) -> None:
-        """Starts another worker beside a slow item, if items wait and the limit allows it."""
+        """Starts an additional worker because of a slow item, if items are waiting and the limit allows it."""
         with self._lock:
             if not self._closed and len(self._workers) < self._max_workers and not self._items.empty():
                 self._add(spare=True)
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Returns the future of ``function(*args, **kwargs)``, or of a `Failure`.
+        """Returns a future whose result is ``function(*args, **kwargs)`` or a `Failure`.
 
-        The future raises InputError for the user's mistakes, and RuntimeError if no worker can be started.
+        The future raises InputError for user errors, and RuntimeError if no worker can be started.
         """
         name = pickle_by_reference(function)
         item = Item(name, pickle.dumps((function, args, kwargs)), Future())
@@ -82,7 +83,7 @@ class Pool:
         return item.future
 
     def close(self) -> None:
-        """Kills the workers and waits until they are gone; cancels the items that are not finished."""
+        """Kills the workers and waits until they are gone. Cancels items that have not finished."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(queue.Empty):

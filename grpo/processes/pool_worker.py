@@ -1,7 +1,7 @@
-"""The processes behind one worker of `grpo.processes.pool`: a supervisor, and its child that runs the functions.
+"""The two processes of one worker of `grpo.processes.pool`: a supervisor, and its child that runs the functions.
 
-The supervisor only waits. When the child ends, or the pool's process does, however suddenly, it kills everything the
-child ever started. It imports nothing but the standard library, and so is ready in milliseconds.
+The supervisor only waits. When the child or the pool's process ends, even abruptly, it kills everything that the child
+started. It imports only the standard library, so it is ready in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from grpo.errors import InputError
 from grpo.processes.lifetime import LINUX, Alarm, adopt_orphans, die_with_parent, end_descendants
 
 CLEANUP_S = 1.0
-"""Seconds that a sandbox left behind by a killed worker has to remove its folder."""
+"""Seconds that a killed worker's remaining sandbox has to remove its folder."""
 _HEADER = 8
 MESSAGE_MAX = 300
-"""Longest message of a failure, characters."""
+"""Maximum length of a failure's message, characters."""
 
 
 class AnswerFailure(Exception):
     """Raised by a verifier when the answer itself misbehaved, for example because its program ran too long.
 
-    `kind` is the name it is counted under ("code_timeout", ...).
+    `kind` is the name under which it is counted ("code_timeout", ...).
     """
 
     def __init__(self, kind: str, message: str):
@@ -39,13 +39,14 @@ class AnswerFailure(Exception):
 
 
 def send(connection: socket.socket, data: bytes, deadline: float | None = None) -> None:
-    """Sends one message. TimeoutError if the other side has not taken it by `deadline` (time.monotonic)."""
+    """Sends one message. Raises TimeoutError if the other side has not received it by `deadline` (time.monotonic)."""
     _wait_until(connection, deadline)
     connection.sendall(len(data).to_bytes(_HEADER, "big") + data)
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """Receives one message. EOFError if the other side is gone, TimeoutError after `deadline` (time.monotonic)."""
+    """Receives one message. Raises EOFError if the other side is gone, TimeoutError after `deadline`
+    (time.monotonic)."""
     return _exactly(connection, int.from_bytes(_exactly(connection, _HEADER, deadline), "big"), deadline)
 
 
@@ -86,7 +87,7 @@ def main() -> NoReturn:
 
 
 def _supervise(child: int, alarm: Alarm) -> int:
-    """Waits until the child or the pool ends; returns the child's exit code, or 128 plus the signal that ended it."""
+    """Waits until the child or the pool ends. Returns the child's exit code, or 128 plus the signal that ended it."""
     poller = alarm.poller()
     poller.register(sys.stdin.fileno(), select.POLLIN)
     while True:
@@ -96,16 +97,16 @@ def _supervise(child: int, alarm: Alarm) -> int:
         alarm.reset()
     if not pid:
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)  # SIGKILL, unless it had just ended by itself
+        _, status = os.waitpid(child, 0)  # SIGKILL, unless it has just ended by itself
     end_descendants(CLEANUP_S)
     if not LINUX:
-        os.killpg(0, signal.SIGKILL)  # without /proc, the process group is all we can find
+        os.killpg(0, signal.SIGKILL)  # without /proc, only the process group can be found
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _silence() -> None:
-    """Sends what a verifier prints to stderr, and gives it an empty stdin."""
+    """Redirects what a verifier prints to stderr, and gives it an empty stdin."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
@@ -136,7 +137,7 @@ def _work(connection: socket.socket) -> None:
 
 
 def _outcome(call: Any) -> tuple[bytes, bool]:
-    """Returns the reply to send, and whether this process ran out of memory and should not be used again."""
+    """Returns the reply to send, and whether this process ran out of memory and must not be reused."""
     exhausted = False
     reply: tuple[Any, ...]
     try:

@@ -22,11 +22,11 @@ from grpo.errors import InputError
 from grpo.processes.pool_worker import CLEANUP_S, receive, send
 
 START_LIMIT_S = 120.0
-"""Seconds a worker may take to start and to import what it runs; none of it counts against an item."""
+"""Seconds that a worker may take to start and to import what it runs; this does not count towards an item's time."""
 SLOW_S = 0.05
 """Seconds after which an item gives up its slot: most verifiers that take this long are waiting for something."""
 STARVED_MAX_S = 120.0
-"""Most seconds by which an item's limit is extended, for the time that its worker had to wait for a processor."""
+"""Maximum seconds by which an item's limit is extended for the time that its worker waited for a processor."""
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from grpo.processes.pool_worker import main; main()"
 ENVIRONMENT = {
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -34,7 +34,7 @@ ENVIRONMENT = {
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "NUMBA_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "R1FLOW_HOME"),
     *("HF_HOME", "HF_HUB_OFFLINE"),
 }
-"""Variables that a worker has, and no others: it handles what a model wrote, and keys lie in the environment."""
+"""The only variables that a worker inherits: it handles model output, and the environment contains keys."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 
@@ -42,8 +42,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 class Failure:
     """Result of an item whose function returned no value.
 
-    `kind` is "timeout", "crash", "error" or the kind of an `AnswerFailure`; `message` is one line. `of_answer`: the
-    answer misbehaved, as a sandbox saw; otherwise the verifier failed, which says nothing about the answer.
+    `kind` is "timeout", "crash", "error" or the kind of an `AnswerFailure`; `message` is one line. `of_answer`: a
+    sandbox saw the answer misbehave; otherwise the verifier failed, which says nothing about the answer.
     """
 
     kind: str
@@ -61,14 +61,14 @@ class Item:
 
 
 def pickle_by_reference(function: Callable[..., Any]) -> bytes:
-    """Pickles a module-level function; ValueError for one of the main script, which a worker cannot import."""
+    """Pickles a module-level function. Raises ValueError for one in the main script, which a worker cannot import."""
     if getattr(function, "__module__", None) == "__main__":
         raise ValueError(f"{function!r} is defined in the script itself, where a worker cannot import it from")
     return pickle.dumps(function)
 
 
 class WorkerHandle:
-    """Runs one worker process after another. Only `interrupt` may be called from other threads than the owner's."""
+    """Runs one worker process after another. Only `interrupt` may be called from threads other than the owner's."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class WorkerHandle:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._ready = False
-        self._imported: set[bytes] = set()  # functions this process has loaded
+        self._imported: set[bytes] = set()  # functions that this process has loaded
 
     def start(self) -> None:
         """Starts a process if there is none, without waiting until it is ready."""
-        with contextlib.suppress(OSError):  # no room for a process now: `run` tries again and reports it
+        with contextlib.suppress(OSError):  # no process can be started now: `run` tries again and reports it
             if self._process is None and not self._interrupted:
                 self._launch()
 
@@ -115,14 +115,14 @@ class WorkerHandle:
         self._imported.clear()
 
     def wait_until_ready(self) -> None:
-        """Waits until the process is ready; `run` reports what goes wrong."""
+        """Waits until the process is ready. Errors are reported by `run`."""
         with contextlib.suppress(Exception):
             self._started()
 
     def run(self, item: Item, on_slow: Callable[[], None]) -> Any:
-        """Returns the function's value or a `Failure`; calls `on_slow` if it takes longer than SLOW_S.
+        """Returns the function's value or a `Failure`. Calls `on_slow` if it takes longer than SLOW_S.
 
-        RuntimeError if no process can be started.
+        Raises RuntimeError if no process can be started.
         """
         starting = True
         try:
@@ -131,7 +131,7 @@ class WorkerHandle:
             deadline = time.monotonic() + (START_LIMIT_S if starting else self._limit_s)
             send(connection, bytes([starting]) + item.payload, deadline)
             reply = self._reply(connection, deadline, lambda: None if starting else on_slow())
-            if starting and not reply:  # the function is imported, and its time begins
+            if starting and not reply:  # the function is imported, and its time starts
                 starting = False
                 self._imported.add(item.function)
                 deadline = time.monotonic() + self._limit_s
@@ -158,7 +158,7 @@ class WorkerHandle:
         on_slow()
         latest, waited = deadline, self._waited_for_processor()
         while not poll.poll(1000 * max(0.0, latest - time.monotonic())):
-            # On a busy machine the time limit would otherwise depend on what else runs, and so would the rewards.
+            # Otherwise the time limit, and so the rewards, would depend on what else runs on the machine.
             later = deadline + min(self._waited_for_processor() - waited, STARVED_MAX_S)
             if later <= max(latest, time.monotonic()):
                 break
@@ -166,8 +166,8 @@ class WorkerHandle:
         return receive(connection, latest)
 
     def _waited_for_processor(self) -> float:
-        """Seconds for which the worker was ready to run, and the processors busy with others; 0 where Linux does not
-        tell. The supervisor starts one child, which works."""
+        """Seconds for which the worker was ready to run but all processors were busy; 0 if Linux does not report it.
+        Measured for the supervisor's only child, which does the work."""
         try:
             assert self._process is not None
             pid = self._process.pid
@@ -204,7 +204,7 @@ class WorkerHandle:
         return Failure(*failure)
 
     def kill(self, ended: bool = False) -> str:
-        """Kills the process and everything it started, or collects one that has `ended`; returns how it ended."""
+        """Kills the process and everything it started, or reaps one that has `ended`. Returns how it ended."""
         process, self._process = self._process, None
         if self._connection is not None:
             self._connection.close()
@@ -213,7 +213,7 @@ class WorkerHandle:
         assert process.stdin is not None
         process.stdin.close()
         if not ended:
-            process.terminate()  # in case another process holds the pipe's other end open
+            process.terminate()  # in case another process keeps the pipe's other end open
         try:
             code = process.wait(CLEANUP_S + 5)
         except subprocess.TimeoutExpired:
@@ -223,7 +223,7 @@ class WorkerHandle:
         return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
 
     def interrupt(self) -> None:
-        """Ends what runs, and lets nothing more run. May be called from any thread."""
+        """Ends the running item and prevents further ones. May be called from any thread."""
         with self._lock:
             self._interrupted = True
             if self._connection is not None:

@@ -1,7 +1,6 @@
 """Sampling whole problem sets, shard by shard.
 
-Workers may share a folder of shards: a worker that finds one free takes it, and continues where a killed worker
-stopped.
+Workers may share a folder of shards: each takes a free shard and continues where a killed worker stopped.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _LOOK_AGAIN_S = 0.5
 _LOG_S = 1.0
 _OF_ENGINE = {"model", "engine", "template", "zero_template"}
 _OF_SCORER = {"rewards", "helpful_model", "safe_model"}
-"""Fields of a task from which engine and scorer are made."""
+"""Fields of a task from which its engine and its scorer are made."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A shard of a task: a range of problems, and the file of their samples."""
+    """A shard of a task: a range of problems and the file for their samples."""
 
     task: SampleTask
     start: int
@@ -82,7 +81,7 @@ def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
 
 
 def chosen_problems(task: SampleTask) -> list[Problem]:
-    """The problems of a task: all, or the first ones of each domain."""
+    """The problems of a task: all of them, or the first ones of each domain."""
     problems = read_problems(task.problems)
     if task.first is None:
         return problems
@@ -95,22 +94,22 @@ def _rows(paths: list[Path]) -> int:
 
 
 class Worker:
-    """Samples shards, one at a time; engine and scorer stay loaded while consecutive tasks need the same."""
+    """Samples shards, one at a time. Engine and scorer stay loaded while consecutive tasks need the same ones."""
 
     def __init__(self, job: SampleJob, progress: Progress):
         self.job, self.progress = job, progress
         self._problems: tuple[str, list[Problem]] = ("", [])
         self._engine: tuple[object, TextEngine] | None = None
         self._scorer: tuple[object, Scorer] | None = None
-        self._told: Counter[str] = Counter()  # counts of the scorer's judge so far
+        self._told: Counter[str] = Counter()  # counts of the scorer's judge that were already reported
 
     def make_all(self, places: Sequence[Place]) -> None:
-        """Samples shards until all exist, made by this worker or another."""
+        """Samples shards until all exist, whether made by this worker or another."""
         while waiting := [place for place in places if not place.path.exists()]:
             for place in waiting:
                 self._try_to_make(place)
             if all(not place.path.exists() for place in waiting):
-                time.sleep(_LOOK_AGAIN_S)  # other workers hold them, and may still be killed
+                time.sleep(_LOOK_AGAIN_S)  # other workers hold the rest, and may still be killed
 
     def make(self, place: Place) -> Window:
         """Samples one shard. Returns the counts of its metrics."""
@@ -119,7 +118,7 @@ class Worker:
         return window
 
     def _try_to_make(self, place: Place) -> None:
-        """Does nothing where another worker holds the shard, or has just finished it."""
+        """Does nothing if another worker holds the shard or has just finished it."""
         path = place.path
         try:
             journal = Journal(path.with_suffix(".journal"))
@@ -148,7 +147,7 @@ class Worker:
         of_engine, of_scorer = task.model_dump(include=_OF_ENGINE), task.model_dump(include=_OF_SCORER)
         if self._scorer is None or self._scorer[0] != of_scorer:
             self._close_scorer()
-            # Its processes start while the models load.
+            # The scorer's processes start while the models load.
             self._scorer = of_scorer, self._make_scorer(task)
             self._scorer[1].load_models(task.helpful_model, task.safe_model, hardware)
         if self._engine is None or self._engine[0] != of_engine:
@@ -185,7 +184,7 @@ class Window:
 
     samples: int = 0
     tokens: int = 0  # of completions
-    prompt_tokens: int = 0  # repeated for each completion
+    prompt_tokens: int = 0  # counted once per completion
     problems: int = 0
     failures: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)  # number of scored completions by source
@@ -196,7 +195,7 @@ class Window:
 class Progress:
     """Logs a line of metrics every second: problems done, speed, accuracy by source, cost so far.
 
-    It counts the shards that other workers finished, but not those that they have begun.
+    It counts shards that other workers have finished, but not those that they have only begun.
     """
 
     def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):

@@ -1,5 +1,5 @@
-"""The journal of a shard: one line a group, written as it is sampled, so that a killed worker loses no finished
-group."""
+"""The journal of a shard: one line per event of a group, written as it happens, so that a killed worker loses no
+finished group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Journal:
     """An append-only file that one process at a time may hold."""
 
     def __init__(self, path: Path):
-        """Raises BlockingIOError while another process holds the file; the system releases it when that ends."""
+        """Raises BlockingIOError if another process holds the file; the system releases it when that process ends."""
         self.path = path
         self._file = path.open("ab+")
         try:
@@ -28,8 +28,8 @@ class Journal:
         self._synced = time.monotonic()
 
     def lines(self) -> list[Any]:
-        """The lines so far. What follows the last whole one is cut off: a line of a process that was killed while it
-        wrote, or, on a damaged disk, all from the first line on that cannot be read."""
+        """Returns the lines so far. Truncates the file after the last complete line: removes an incomplete line of a
+        process that was killed while writing or, on a damaged disk, everything from the first unreadable line on."""
         self._file.seek(0)
         data = self._file.read()
         read, end = [], 0
@@ -44,7 +44,7 @@ class Journal:
         return read
 
     def append(self, line: Any) -> None:
-        """Appends a line. It is in the file at once, and synced to disk within a second."""
+        """Appends a line. It is in the file immediately, and synced to disk within a second."""
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         if time.monotonic() - self._synced > _SYNC_S:

@@ -1,7 +1,7 @@
-"""Sampling shards on a Ray cluster by Ray Data: the same files as the workers of one job write.
+"""Sampling shards on a Ray cluster with Ray Data. Writes the same files as the workers of one job.
 
-Each Ray actor is a worker like any other: it takes a shard whose journal it can lock, and continues where a killed one
-stopped. Ray replaces actors whose machine is lost. All machines must see the same folder of shards.
+Each Ray actor is a worker like any other: it takes a shard whose journal it can lock, and continues where a killed
+worker stopped. Ray replaces actors whose machine is lost. All machines must see the same folder of shards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Maker(Protocol[P_contra, W_co]):
 def make_on_ray(
     cluster: RayCluster, places: Sequence[P], worker: Callable[[], Maker[P, W]], tell: Callable[[W], object]
 ) -> None:
-    """Samples each of `places` on one of the workers. Calls `tell` in this process after each."""
+    """Samples each of `places` on one of the workers. Calls `tell` in this process after each one."""
     try:
         import ray
         import ray.data
@@ -62,7 +62,7 @@ def make_on_ray(
 
 
 def _answers(address: str | None) -> None:
-    """Whether anything answers; Ray itself would retry for minutes."""
+    """Raises an exception if nothing answers at `address`; Ray itself would retry for minutes."""
     if match := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""):
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
 

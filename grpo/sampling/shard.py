@@ -1,4 +1,5 @@
-"""One shard: problems in, a parquet file of scored samples out; in rounds while problems lack correct samples."""
+"""One shard: reads problems and writes a parquet file of scored samples; in rounds while problems lack correct
+samples."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ UNDER_WAY = 256
 
 @dataclass
 class SampledProblem:
-    """The completions of one problem in one round: a journal line when sampled, another when scored."""
+    """The completions of one problem in one round. Gets a journal line when sampled and another when scored."""
 
     problem: str
     round: int
@@ -61,7 +62,7 @@ class Shard:
         self._by_id = {problem.id: problem for problem in problems}
 
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
-        """Writes the file `path`. Groups in the journal are not sampled again; the journal is removed at the end."""
+        """Writes the file `path`. Does not sample groups in the journal again. Removes the journal at the end."""
         for line in journal.lines():
             if not isinstance(line, dict) or line.keys() - _OF_LINE or not line.keys() >= {"problem", "round"}:
                 raise InputError(f"{journal.path}: damaged: {str(line)[:80]!r} is no group; remove it to sample again")
@@ -91,11 +92,12 @@ class Shard:
 
     def _right(self, problem: Problem, rounds: int) -> int:
         groups = [self.groups.get((problem.id, number)) for number in range(rounds)]
-        # A problem is left out of a round once it has enough right samples.
+        # A problem is skipped in a round once it has enough right samples.
         return self.task.samples_max if None in groups else sum(group.right for group in groups if group)
 
     def _by_sampling(self, problems: list[Problem], count: int) -> Iterator[tuple[Sampling, int, list[Problem]]]:
-        """Problems that are sampled alike: how, and how often, `count` times where the task does not say otherwise."""
+        """Groups problems with equal sampling settings: yields the settings, the number of completions (`count` unless
+        the task says otherwise) and the problems."""
         other, general = self.task.sampling_by_source, self.task.general_samples
         for source in [*sorted(other), None]:
             chosen = [p for p in problems if (p.source if p.source in other else None) == source]
@@ -109,7 +111,7 @@ class Shard:
     def _written(
         self, asked_problems: list[Problem], number: int, journal: Journal, engine: TextEngine
     ) -> Iterator[SampledProblem]:
-        """Groups of the round, those in the journal first."""
+        """Yields the groups of the round, those in the journal first."""
         yield from [self.groups[p.id, number] for p in asked_problems if (p.id, number) in self.groups]
         task, count = self.task, self.task.samples_per_problem
         if number:
@@ -135,7 +137,7 @@ class Shard:
     def _under_way(
         self, written: Iterator[SampledProblem], scorer: Scorer
     ) -> Iterator[tuple[SampledProblem, Scores | None]]:
-        """Groups with their pending scores, while others are sampled; None where they are scored already."""
+        """Yields groups with their pending scores while others are being sampled; None if already scored."""
         waiting: deque[tuple[SampledProblem, Scores | None]] = deque()
         for group in written:
             waiting.append((group, self._scores(group, scorer) if group.rewards is None else None))
@@ -166,7 +168,7 @@ class Shard:
         failures.stop_above(share)
 
     def _samples(self) -> list[Sample]:
-        """Samples in the order of the problems, whatever the order in which they were sampled."""
+        """Samples in problem order, regardless of the order of sampling."""
         order = {name: place for place, name in enumerate(self._by_id)}
         samples: list[Sample] = []
         taken = dict.fromkeys(order, 0)
@@ -208,7 +210,7 @@ class Shard:
 
 
 def writing_file(path: Path) -> Path:
-    """Path of a shard until it is complete."""
+    """Path of a shard's file until it is complete."""
     return path.with_name(f"writing-{path.stem}")
 
 

@@ -18,11 +18,11 @@ TICK_S = 0.05
 _PR_SET_NO_NEW_PRIVS = 38
 _OPEN_FILES = 128
 _SPARE_TASKS = 8
-"""Margin between the number of tasks at which the supervisor ends a run and the number that the kernel enforces."""
+"""Margin between the number of tasks at which the supervisor ends a run and the limit that the kernel enforces."""
 
 
 class Launch:
-    """From the fork to the program: none of its methods returns."""
+    """The steps from the fork to the program. Its public methods do not return."""
 
     def __init__(
         self, order: dict[str, Any], supervisor: int, user: int | None, counted: int, ends: dict[str, int]
@@ -45,14 +45,14 @@ class Launch:
             namespaces.become(self.user)
             self.user = None
         namespaces.unshare(self.means["own_user"], self.means["own_files"])
-        die_with_parent(self.supervisor)  # a change of rights undoes it
+        die_with_parent(self.supervisor)  # a change of privileges undoes it
         if os.fork() == 0:
             self._init()
         os.wait()
         os._exit(0)
 
     def _init(self) -> NoReturn:
-        """The init process of the namespace: when it ends, so does everything in it."""
+        """Runs the init process of the namespace: when it ends, everything in the namespace ends."""
         die_with_parent(0)  # a parent outside the namespace has no process id in it
         alarm = Alarm()
         poller = alarm.poller()

@@ -38,12 +38,12 @@ _INSIDE_ID = 1000
 
 
 def unshare(own_user: bool, own_files: bool) -> None:
-    """Unshares processes (for children), network and IPC; without root's rights only inside a user namespace."""
+    """Unshares processes (for children), network and IPC. Without root privileges this needs a user namespace."""
     user, group = os.geteuid(), os.getegid()
     flags = _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (_NEWUSER if own_user else 0) | (_NEWNS if own_files else 0)
     _call("unshare", flags)
     if own_user:
-        # Any id but 0: a program run under it has no rights even inside, since exec drops them all.
+        # Any id but 0: a program run under it has no privileges even inside, because exec drops them all.
         for name, line in (
             ("setgroups", "deny"),
             ("uid_map", f"{_INSIDE_ID} {user} 1"),
@@ -54,7 +54,7 @@ def unshare(own_user: bool, own_files: bool) -> None:
 
 
 def become(user: int) -> None:
-    """Changes root to `user` for good; children may still use /proc/self."""
+    """Changes root to `user` permanently; children may still use /proc/self."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -67,7 +67,7 @@ def hide_memory() -> None:
 
 
 def unused_user() -> int:
-    """A user id that owns nothing, and differs between concurrent sandboxes where there are enough ids."""
+    """A user id that owns nothing, and differs between concurrent sandboxes if there are enough ids."""
     user = 0x70000000 + os.getpid()  # process ids end below 2^22
     with contextlib.suppress(FileNotFoundError), open("/proc/self/uid_map") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
@@ -77,9 +77,9 @@ def unused_user() -> int:
 
 
 def private_root(needed: list[str], disk_bytes: int, owner: int | None) -> None:
-    """Replaces the file system by a read-only one with the system's programs, the folders `needed`, and `WORK`.
+    """Replaces the file system with a read-only one that has the system's programs, the folders `needed`, and `WORK`.
 
-    `WORK` is in memory, holds `disk_bytes` bytes or disk_bytes / 4096 files, and belongs to user `owner`.
+    `WORK` is in memory, holds at most `disk_bytes` bytes or disk_bytes / 4096 files, and belongs to user `owner`.
     """
     sources = [path for path in (*_SYSTEM, *_ETC) if os.path.lexists(path)]
     sources += [path for path in needed if not any(_within(path, known) for known in sources)]
@@ -95,7 +95,7 @@ def private_root(needed: list[str], disk_bytes: int, owner: int | None) -> None:
     _mount("tmpfs", root + WORK, "tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     if owner is not None:
         os.chown(root + WORK, owner, owner)
-    _mount(root + WORK, root + "/dev/shm", None, _MS_BIND)  # so that shared memory counts against the same limit
+    _mount(root + WORK, root + "/dev/shm", None, _MS_BIND)  # so that shared memory counts towards the same limit
     with contextlib.suppress(OSError):  # a container may forbid it; programs rarely need it
         _mount("proc", root + "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     os.chdir(root)
@@ -105,7 +105,7 @@ def private_root(needed: list[str], disk_bytes: int, owner: int | None) -> None:
 
 
 def full() -> bool:
-    """Whether `WORK` has no room for another block or file."""
+    """Whether `WORK` has no space for another block or file."""
     state = os.statvfs(WORK)
     return state.f_bavail == 0 or state.f_favail == 0
 

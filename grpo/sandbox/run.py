@@ -30,7 +30,7 @@ Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "disk"
 
 _BOOTSTRAP = "import sys; sys.path.append({root!r}); from grpo.sandbox.supervisor import main; main()"
 _ANSWER_S = 30.0
-"""Seconds that the supervisor may take beyond the program: to start, to kill and to clean up."""
+"""Seconds that the supervisor may take in addition to the program: to start, kill and clean up."""
 _MARK = "SANDBOX_RUN"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -43,9 +43,9 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Resources that one run may use. CPU time is each process's own, in whole seconds.
+    """Resources that one run may use. CPU time is per process, in whole seconds.
 
-    A thread counts as a process; a file counts for at least 4 KiB of the disk.
+    A thread counts as a process; a file counts as at least 4 KiB of disk.
     """
 
     wall_s: float = 10.0
@@ -65,7 +65,7 @@ class Limits:
 class Result:
     """How a run ended, and its output, truncated at the limit.
 
-    "ok" is exit code 0 and "error" any other. "crash": a signal ended it, or its sandbox was brought down from within.
+    "ok" is exit code 0 and "error" any other. "crash": a signal ended it, or it destroyed its sandbox from within.
     Other kinds name the limit that it broke.
     """
 
@@ -86,9 +86,9 @@ class Means:
 
 
 def run(program: str, stdin: str, limits: Limits, means: Means | None = None) -> Result:
-    """Runs `program` with `stdin`; nothing of it remains afterwards. Thread-safe.
+    """Runs `program` with `stdin`. Leaves no processes or files behind. Thread-safe.
 
-    `means` is for tests: by default the strongest that this machine allows are used. Raises RuntimeError if the sandbox
+    `means` is for tests; the default is the strongest that this machine allows. Raises RuntimeError if the sandbox
     itself cannot be set up, which says nothing about the program.
     """
     if len(program.encode(errors="replace")) > limits.disk_bytes:
@@ -100,7 +100,7 @@ def run(program: str, stdin: str, limits: Limits, means: Means | None = None) ->
 
 
 def protections(means: Means | None = None) -> dict[str, bool]:
-    """Protections of this machine beyond limits, timeouts and cleanup, which always hold."""
+    """Protections on this machine in addition to limits, timeouts and cleanup, which always apply."""
     means = means or _means()
     return {
         "no_network": means.namespaces,
@@ -113,7 +113,8 @@ def protections(means: Means | None = None) -> dict[str, bool]:
 
 
 def missing_walls() -> str | None:
-    """What programs can do on this machine because a wall does not stand, on one line; None if all stand."""
+    """What programs can do on this machine because an isolation layer is missing, on one line; None if none is
+    missing."""
     standing = protections()
     can = [text for wall, text in _WITHOUT.items() if not standing[wall]]
     return f"programs that a model wrote run here without these walls of the sandbox: {', '.join(can)}" if can else None
@@ -127,7 +128,7 @@ _WITHOUT = {
     "sees_only_own_processes": "they see other processes",
     "gains_no_namespaces": "they can make namespaces and hold memory beyond the limit",
 }
-"""What a program can do without each of the protections."""
+"""Protection -> what a program can do without it."""
 
 
 @functools.cache
@@ -149,15 +150,16 @@ def _candidates() -> list[Means]:
     walls = [(False, False, False)]
     if LINUX:
         walls = [(True, True, True), (True, True, False), *walls]
-        if os.geteuid() == 0:  # needs no user namespace, and can bind files that only root reads
+        if os.geteuid() == 0:  # needs no user namespace, and can bind files that only root can read
             walls = [(True, False, True), walls[0], (True, False, False), *walls[1:]]
-    # Where the kernel has filters but refuses ours, the walls without are better than none.
+    # If the kernel has filters but refuses ours, the other layers are better than none.
     filters = [True, False] if system_calls.supported() else [False]
     return [Means(*wall, python, filtered) for filtered in filters for wall in walls for python in _interpreters()]
 
 
 def _interpreters() -> list[str]:
-    """Our interpreter without its virtual environment; the system's where ours is in a folder closed to other users."""
+    """Our interpreter without its virtual environment; the system's if ours is in a folder that other users cannot
+    read."""
     ours = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [ours, *(path for path in ["/usr/bin/python3"] if os.path.exists(path) and os.path.realpath(path) != ours)]
 
@@ -189,7 +191,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
         _end(supervisor)
     if answer:
         return json.loads(answer)
-    # Without namespaces a program of our own user can kill or stop its supervisor; then we clean up.
+    # Without namespaces a program under our own user can kill or stop its supervisor; then we clean up.
     _sweep(mark)
     if folder and os.path.isdir(folder):
         scratch_dir.remove(folder)
@@ -205,7 +207,7 @@ def _needed(python: str) -> list[str]:
 
 
 def _answer(supervisor: subprocess.Popen[bytes], order: bytes, limit_s: float) -> bytes:
-    """The supervisor's answer; empty if it was killed or does not answer in time."""
+    """The supervisor's answer; empty if it was killed or did not answer in time."""
     assert supervisor.stdin is not None and supervisor.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         supervisor.stdin.write(len(order).to_bytes(8, "big") + order)

@@ -1,4 +1,4 @@
-"""The folder of an untrusted program: its size, and its removal whatever the program did to it."""
+"""The folder of an untrusted program: its size, and its removal regardless of what the program did to it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import secrets
 import stat
 
 BLOCK = 4096
-"""Minimum size that a file or folder counts for, bytes."""
+"""Minimum size that a file or folder counts as, bytes."""
 
 
 def size(folder: str) -> int | float:
-    """Bytes in `folder`; infinite if folders are nested deeper than a path can be long."""
+    """Bytes in `folder`; infinite if folders are nested too deeply for a path."""
     total = 0
     front = [folder]
     while front:
         try:
             entries = list(os.scandir(front.pop()))
-        except OSError as error:  # removed meanwhile, or unreadable
+        except OSError as error:  # already removed, or unreadable
             if error.errno == errno.ENAMETOOLONG:
                 return float("inf")
             continue
@@ -32,9 +32,9 @@ def size(folder: str) -> int | float:
 
 
 def remove(folder: str) -> None:
-    """Removes `folder`, which no process uses any more.
+    """Removes `folder`, which no process must be using.
 
-    Deep entries are moved to the top first, so that neither recursion nor the length of a path sets a limit.
+    Deep entries are moved to the top first, so that neither recursion depth nor path length is a limit.
     """
     _open(folder)
     word, count = secrets.token_hex(8), 0

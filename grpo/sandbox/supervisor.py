@@ -1,7 +1,7 @@
 """The supervisor of a sandboxed run.
 
-It stays outside the namespaces with our rights. It checks limits that no rlimit covers, collects the output, and at the
-end kills every descendant and removes the folder, also when the process that asked for the run is killed.
+It stays outside the namespaces with our privileges. It checks limits that no rlimit covers and collects the output. At
+the end it kills every descendant and removes the folder, even if the process that requested the run was killed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LAST_WORDS = {
     "BlockingIOError: [Errno 11]": "processes",
     "RuntimeError: can't start new thread": "processes",
 }
-"""Last words of a Python program that hit a limit and did not catch the exception."""
+"""Last output lines of a Python program that hit a limit and did not catch the exception."""
 
 
 def main() -> NoReturn:
-    """Runs one program. ``argv``: the process id of the caller. Standard input: a length and the order as JSON; its end
-    means stop."""
+    """Runs one program. ``argv``: the process id of the caller. Standard input: a length and the order as JSON; end of
+    input means stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     alarm = Alarm()
     die_with_parent(int(sys.argv[1]), signal.SIGTERM)
@@ -46,7 +46,7 @@ def main() -> NoReturn:
             end_descendants(0)
             if order["folder"] and os.path.isdir(order["folder"]):
                 scratch_dir.remove(order["folder"])
-    except Exception as error:  # a program cannot cause this, and must not be blamed for it
+    except Exception as error:  # the program did not cause this, and must not be blamed for it
         result = {"kind": "failed", "stdout": "", "stderr": f"{type(error).__name__}: {error}"}
     if result is not None:
         with contextlib.suppress(OSError):  # the caller is gone
@@ -99,7 +99,7 @@ class _Run:
         most = self.limits["output_bytes"]
         text = {name: bytes(self.taken[name][:most]).decode(errors="replace") for name in ("stdout", "stderr")}
         if self.taken["report"]:
-            self.ended = json.loads(self.taken["report"].splitlines()[0])  # the failing run comes first
+            self.ended = json.loads(self.taken["report"].splitlines()[0])  # the failing process comes first
         if "failed" in self.ended:
             return {"kind": "failed", "stdout": "", "stderr": self.ended["failed"]}
         if not kind and self._output() > most:
@@ -107,7 +107,7 @@ class _Run:
         return {"kind": kind or self._told_by_its_end(text["stderr"]), **text}
 
     def _watch(self) -> str:
-        """Waits for the end. Returns the limit that was broken before it, "stopped", or ""."""
+        """Waits for the end of the run. Returns the limit that was broken before it, "stopped", or ""."""
         deadline = time.monotonic() + self.limits["wall_s"]
         look = time.monotonic() + TICK_S
         while True:
@@ -118,7 +118,7 @@ class _Run:
                 if kind := self._overstepped():
                     return kind
                 spent = time.monotonic() - now
-                look = now + max(TICK_S, 10 * spent)  # scanning many processes takes time: wait longer then
+                look = now + max(TICK_S, 10 * spent)  # scanning many processes takes time: then wait longer
             ready = {fd for fd, _ in self.poller.poll(max(1.0, 1000 * (min(deadline, look) - now)))}
             self.alarm.reset()
             if self.alarm.terminated or sys.stdin.fileno() in ready:
@@ -134,7 +134,7 @@ class _Run:
                 return ""
 
     def _take(self, descriptor: int) -> None:
-        """Reads available output. Beyond the limit it keeps just enough to see that it was broken."""
+        """Reads available output. Beyond the limit it keeps only enough to show that the limit was exceeded."""
         name = self.sources[descriptor]
         with contextlib.suppress(BlockingIOError):
             while name == "report" or self._output() <= self.limits["output_bytes"]:
@@ -173,7 +173,7 @@ class _Run:
             return "disk"
         if code < 0:
             return "crash"
-        # Several processes may hit the same limit, and their last words mix.
+        # Several processes may hit the same limit and mix their last lines.
         last = [line for line in stderr.splitlines() if line.startswith(tuple(_LAST_WORDS))][-1:]
         return next((kind for line in last for words, kind in _LAST_WORDS.items() if line.startswith(words)), "error")
 
@@ -181,7 +181,7 @@ class _Run:
         """Number of tasks that the kernel counts for the program's user before the program starts."""
         ours = 3 if self.namespaces else 0
         release = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in os.uname().release.split(".")[:2])
-        if os.geteuid() == 0 or (self.namespaces and release >= (5, 14)):  # since then counted within a namespace
+        if os.geteuid() == 0 or (self.namespaces and release >= (5, 14)):  # since then the kernel counts per namespace
             return ours
         count = 0
         for name in os.listdir("/proc") if LINUX else ():
@@ -192,12 +192,12 @@ class _Run:
 
 
 def _memory(pid: int) -> int:
-    """Bytes that a process holds: its own pages and its part of those that it shares with others, without files'."""
+    """Bytes that a process holds: its own pages and its proportional part of shared pages, without file pages."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             fields = dict(line.split()[:2] for line in file.readlines()[1:])
         return 1024 * sum(int(fields[name]) for name in ("Pss_Anon:", "Pss_Shmem:"))
-    except (PermissionError, FileNotFoundError, KeyError):  # it hides from its user, or the kernel is before 5.4
+    except (PermissionError, FileNotFoundError, KeyError):  # hidden process, or kernel before 5.4
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split()[:2] for line in file if line.startswith(("RssAnon:", "RssShmem:")))
         return 1024 * sum(map(int, fields.values()))
@@ -214,7 +214,7 @@ def _read(size: int) -> bytes:
 
 
 def _source(data: bytes) -> int:
-    """A file descriptor to read `data` from, for a program that may never read it."""
+    """A file descriptor from which a program can read `data`; the program need not read it."""
     if not LINUX:
         return _file_with(data)
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,8 +1,8 @@
-"""System calls that an untrusted program may not make: a filter of the kernel's (seccomp(2)) that no exec removes.
+"""Forbids system calls to an untrusted program with a kernel filter (seccomp(2)) that survives exec.
 
-Refused is what would let a program leave its limits: a user namespace of its own, in which it may mount file systems in
-memory, and memory that belongs to no process (memfd, System V). So are interfaces that such programs do not need and
-that often had holes.
+The filter refuses calls with which a program could escape its limits: its own user namespace, in which it could mount
+in-memory file systems, and memory that belongs to no process (memfd, System V). It also refuses interfaces that such
+programs do not need and that often had vulnerabilities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpo.processes.lifetime import LINUX
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _CLONE_NEWUSER = 0x10000000
 
-# Numbers of linux/audit.h and of each architecture's table.
+# Numbers from linux/audit.h and from each architecture's system-call table.
 _ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
@@ -39,7 +39,7 @@ _ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
 _EVERYWHERE = {"io_uring_setup": 425, "memfd_secret": 447}
 _CLONE3 = 435
 _X32 = 0x40000000
-"""From here on x86-64 counts its calls a second time, for programs with short pointers."""
+"""From this number on, x86-64 repeats its system calls, for programs with 32-bit pointers (x32)."""
 
 # Instructions of the kernel's classic BPF, and offsets into its struct seccomp_data.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -48,17 +48,17 @@ _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 
 
 def supported() -> bool:
-    """Whether this kernel filters system calls, and we know their numbers."""
+    """Whether this kernel can filter system calls and we know their numbers."""
     if not LINUX or platform.machine() not in _ARCHITECTURES:
         return False
     library = ctypes.CDLL(None, use_errno=True)
-    # Without a program it fails in any case; where there are no filters, with EINVAL.
+    # Without a program it always fails; if the kernel has no filters, with EINVAL.
     library.prctl(_PR_SET_SECCOMP, _MODE_FILTER, None, 0, 0)
     return ctypes.get_errno() == errno.EFAULT
 
 
 def restrict() -> None:
-    """Filters this process's calls from now on, and those of its children. It must have no_new_privs."""
+    """Filters all further system calls of this process and its children. The process must have no_new_privs."""
     program = _program(platform.machine())
     memory = ctypes.create_string_buffer(program, len(program))
 
@@ -79,7 +79,7 @@ def _program(machine: str) -> bytes:
     lines += [(_LOAD, 0, 0, _NUMBER)]
     if machine == "x86_64":
         lines += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, no_such_call)]
-    # Its flags are in memory, where no filter can look. A C library that finds no clone3 takes clone.
+    # clone3's flags are in memory, which a filter cannot read. A C library without clone3 falls back to clone.
     lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, no_such_call)]
     for number in refused:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, not_permitted)]
