@@ -1,4 +1,4 @@
 """The training library: policies, rollouts, rewards, advantages, objectives and the training loops.
 
-It runs by itself (``python -m grpo.train job.json``) and knows nothing of Prefect, MLflow or recipes.
+It runs standalone (``python -m grpo.train job.json``) and does not depend on Prefect, MLflow or recipes.
 """

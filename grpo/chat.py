@@ -17,7 +17,7 @@ from grpo.model.loading import load_policy, load_tokenizer
 
 
 def main(arguments: list[str]) -> int:
-    """Chats on stdin and stdout until it ends. Returns the exit code."""
+    """Chats on stdin and stdout until the end of input. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m grpo.chat", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--template", choices=["chat", "r1_zero"], default="chat")
@@ -51,7 +51,7 @@ def talk(args: Any, tokenizer: Any, model: Any) -> None:
         if not line:
             messages = []
             continue
-        # The plain-text template of a base model holds one question; only a chat template has turns.
+        # The plain-text template of a base model takes one question; only a chat template has turns.
         messages = [*(messages if args.template == "chat" else []), {"role": "user", "content": line}]
         prompt = prompt_tokens(tokenizer, messages, args.template, zero)
         completion = sample(

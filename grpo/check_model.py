@@ -1,7 +1,7 @@
-"""How a model would run here, before a stage loads it: ``python -m grpo.check_model [--remote-code] MODEL``.
+"""Checks how a model would run here, before a stage loads it: ``python -m grpo.check_model [--remote-code] MODEL``.
 
-Prints one JSON object: `attention`, "packed" or "plain" (grpo/model/probe.py), and `reason`, what packed gets wrong.
-Exit code 2 with one line where neither can run it.
+Prints one JSON object: `attention`, "packed" or "plain" (grpo/model/probe.py), and `reason`, what packing gets wrong.
+Exits with code 2 and a one-line message if the model can run neither way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from grpo.errors import InputError
 
 
 def main(arguments: list[str]) -> int:
-    """Checks the model folder named. Returns the exit code."""
+    """Checks the given model folder. Returns the exit code."""
     from transformers.utils import logging
 
     from grpo.model.loading import attention_of
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     logging.disable_progress_bar()
     *flags, model = arguments
     try:
-        # The probe computes in float32 in any case; this only halves the memory.
+        # The probe always computes in float32; this only halves the memory.
         hardware = Hardware(device="cpu", dtype="bfloat16", remote_code="--remote-code" in flags)
         attention, reason = attention_of(model, hardware)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""Exceptions whose messages are meant for users."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LONGEST = 1_500
 
 
 class InputError(ValueError):
-    """Bad input: the message says in one line what is wrong, where, and what to do.
+    """Bad input. The message says in one line what is wrong, where, and what to do.
 
-    Commands print it without a traceback and exit with code 2. Whatever it quotes, it stays one line of a bounded
+    Commands print it without a traceback and exit with code 2. Regardless of what it quotes, it is one line of bounded
     length without control characters, and secrets, such as the password in a server's address, are masked.
     """
 
     def __init__(self, message: str):
         message = masked(message)
-        if len(message) > _LONGEST:  # the remedy stands at the end
+        if len(message) > _LONGEST:  # keep the end, which says what to do
             message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
         super().__init__(_CONTROL.sub(" ", message))
 
 
 class TrainingStopped(RuntimeError):
-    """Training stopped itself for a reason that it can name; the message says which, and what usually helps."""
+    """Training stopped itself for a known reason; the message says which, and what usually helps."""

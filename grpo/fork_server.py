@@ -1,8 +1,8 @@
 """A process with torch and transformers loaded that forks trainers: ``python -m grpo.fork_server SOCKET PARENT``.
 
-Loading torch and transformers takes seconds, longer than the work of many a miniature stage. A fork of a process that
-has loaded them starts at once and shares no state with other trainers. Linux only, and not with a GPU: CUDA does not
-survive a fork.
+Loading torch and transformers takes seconds, longer than the work of many miniature stages. A fork of a process that
+has loaded them starts immediately and shares no state with other trainers. Linux only, and not with a GPU: CUDA does
+not survive a fork.
 
 The socket is a file descriptor. Each message is one JSON object. A request is ``{"launch": 3, "arguments": [...],
 "environment": {...}}`` with the log's descriptor and any others to keep open. The answers are ``{"launch": 3, "pid":
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(arguments[1]))
     for runner in train.RUNNERS.values():
         importlib.import_module(runner.partition(":")[0])
-    gc.freeze()  # loaded modules stay shared with the trainers, whose garbage collection would touch all of their pages
+    gc.freeze()  # keeps modules shared with trainers, whose garbage collection would touch all pages
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, LONGEST, _HELD)
         if not message:
@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _become(request: dict[str, Any], parent: int, connection: socket.socket, descriptors: list[int]) -> int:
-    """Runs the trainer in the fork and returns its exit code. It dies with `parent`, even if that is dead already."""
+    """Runs the trainer in the fork and returns its exit code. It dies with `parent`, even if `parent` is already
+    dead."""
     os.setsid()
     say(connection, launch=request["launch"], pid=os.getpid())
     connection.close()

@@ -1,6 +1,6 @@
-"""Model folders are untrusted: what is checked before transformers reads one, and how it may read it.
+"""Checks untrusted model folders before transformers reads them, and restricts how it may read them.
 
-Weights in pickles (`pytorch_model.bin`) and modules that a folder brings along (`auto_map`) would run foreign code.
+Pickled weights (`pytorch_model.bin`) and a folder's own modules (`auto_map`) would run foreign code.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vo
 
 
 def loading_options(remote_code: bool = False) -> dict[str, Any]:
-    """Options of transformers' `from_pretrained` for a model. They are always given: it would ask on the terminal."""
+    """Options of transformers' `from_pretrained` for a model. Always passed, because it would otherwise ask on the
+    terminal."""
     return {"use_safetensors": True, "trust_remote_code": remote_code}
 
 
 TOKENIZER_OPTIONS: Mapping[str, Any] = {"trust_remote_code": False}
-"""The same for a tokenizer, whose own code never runs."""
+"""The same for a tokenizer; a tokenizer's own code never runs."""
 
 
 def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
-    """Raises InputError if a local path is not a model folder that may be loaded, before anything is read from it.
+    """Raises InputError if a local path is not a model folder that may be loaded, before transformers reads it.
 
-    `remote_code`: whether the folder may bring code of its own.
+    `remote_code`: whether the folder may contain its own code.
     """
     path = Path(model).expanduser()
     looks_local = str(model).startswith((".", "/", "~")) or path.exists()
@@ -54,7 +55,7 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
 
 
 def check_tokenizer_files(model: str | Path) -> None:
-    """Raises InputError if a local model folder has no tokenizer in it."""
+    """Raises InputError if a local model folder has no tokenizer."""
     path = Path(model).expanduser()
     if path.is_dir() and not any(file for pattern in _TOKENIZERS for file in path.glob(pattern)):
         raise InputError(
@@ -74,7 +75,8 @@ def _config(path: Path, model: str | Path) -> dict[str, Any]:
 
 
 def _needs_own_code(config: dict[str, Any]) -> str | None:
-    """Why transformers cannot build the model without the folder's own code; None if it can, or nobody could."""
+    """Why transformers cannot build the model without the folder's own code; None if it can, or if that code would not
+    help."""
     if not isinstance(config.get("auto_map"), dict):
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -1,7 +1,7 @@
-"""Secrets in text: refused in settings, which are recorded in many places, and masked in messages.
+"""Detects secrets in text: they are refused in settings, which are recorded in many places, and masked in messages.
 
-Settings reach MLflow, Prefect, manifests, job files, reports and model cards. So a key never belongs there: a setting
-such as `api_key_env` names the environment variable that holds it.
+Settings are stored in MLflow, Prefect, manifests, job files, reports and model cards. So they must not contain keys: a
+setting such as `api_key_env` names the environment variable that holds the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KNOWN = re.compile(
 """Forms of keys by their issuers: OpenAI and others, Hugging Face, GitHub, GitLab, AWS, Google, Slack, NVIDIA,
 Databricks; JSON web tokens; PEM."""
 _SCHEME = re.compile(r"(?:(?<=\bbearer )|(?<=\bbasic ))(?=[\w.~+/-]{0,500}[\d=])[\w.~+/=-]{8,}", re.IGNORECASE)
-"""What follows the name of a scheme in an Authorization header. A digit tells it from a word."""
+"""The credentials after the scheme's name in an Authorization header. A digit distinguishes them from a word."""
 _ASSIGNED = re.compile(
     r"(?i)((?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|passwd|password|passphrase|pwd|secret"
     r"|authorization|(?<!\w)(?:hf_|api_|auth_|access_|refresh_)?token)[\"']?(?:\s?=\s?|(?<=[\"']):\s?))"
@@ -49,11 +49,11 @@ _NAME = (
 NAME_PATTERN = rf"{_NAME}{_BETWEEN}$|^{_BETWEEN}(?i:token){_BETWEEN}$"
 """Finds a name whose value is a secret; see `is_secret_name`."""
 ASSIGNED_PATTERN = rf"(?:{_NAME}|(?<![\w-])(?i:token))[\"'\s]*="
-"""Finds such a name with a value that TOML gives it, also in a table, as in an override of a recipe."""
+"""Finds such a name with an assigned value in TOML, also in a table, such as in an override of a recipe."""
 VALUE_PATTERN = rf"{_URL_USER.pattern}|(?x:{_KNOWN.pattern})|(?i:{_SCHEME.pattern})|://\S{{0,2000}}?{_NAME}="
-"""Finds a value that is a secret by its form, or an address with one in it."""
+"""Finds a value that has the form of a secret, or an address that contains one."""
 UNNAMED_PATTERN = r"^[^_]{24,}$"
-"""Finds what is no name of an environment variable, but a key that somebody put there."""
+"""Finds a value that is not the name of an environment variable but a key that was put there by mistake."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -77,7 +77,7 @@ def secret_in(settings: Any) -> str | None:
 
 
 def masked(text: str) -> str:
-    """`text` with its secrets replaced by ***, as far as their form gives them away. Takes linear time."""
+    """`text` with its secrets replaced by ***, if they are recognizable by their form. Takes linear time."""
     text = _URL_USER.sub(f"{MASK}@", text)
     text = _KNOWN.sub(MASK, text)
     text = _SCHEME.sub(MASK, text)
@@ -85,14 +85,14 @@ def masked(text: str) -> str:
 
 
 def without_user(url: str) -> str:
-    """The URL without a user name and a password."""
+    """The URL without user name and password."""
     return _URL_USER.sub("", url)
 
 
 @dataclass(frozen=True)
 class FieldPath:
-    """Where a value stands in nested settings. A link to the table around it: a path of its own for each of 100,000
-    nested tables would take quadratic time."""
+    """The place of a value in nested settings. Links to its parent: separate full paths for 100,000 nested tables would
+    take quadratic time."""
 
     name: str
     around: FieldPath | None
@@ -106,7 +106,7 @@ class FieldPath:
 
 
 def walk(settings: Any) -> Iterator[tuple[FieldPath, Any]]:
-    """Every value of nested settings with its place, tables and lists before what is in them."""
+    """Yields every value of nested settings with its place; tables and lists come before their contents."""
     front = [(FieldPath("", None), settings)]
     while front:
         place, value = front.pop()
@@ -118,7 +118,7 @@ def walk(settings: Any) -> Iterator[tuple[FieldPath, Any]]:
 
 
 def _holds(value: Any) -> bool:
-    """Whether a field of a secret's name says anything: no setting has a truth value or nothing as its secret."""
+    """Whether a field with a secret's name has a value that could be a secret: booleans and empty values cannot."""
     return value is not None and not isinstance(value, bool) and value not in ("", {}, [])
 
 

@@ -1,7 +1,7 @@
 """Runs one job: ``python -m grpo.train [--processes N] [--nodes M] job.json``, or under your own torchrun, ``torchrun
 ... -m grpo.train job.json``.
 
-On several machines each runs the same command. PET_RDZV_ENDPOINT, one of torchrun's PET_ variables, names their
+On several machines, run the same command on each. PET_RDZV_ENDPOINT, one of torchrun's PET_ variables, names their
 rendezvous.
 
 Exit codes: 0 done, 2 bad input (the last line of stderr says what), else a failure with a traceback.
@@ -39,7 +39,8 @@ RUNNERS = {
     "sample": "grpo.sampling.job:run_sampling",
     "copy_model": "grpo.training.copy_model:copy_model",
 }
-"""Names instead of imports: a sampling job need not load the training code."""
+"""Kind of job -> "module:function". Names instead of imports, so that a sampling job need not load the training
+code."""
 LOST_S = 20.0
 """Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others
 within a second, so the process at fault must end first. If it ran on another machine, only we can end this one."""
@@ -98,9 +99,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def start(job: Path, processes: int, nodes: int) -> int:
-    """Runs the job in `processes` processes here, and as many on each other machine, with torchrun.
+    """Runs the job with torchrun in `processes` processes here, and as many on each other machine.
 
-    torchrun runs in this process, so that it dies with its parent; its workers die with torchrun.
+    torchrun runs in this process, so that it dies with this process's parent; its workers die with torchrun.
     """
     meeting = ["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d"]
     if nodes > 1 and not re.fullmatch(r".+:\d+", os.environ.get(ENDPOINT, "")):
@@ -153,7 +154,7 @@ def run(job: JobBase) -> int:
 
             print(f"error: {out_of_memory(str(error))}", file=sys.stderr)
             return 1
-        # By now the library that failed may have removed what it had written, so the message counts, too.
+        # By now the library that failed may have removed what it had written, so check the message, too.
         if not (says_full(error) or is_full(job.out)):
             raise
         print(f"error: no space left on {job.out}: free some or write elsewhere", file=sys.stderr)
@@ -168,7 +169,7 @@ def _count(text: str) -> int:
 
 
 def _die_with_parent() -> None:
-    """Has the kernel send SIGKILL when the parent dies, so that no trainer outlives a killed flow, and no worker its
+    """Makes the kernel send SIGKILL when the parent dies, so that no trainer outlives a killed flow, and no worker its
     torchrun."""
     parent = os.environ.get("R1FLOW_PARENT_PID")
     if (parent is None and not _WORKER) or sys.platform != "linux":
@@ -177,7 +178,7 @@ def _die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if parent is not None and os.getppid() != int(parent) and not _WORKER:
-        os._exit(1)  # it died before prctl took effect
+        os._exit(1)  # the parent died before prctl took effect
 
 
 if __name__ == "__main__":
@@ -185,7 +186,7 @@ if __name__ == "__main__":
         write_whole_lines()
     code = main(sys.argv[1:])
     if _WORKER:
-        # Torch's threads now and then abort Python's shutdown, and torchrun would report a finished job as failed.
+        # Torch's threads sometimes abort Python's shutdown, and torchrun would report a finished job as failed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,6 +1,6 @@
 """Checks that every gold answer earns full reward from its own verifier.
 
-``python -m grpo.validate PROBLEMS.parquet ...``. A verifier that refuses the gold answer teaches a policy to avoid it,
+``python -m grpo.validate PROBLEMS.parquet ...``. A verifier that rejects the gold answer teaches a policy to avoid it,
 and nothing in training shows that.
 """
 
@@ -40,7 +40,7 @@ class FailedAnswer:
 
 
 def checkable(problem: Problem) -> bool:
-    """Whether there is a gold answer to check: not for general prompts, nor for tests without a reference solution."""
+    """Whether there is a gold answer to check; false for general prompts and for tests without a reference solution."""
     return problem.verifier not in ("none", *JUDGED) and not (problem.verifier == "code" and not problem.answer.strip())
 
 
@@ -51,9 +51,9 @@ def validate(
     memory_bytes: int = 4_000_000_000,
     done: Callable[[], object] = lambda: None,
 ) -> list[FailedAnswer]:
-    """Scores each gold answer in a killable process. Returns the failures, in the order of the problems.
+    """Scores each gold answer in a killable process. Returns the failures, in problem order.
 
-    Problems that are not `checkable` are skipped. `workers`: None for one a core. Calls `done` after each checked one.
+    Skips problems that are not `checkable`. `workers`: None for one per core. Calls `done` after each checked problem.
     """
     findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
@@ -73,7 +73,7 @@ def validate(
 def _what_is_wrong(problem: Problem, future: Future[Any]) -> str | None:
     try:
         score = future.result()
-    except InputError as error:  # such as an unknown verifier: a fault of this problem, and no reason to stop
+    except InputError as error:  # such as an unknown verifier: a fault of this problem, not a reason to stop
         return str(error)
     if isinstance(score, Failure):
         return f"{score.kind}: {score.message}"

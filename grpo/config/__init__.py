@@ -1,1 +1,2 @@
-"""Settings of training and sampling jobs as pydantic models, and the job files that hold them. No torch."""
+"""Settings of training and sampling jobs, and the job files that hold them, as pydantic models. Does not import
+torch."""

@@ -1,4 +1,4 @@
-"""Settings of the methods that GRPO is measured against.
+"""Settings of the methods with which GRPO is compared.
 
 Sources: DSM = DeepSeekMath, arXiv 2402.03300; R1 v2 = arXiv 2501.12948, the Nature version.
 """

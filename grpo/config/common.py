@@ -1,7 +1,7 @@
 """Settings that several kinds of job share. Each field's description gives meaning, unit, range and source.
 
-Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300.
-Where the paper is silent the description says "unpublished".
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300. If the paper does not
+give a value, the description says "unpublished".
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pydantic import Field, model_validator
 from grpo.settings import Settings
 
 USUAL_WEIGHT = 0.02
-"""Standard deviation that linear layers and embeddings start from (`initializer_range` of GPT-2, Llama, Qwen and
-DeepSeek), and about the size of most weights of a trained model."""
+"""Initial standard deviation of linear layers and embeddings (`initializer_range` of GPT-2, Llama, Qwen and DeepSeek),
+and the approximate size of most weights of a trained model."""
 BFLOAT16_RESOLUTION = 2**-8
-"""A bfloat16 number has 8 significant bits: what is added to a weight is lost to rounding below half of its last digit,
-which is 2^-9 to 2^-8 of the weight."""
+"""A bfloat16 number has 8 significant bits. An update smaller than half of a weight's last digit (2^-9 to 2^-8 of the
+weight) is lost to rounding."""
 SMALLEST_BFLOAT16_RATE = USUAL_WEIGHT * BFLOAT16_RESOLUTION
-"""Of AdamW, one of whose steps moves a weight by at most about the learning rate: 7.8e-5."""
+"""Smallest AdamW learning rate whose updates bfloat16 weights can represent: 7.8e-5. One AdamW step moves a weight by
+at most about the learning rate."""
 
 
 class Sampling(Settings):
@@ -70,7 +71,7 @@ class Hardware(Settings):
     )
     fused: bool = Field(
         True,
-        exclude_if=bool,  # true is left out of records, so that those of earlier versions compare equal
+        exclude_if=bool,  # true is omitted from records, so that they equal those of earlier versions
         description="false: train and sample through transformers' own modules and PyTorch's own operations, on any "
         "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; to tell whether a fault lies "
         "in a kernel.",
@@ -118,11 +119,11 @@ class Hardware(Settings):
         return self
 
     def to_train(self) -> Hardware:
-        """The same settings with the type of trained weights."""
+        """The same settings with the dtype of trained weights."""
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
 
     def check_learning_rate(self, rate: float) -> None:
-        """Raises ValueError if trained weights of this type cannot hold updates as small as this peak learning rate."""
+        """Raises ValueError if trained weights of this dtype cannot represent updates at this peak learning rate."""
         if self.to_train().dtype == "bfloat16" and rate < SMALLEST_BFLOAT16_RATE:
             raise ValueError(
                 f"a learning rate of {rate:g} hardly moves bfloat16 weights: an update below "

@@ -1,7 +1,7 @@
 """Settings of the engines that sample completions.
 
-Transformers in the trainer's process, or vLLM, samples the rollouts of a trainer. Sampling jobs may also use an
-endpoint or an engine that the user wrote.
+A trainer's rollouts are sampled by transformers in the trainer's process, or by vLLM. Sampling jobs may also use an
+endpoint or an engine written by the user.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VLLM(Settings):
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> VLLM:
         foreign = _OF_LOCAL if self.kind == "server" else _OF_SERVER
-        changed = self.model_dump(exclude_defaults=True)  # a form sends default values, too
+        changed = self.model_dump(exclude_defaults=True)  # a form also sends default values
         for name in foreign:
             if name in changed:
                 where = (

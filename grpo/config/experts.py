@@ -1,4 +1,4 @@
-"""What training does to the routers of a mixture of experts."""
+"""Settings for the routers of a mixture of experts in training."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class JudgeSettings(BaseModel):
 
     @property
     def is_model(self) -> bool:
-        """Whether it reads and writes text, so that it can be asked anything."""
+        """Whether the judge is a language model, which can be asked any question."""
         return self.kind not in ("rule", "reference")
 
     @model_validator(mode="after")
@@ -156,7 +156,7 @@ class JudgeSettings(BaseModel):
         for name in _NEEDED[self.kind]:
             if getattr(self, name) is None:
                 raise ValueError(f"judge {self.kind!r} needs {name}")
-        changed = self.model_dump(exclude_defaults=True).keys()  # a form sends default values, too
+        changed = self.model_dump(exclude_defaults=True).keys()  # a form also sends default values
         if foreign := sorted(changed - _USED[self.kind] - {"kind"}):
             raise ValueError(f"{foreign[0]} is no setting of judge {self.kind!r}; remove it, or change kind")
         return self

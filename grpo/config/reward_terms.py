@@ -17,13 +17,14 @@ class RewardTerm(Settings):
 
 
 def _terms(value: Any) -> Any:
-    """A bare number is a weight. In a table, all fields but the weight are options of the reward."""
+    """Parses the terms. A bare number is a weight; in a table, all fields except the weight are options of the
+    reward."""
     if not isinstance(value, dict):
         return value
     terms: dict[str, Any] = {}
     for name, term in value.items():
         if isinstance(term, bool) or not isinstance(term, (int, float, dict)):
-            terms[name] = term  # RewardTerm refuses it, with the name in the message
+            terms[name] = term  # RewardTerm rejects it, with the name in the message
         elif isinstance(term, dict) and "options" not in term:
             options = {key: option for key, option in term.items() if key != "weight"}
             terms[name] = {"weight": term.get("weight", 1.0), "options": options}

@@ -1,7 +1,7 @@
-"""Settings of reinforcement learning and of the methods that it is measured against.
+"""Settings of reinforcement learning and of the methods with which it is compared.
 
-Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300. Where the paper is silent
-the description says "unpublished".
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300. If the paper does not
+give a value, the description says "unpublished".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo.rewards.steps import is_folder
 from grpo.settings import Settings
 
 STEP_MODEL = "process_reward_model"
-"""`step_reward` for the process reward model that a stage of the recipe trains; its folder takes the name's place."""
+"""`step_reward` for the process reward model that a stage of the recipe trains; replaced by that model's folder."""
 MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 
 
@@ -43,7 +43,7 @@ class RL(Settings):
     eq. 5 and table 10).
 
     A step is one optimizer update on `prompts_per_step * group_size` completions; a rollout samples for `minibatches`
-    steps at once and is passed over `inner_epochs` times, so that the last update of it learns from samples that are
+    steps at once and is used for `inner_epochs` epochs, so that its last update learns from samples that are
     `minibatches * inner_epochs - 1` updates old.
     """
 
@@ -192,7 +192,7 @@ class RL(Settings):
 
     @model_validator(mode="after")
     def _objective_is_known(self) -> RL:
-        if self.objective != "grpo":  # torch takes seconds to load: only to check what is not the default
+        if self.objective != "grpo":  # importing torch takes seconds, so check only non-default values
             from grpo.algorithms.objectives import OBJECTIVES
 
             if self.objective not in OBJECTIVES:
@@ -243,7 +243,7 @@ class RL(Settings):
 
     @model_validator(mode="after")
     def _guards_see_something(self) -> RL:
-        """A guard that nothing reaches would keep silent for good."""
+        """Refuses a guard that has no metric to check, because it would never report anything."""
         if self.health.rule_accuracy.points is not None:
             if "accuracy" not in self.rewards:
                 raise ValueError("health.rule_accuracy.points needs accuracy in rewards; 0 watches it without reward")
@@ -253,10 +253,10 @@ class RL(Settings):
 
     @property
     def reads_step_model(self) -> bool:
-        """Whether the steps are scored by the recipe's own process reward model."""
+        """Whether the recipe's own process reward model scores the steps."""
         return self.supervision == "process" and self.step_reward == STEP_MODEL
 
     def max_new_tokens(self, step: int) -> int:
-        """Longest completion of a rollout that begins at `step`, counted from 0."""
+        """Maximum completion length, in tokens, of a rollout that begins at `step`, counted from 0."""
         reached = [start for start in self.max_new_tokens_from if start <= step]
         return self.max_new_tokens_from[max(reached)] if reached else self.sampling.max_new_tokens

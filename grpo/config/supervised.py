@@ -1,6 +1,7 @@
 """Settings of pretraining, SFT and reward models.
 
-Sources: R1 = arXiv 2501.12948 (v2: the Nature version). Where the paper is silent the description says "unpublished".
+Sources: R1 = arXiv 2501.12948 (v2: the Nature version). If the paper does not give a value, the description says
+"unpublished".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of validation: what is measured while a model learns, and what it decides."""
+"""Settings of validation: what is measured during training, and what depends on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Patience = Annotated[
 
 class _Chosen(Settings):
     def check_chosen(self, every: int | None, keep: str) -> None:
-        """Raises ValueError where settings of validation have no validation to apply to."""
+        """Raises ValueError if validation settings are given but no validation takes place."""
         if every is None and (keep == "best" or self != type(self)()):
             raise ValueError("keep 'best' and validation need validate_every, the steps between validations")
 
@@ -71,7 +71,7 @@ class Validation(_Chosen):
     patience: Patience = None
 
     def check(self, every: int | None, keep: str, method: str, rewards: Iterable[str]) -> None:
-        """Raises ValueError where this does not fit the other settings of RL."""
+        """Raises ValueError if this does not fit the other settings of RL."""
         self.check_chosen(every, keep)
         if every is None:
             return

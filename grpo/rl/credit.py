@@ -54,7 +54,8 @@ def preference_pairs(inputs: CreditInputs, settings: RL) -> Credit:
 
 
 def group_relative(inputs: CreditInputs, settings: RL) -> Credit:
-    """Group-relative advantages (GRPO): one per completion or, under process supervision, one per step's tokens."""
+    """Group-relative advantages (GRPO): one per completion or, under process supervision, one per step
+    for all its tokens."""
     outcome = ADVANTAGES[settings.advantage](inputs.rewards, settings.std).flatten().tolist()
     advantages = [torch.full((n,), a) for n, a in zip(inputs.lengths, outcome, strict=True)]
     size = inputs.rewards.shape[1]

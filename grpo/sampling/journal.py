@@ -44,7 +44,7 @@ class Journal:
         return read
 
     def append(self, line: Any) -> None:
-        """Appends a line. It is in the file immediately, and synced to disk within a second."""
+        """Appends a line. It is in the file immediately, and synced to disk if the last sync was over a second ago."""
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         if time.monotonic() - self._synced > _SYNC_S:
