@@ -1,1 +1,1 @@
-"""Estimates of memory and devices that a recipe needs, before anything is trained."""
+"""Estimates the memory and devices that a recipe needs, before anything is trained."""

@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from its config.json, and its number of weights."""
+"""A decoder's architecture, read from its config.json, and its parameter count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: each token passes `active` of `count` feed-forward blocks, and the `shared` ones always."""
+    """Mixture of experts: each token passes through `active` of `count` feed-forward blocks, plus the `shared` ones."""
 
     count: int
     active: int
@@ -25,14 +25,14 @@ class Latent:
 
     query_rank: int
     key_rank: int
-    plain: int  # width of a head's query and key without rotary position
-    rotary: int  # ... and with it
+    plain: int  # width of a head's query and key without rotary position embedding
+    rotary: int  # width of the part with rotary position embedding
     value: int
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder as transformers builds it. `feed_forward` is the width of plain blocks."""
+    """A decoder as transformers builds it. `feed_forward` is the width of dense blocks."""
 
     layers: int
     hidden: int
@@ -42,13 +42,13 @@ class Architecture:
     head_width: int
     vocabulary: int
     tied: bool
-    query_bias: bool = False  # biases of queries, keys and values, as in Qwen2
+    query_bias: bool = False  # whether queries, keys and values have biases, as in Qwen2
     experts: Experts | None = None
     latent: Latent | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Reads a model's config.json, by transformers' names. Raises KeyError where a size is missing."""
+        """Reads a model's config.json, with transformers' field names. Raises KeyError if a size is missing."""
         heads = config["num_attention_heads"]
         experts = latent = None
         if "n_routed_experts" in config:
@@ -83,7 +83,7 @@ class Architecture:
 
     @property
     def linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of each linear layer of a plain block, not of latent attention."""
+        """(inputs, outputs) of each linear layer of a dense block, without those of latent attention."""
         h, f, q, kv = self.hidden, self.feed_forward, self.heads * self.head_width, self.key_heads * self.head_width
         return [(h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)]
 
@@ -99,12 +99,12 @@ class Architecture:
         return sum(a * b for a, b in self.linears[:4]) + bias
 
     def block_weights(self, *, sparse: bool, active: bool = False) -> int:
-        """Number of weights of a transformer block; `active`: only those that a token passes."""
+        """Parameter count of a transformer block; `active`: only the parameters that one token passes through."""
         if not sparse or self.experts is None:
             return self.attention_weights + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         of = self.experts
         each = 3 * self.hidden * of.width
-        router = of.count * (self.hidden + 1)  # the bias that balances the load
+        router = of.count * (self.hidden + 1)  # including the bias that balances the load
         blocks = ((of.active if active else of.count) + of.shared) * each
         return self.attention_weights + blocks + router + 2 * self.hidden
 
@@ -114,7 +114,7 @@ class Architecture:
 
     @property
     def outer_weights(self) -> int:
-        """Number of weights of embeddings, of the head if it is another matrix, and of the last norm."""
+        """Parameter count of the embeddings, of the head if it is not tied to them, and of the final norm."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
     def weights(self, *, active: bool = False) -> int:
@@ -124,13 +124,13 @@ class Architecture:
         return blocks + self.outer_weights
 
     def adapter_weights(self, rank: int) -> int:
-        """Number of LoRA's weights, on every linear layer but the head: two low-rank matrices each."""
+        """Parameter count of LoRA adapters on every linear layer except the head: two low-rank matrices each."""
         return self.layers * rank * sum(a + b for a, b in self.linears)
 
     @property
     def cache_numbers(self) -> int:
-        """Numbers that a token takes in the key-value cache of all layers. Latent attention caches the latent vector,
-        as in vLLM."""
+        """Numbers that the key-value cache of all layers holds per token. Latent attention caches the latent vector, as
+        in vLLM."""
         if self.latent:
             return self.layers * (self.latent.key_rank + self.latent.rotary)
         return self.layers * 2 * self.key_heads * self.head_width

@@ -1,8 +1,8 @@
-"""``python -m tasks.estimate.calibrate`` measures this machine's processor; the last line of stdout is JSON.
+"""``python -m tasks.estimate.calibrate`` measures this machine's CPU; the last line of stdout is JSON.
 
-Three numbers, of small Llamas with random weights: operations a second of a forward and backward pass over many tokens,
-bytes a second of one token's pass through large layers, and the minimum seconds of a layer. Each is the best of several
-runs, as other processes may run beside it.
+It measures three numbers with small Llamas with random weights: operations per second of a forward and backward pass
+over many tokens, bytes per second of one token's pass through large layers, and the minimum seconds per layer. Each is
+the best of several runs, because other processes may slow a run down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENS, REPEATS = 2048, 4
 
 
 def calibrate() -> dict[str, float]:
-    """`operations` and `bandwidth` (bytes) a second, and `layer_s`, in float32 with torch's number of threads."""
+    """`operations` and `bandwidth` (bytes) per second, and `layer_s`, in float32 with torch's number of threads."""
     torch.manual_seed(0)
     middle, large, small = _model(256, 4), _model(1024, 2), _model(32, 8)
     many = torch.randint(0, 256, (8, TOKENS // 8))
@@ -60,7 +60,7 @@ def _shape(model: Any) -> Architecture:
 
 def _best(run: Callable[[], None]) -> float:
     times = []
-    for _ in range(REPEATS + 1):  # the first run warms up
+    for _ in range(REPEATS + 1):  # the first run is a warm-up
         started = time.perf_counter()
         run()
         times.append(time.perf_counter() - started)

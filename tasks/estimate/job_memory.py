@@ -1,6 +1,6 @@
-"""Memory of whole jobs on each device: RL with its reward and value models, supervised training, sampling.
+"""Memory per device of whole jobs: RL with its reward and value models, supervised training, sampling.
 
-All of them follow the memory model of a GRPO step: SFT, pretraining and reward models are an update without a rollout,
+All use the memory model of a GRPO step: SFT, pretraining and reward models are an update without a rollout, and
 sampling is a rollout without an update.
 """
 
@@ -19,26 +19,26 @@ from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
-"""Bytes of a process for Python, torch, CUDA and its other libraries. Assumed."""
+"""Bytes that Python, torch, CUDA and other libraries take in a process. Assumed."""
 CPU_TRAINING, CPU_SAMPLING = 0.4e9, 0.5e9
-"""Bytes that a trainer on a processor holds beyond the tensors that are counted: data and tokenizer in Python, compiled
-kernels, what the allocator keeps, PyTorch's buffers for each thread. Upper bounds of what `benchmarks/estimates.py`
-measures with `tiny`; CUDA's count begins after them."""
+"""Bytes that a trainer on a CPU holds in addition to the counted tensors: data and tokenizer in Python, compiled
+kernels, memory kept by the allocator, PyTorch's buffers for each thread. Upper bounds of what `benchmarks/estimates.py`
+measures with `tiny`. On CUDA, counting starts after these allocations."""
 ROLLOUT_TOKEN_BYTES = 60
-"""Of a token in a rollout: a Python integer, and log-probabilities and advantages in float32. Each process is counted
-with the whole rollout."""
+"""Bytes per token of a rollout: a Python integer, and log-probabilities and advantages in float32. The whole rollout is
+counted for each process."""
 
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Bytes on each device: `parts` by what they hold, `phases` in total."""
+    """Bytes on each device: `parts` by what they hold, `phases` as totals."""
 
     parts: Parts
     phases: Parts
 
     @property
     def phase(self) -> str:
-        """The phase with the highest total."""
+        """The phase with the largest total."""
         return max(self.phases, key=lambda name: self.phases[name])
 
     @property
@@ -49,8 +49,8 @@ class JobMemory:
 def rl_memory(
     a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths, reward_models: int = 0
 ) -> JobMemory:
-    """Memory of reinforcement learning. Each reward model is as large as the policy; a value model has gradients and
-    moments of its own."""
+    """Memory of reinforcement learning. Each reward model is as large as the policy. A value model has its own
+    gradients and moments."""
     step = step_memory(a, settings, device, lengths)
     more: Parts = {}
     if reward_models:
@@ -69,7 +69,7 @@ def rl_memory(
 
 
 def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory) -> JobMemory:
-    """Memory of an update of all weights, or of adapters, on micro-batches of separate sequences."""
+    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences."""
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
@@ -96,7 +96,7 @@ def sampling_memory(
     engine: VLLM | None = None,
     reward_models: int = 0,
 ) -> JobMemory:
-    """Memory of sampling `group` completions for each of `prompts` problems, with a whole model in each process."""
+    """Memory of sampling `group` completions for each of `prompts` problems. Each process holds a whole model."""
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
@@ -118,15 +118,15 @@ def sampling_memory(
 
 
 def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemory:
-    """The same with the program's own memory, which counts on a processor."""
+    """Adds the program's own memory, which counts on a CPU."""
     if device.kind != "cpu":
         return job
     return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
 
 
 def host_bytes(a: Architecture, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:
-    """Memory of a machine's processor, beside GPUs, for the processes on it: each loads the whole model before it is
-    divided, and keeps an index of the SFT data, whose tokens stay in files. Saving needs less than loading."""
+    """Host memory for the processes of a machine with GPUs. Each process loads the whole model before it is sharded,
+    and keeps an index of the SFT data, whose tokens stay in files. Saving needs less than loading."""
     weights = a.weights() * _BYTES[hardware.to_train().dtype]
     data = examples * SAMPLE_BYTES + rollout_tokens * ROLLOUT_TOKEN_BYTES
     return hardware.processes * (LIBRARIES + weights + data)

@@ -1,4 +1,4 @@
-"""This machine's device, for estimates: a GPU by its name, or the processor, calibrated if `calibrate` has been run."""
+"""This machine's device for estimates: a GPU by name, or the CPU, with measured speeds if `calibrate` has been run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tasks.estimate.devices import DEVICES, Device
 
 _FILE = "calibration.json"
 MOST_CORES = 16
-"""Cores that one job is assumed to make use of."""
+"""Maximum number of cores that one job is assumed to use."""
 
 
 def local_device(home: Path) -> Device:
-    """This machine's GPU if it is a known one, else its processor.
+    """This machine's GPU if there is one, else its CPU.
 
     Raises:
-        InputError: for a GPU that nothing is known of.
+        InputError: the GPU is unknown.
     """
     if (gpu := _gpu()) is not None:
         name, memory, count = gpu
@@ -33,12 +33,12 @@ def local_device(home: Path) -> Device:
 
 
 def processor(home: Path) -> Device:
-    """The CPU of this machine as a device: its measured speed, else an assumed speed for each core."""
+    """This machine's CPU as a device: with its measured speed, or else an assumed speed per core."""
     return replace(_calibrated(home) or _assumed(), memory=_ram(), host_memory=_ram())
 
 
 def calibrate(home: Path) -> Device:
-    """Measures this machine's processor and stores the result; takes seconds."""
+    """Measures this machine's CPU and stores the result. Takes seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "tasks.estimate.calibrate"], capture_output=True, text=True, env=_environment()
     )
@@ -52,7 +52,7 @@ def calibrate(home: Path) -> Device:
 
 
 def _calibrated(home: Path) -> Device | None:
-    """The measured speeds are effective, so the shares are 1."""
+    """The CPU with its measured speeds. These are effective speeds, so the shares are 1."""
     try:
         measured = json.loads((home / _FILE).read_text())
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def _assumed() -> Device:
 
 
 def _gpu() -> tuple[str, float, int] | None:
-    """Name and bytes of the first GPU, and how many there are."""
+    """Name and memory (bytes) of the first GPU, and the number of GPUs."""
     ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip().splitlines()
@@ -92,6 +92,6 @@ def _ram() -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of a trainer: the same packages from any working directory."""
+    """Environment of a trainer, so that it imports the same packages from any working directory."""
     root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

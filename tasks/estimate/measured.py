@@ -1,4 +1,4 @@
-"""What a stage's build is measured by: the machine that it ran on, and its jobs' peak memory."""
+"""Measurements of a stage's build: the machine it ran on, and the peak memory of its jobs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from grpo.processes.peak_memory import FILE
 
 @dataclass(frozen=True)
 class Usage:
-    """`machine` is the GPU's name, or the processor's and its number of cores. `peak_memory`: bytes of the largest
-    job's first process, on its GPU, or beyond its libraries in the machine's memory; 0 if the stage has no job."""
+    """`machine` is the name of the GPU, or of the CPU with its number of cores. `peak_memory` is in bytes, for the
+    first process of the largest job: on its GPU, or in host memory beyond its libraries. It is 0 if the stage has no
+    job."""
 
     machine: str
     peak_memory: int
 
 
 def usage(work: Path) -> Usage:
-    """Usage of a build whose jobs worked in the folders of `work`."""
+    """Usage of a build whose jobs ran in the subfolders of `work`."""
     peak, machine = 0, None
     for path in sorted(work.glob(f"*/{FILE}")):
         try:
             job = json.loads(path.read_text())
             size, device = int(job["peak_bytes"]), str(job.get("name") or "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # no measurement is no reason to fail
+            continue  # a missing measurement must not fail the stage
         peak, machine = max(peak, size), device or machine
     return Usage(machine or processor_name(), peak)
 
 
 @cache
 def processor_name() -> str:
-    """Name of the processor and the number of its cores, for example "AMD EPYC 7B13, 2 cores"."""
+    """Name of the CPU and its number of cores, for example "AMD EPYC 7B13, 2 cores"."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

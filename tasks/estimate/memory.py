@@ -1,10 +1,10 @@
-"""Memory of a GRPO step on each device, computed from the model's shape and the settings. Nothing is measured.
+"""Memory of a GRPO step on each device, computed from the model's architecture and the settings. Nothing is measured.
 
-Counted are the tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them,
-activations as autograd saves them for the backward pass of a transformers decoder with grouped attention and a gated
-feed-forward block (counted as in Korthikanti et al., arXiv 2205.05198, section 4), the head as
-`grpo.model.logprobs` computes it, caches as `grpo.model.decoder` does. Not counted: the program and its
-libraries, memory that an allocator keeps, buffers of NCCL.
+Counted are the tensors that this library keeps: weights, gradients and moments as torch.optim and FSDP2 hold them;
+activations as autograd saves them for the backward pass of a transformers decoder with grouped-query attention and a
+gated feed-forward block (counted as in Korthikanti et al., arXiv 2205.05198, section 4); the head as
+`grpo.model.logprobs` computes it; and caches as in `grpo.model.decoder`. Not counted: the program and its libraries,
+memory that an allocator keeps, and NCCL's buffers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from grpo.rl.method_table import keeps_reference, reads_reference
 from tasks.estimate.architecture import Architecture
 
 CODES = 1 + 4 / 256
-"""Bytes of an 8-bit moment: a code, and a float32 scale for each 256 (`grpo.training.adamw_8bit`)."""
+"""Bytes of an 8-bit moment: one for the code, plus a float32 scale per 256 codes (`grpo.training.adamw_8bit`)."""
 Parts = dict[str, float]
 """Bytes by name."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The device of one process: its kind ("cuda" or "cpu") and its memory, of which a local vLLM takes a share."""
+    """The device of one process: its kind ("cuda" or "cpu") and its memory in bytes, of which a local vLLM takes a
+    share."""
 
     kind: str = "cuda"
     bytes: float = 80e9
@@ -33,7 +34,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt and of a completion; the longest where they differ."""
+    """Tokens of a prompt and of a completion; the maximum if lengths differ."""
 
     prompt: int
     completion: int
@@ -41,8 +42,8 @@ class Lengths:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes on each device: `held` throughout a step, the others on top of it in one phase each. `loading` comes before
-    the first step: each model is loaded whole on each device, one after the other, and is then sharded."""
+    """Bytes on each device. `held` is present throughout a step; each of the others comes on top of it in one phase.
+    `loading` happens before the first step: each device loads the models one by one, whole, and then shards them."""
 
     loading: float
     held: Parts
@@ -52,7 +53,7 @@ class StepMemory:
 
     @property
     def phases(self) -> Parts:
-        """Total of each phase."""
+        """Total of each phase in bytes."""
         held = sum(self.held.values())
         parts = {"sampling": self.sampling, "measuring": self.reference_pass, "update": self.update}
         return {"loading": self.loading} | {name: held + sum(of.values()) for name, of in parts.items()}
@@ -63,7 +64,7 @@ class StepMemory:
 
 
 def step_memory(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> StepMemory:
-    """Memory of a GRPO step on each of `processes` times `nodes` devices."""
+    """Memory of a GRPO step on each of the `processes` times `nodes` devices."""
     held = _held(a, settings)
     return StepMemory(
         loading=_loading(a, settings, held),
@@ -86,21 +87,21 @@ def moment_bytes(settings: RL) -> float:
 
 
 def activation_bytes(a: Architecture, itemsize: int, keys_per_token: float = 1.0) -> float:
-    """Bytes that autograd keeps per token in one block. `itemsize`: bytes of a number, 4 or 2.
+    """Bytes that autograd keeps per token in one block. `itemsize`: bytes per number, 4 or 2.
 
-    `keys_per_token`: keys that attention gathers for each token, more than 1 where sequences share a prompt.
+    `keys_per_token`: keys that attention gathers for each token; more than 1 if sequences share a prompt.
     """
     return _norms(a, itemsize) + _attention(a, itemsize, keys_per_token) + _feed_forward(a, itemsize)
 
 
 def _norms(a: Architecture, itemsize: int) -> float:
-    # Two norms: input, output and a scale each (`grpo.model.fused.layers`).
+    # Two norms, each with its input, output and scale (`grpo.model.fused.layers`).
     return 2 * (2 * itemsize * a.hidden + 4)
 
 
 def _attention(a: Architecture, itemsize: int, keys_per_token: float) -> float:
-    # Queries, outputs, and outputs again in token order; keys and values, and again behind their prompts where prompts
-    # are shared; a logsumexp for each head.
+    # Queries, outputs, and outputs again in token order; keys and values, and a second copy behind their prompts if
+    # prompts are shared; a logsumexp for each head.
     shares = keys_per_token + (keys_per_token > 1)
     if latent := a.latent:
         key = latent.plain + latent.rotary
@@ -120,8 +121,8 @@ def _feed_forward(a: Architecture, itemsize: int) -> float:
 
 
 def _adapters(a: Architecture, settings: RL, itemsize: int) -> float:
-    # peft keeps adapters in float32, so autograd keeps a float32 copy of every input of another type, the low-rank
-    # products, and the input of the last linear layer, which is recomputed where that layer has no adapter.
+    # peft keeps adapters in float32. So autograd keeps a float32 copy of every input of another type, the low-rank
+    # products, and the input of the last linear layer, which is recomputed if that layer has no adapter.
     if settings.lora is None:
         return 0
     copies = sum(inputs for inputs, _ in a.linears) if itemsize == 2 else 0
@@ -129,7 +130,7 @@ def _adapters(a: Architecture, settings: RL, itemsize: int) -> float:
 
 
 def _itemsize(hardware: Hardware) -> int:
-    """Bytes of a number that computes."""
+    """Bytes per number in computations."""
     return {"float32": 4, "bfloat16": 2}[hardware.dtype]
 
 
@@ -138,7 +139,7 @@ def _trained_itemsize(settings: RL) -> int:
 
 
 def _gathers(settings: RL) -> bool:
-    """Whether weights are gathered, or cast to another type, before they compute."""
+    """Whether weights are gathered, or cast to another type, before they are used in computations."""
     return devices(settings) > 1 or settings.hardware.mixed_precision
 
 
@@ -179,7 +180,7 @@ def _sampling(a: Architecture, settings: RL, device: DeviceMemory, lengths: Leng
         "whole model": a.weights() * itemsize if _gathers(settings) else 0,
         "packed weights": a.weights() * itemsize if packed else 0,
         "cache": (groups * lengths.prompt + rows * room) * a.cache_numbers * itemsize,
-        # In the model's type, and on a CPU three float32 copies: scaled by temperature, exponentials, sums.
+        # In the model's type. On a CPU, plus three float32 copies: scaled by temperature, exponentials, sums.
         "logits": rows * a.vocabulary * (itemsize + (12 if device.kind == "cpu" else 0)),
     }
 
@@ -198,8 +199,8 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
 
 
 def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
-    """The largest moment of an update: gradients of earlier micro-batches exist, another one has ended its forward pass
-    with all activations kept, and the backward pass is in the head or in the last block."""
+    """Peak memory of an update: gradients of earlier micro-batches exist, the next micro-batch has finished its forward
+    pass with all activations kept, and the backward pass is in the head or in the last block."""
     hardware, tokens = settings.hardware, settings.micro_batch_tokens
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
@@ -211,21 +212,21 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     return {
         "gradients": _trained(a, settings) * _trained_itemsize(settings) / devices(settings),
         "activations": kept + 2 * between,  # outputs of the last block, before and after the norm
-        # Gradients of a block's activations: three as wide as the feed-forward block, while its product is recomputed.
+        # Gradients of a block's activations: three as wide as the feed-forward block while its product is recomputed.
         "head or block": max(head, recomputed + 2 * between + 3 * tokens * itemsize * _active_width(a)),
         "gathered": _gathered(a, settings, itemsize) if _gathers(settings) else 0,
     }
 
 
 def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: int) -> float:
-    """Logits of a chunk that is not kept for the backward pass: in float32, and in the type of the weights."""
+    """Bytes of a chunk of logits that is not kept for the backward pass: in float32, and in the type of the weights."""
     beyond = max(0, 4 * tokens * a.vocabulary - KEPT_BYTES[device.kind])
     return min(CHUNK_BYTES[device.kind], beyond) * (1 if itemsize == 4 else 1.5)
 
 
 def _gathered(a: Architecture, settings: RL, itemsize: int) -> float:
-    """FSDP2 gathers the outer weights for a whole pass, and two blocks at a time: the one that computes and the next.
-    Gradients are whole until they are reduced over processes, in float32."""
+    """Bytes that FSDP2 gathers: the outer weights for a whole pass, and two blocks at a time, the current one and the
+    next. Gradients are unsharded, in float32, until they are reduced over processes."""
     weights = itemsize * (a.outer_weights + 2 * a.largest_block)
     if settings.lora:
         return weights
@@ -233,7 +234,7 @@ def _gathered(a: Architecture, settings: RL, itemsize: int) -> float:
 
 
 def _active_width(a: Architecture) -> int:
-    """Width of the feed-forward blocks that a token passes through."""
+    """Total width of the feed-forward blocks that a token passes through."""
     if a.experts is None:
         return a.feed_forward
     return (a.experts.active + a.experts.shared) * a.experts.width

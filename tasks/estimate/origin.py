@@ -1,4 +1,4 @@
-"""Where a run and its artifacts come from: the code, the user, the machine and the libraries."""
+"""The origin of a run and its artifacts: code, user, machine and libraries."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def origin() -> dict[str, str]:
 
 @cache
 def code_version(root: Path = ROOT) -> str:
-    """The git commit of a checkout, with `-dirty` where tracked files differ from it; the package's version where this
-    is none."""
-    if (root / ".git").exists():  # not a repository that the installation happens to lie in
+    """The git commit of a checkout, with `-dirty` if tracked files differ from it. Without a checkout, the version of
+    the package."""
+    if (root / ".git").exists():  # not a repository that happens to contain the installation
         command = ["git", "-C", str(root), "describe", "--always", f"--dirty={_DIRTY}", "--abbrev=12", "--exclude=*"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -61,9 +61,9 @@ def _user() -> str | None:
 
 
 def _gpus(folder: Path = _GPUS) -> str | None:
-    """Names of the NVIDIA GPUs as their driver lists them, "8 x NVIDIA H100 80GB HBM3"; None without one.
+    """Names of the NVIDIA GPUs as their driver lists them, such as "8 x NVIDIA H100 80GB HBM3"; None if there are none.
 
-    `nvidia-smi` takes seconds where the driver is not kept loaded.
+    Does not call `nvidia-smi`, which takes seconds if the driver is not kept loaded.
     """
     names: Counter[str] = Counter()
     for path in sorted(folder.glob("*/information")):

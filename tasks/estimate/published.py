@@ -1,4 +1,4 @@
-"""Sizes of published models, for estimates where no config.json is at hand: those of the shipped recipes and of
+"""Sizes of published models, for estimates without a config.json: the models of the shipped recipes and of
 docs/measured/sizes.md."""
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _UNTIED = {"deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
 
 
 def published(model: str) -> Architecture:
-    """The shape of a published model by its name on the hub. InputError if it is not in the table."""
+    """The architecture of a published model, by its name on the hub. Raises InputError if it is not in the table."""
     config = PUBLISHED.get(_SAME_SIZE.get(model, model).removesuffix("-Instruct"))
     if config is None:
         raise InputError(f"{model}: its config.json is not on this machine; download it and give it with --config FILE")
@@ -127,7 +127,7 @@ def published(model: str) -> Architecture:
 
 
 def config_file(model: str) -> Path | None:
-    """The config.json of a folder, or of a hub model in the cache; None if it is not on this machine."""
+    """The config.json in a folder, or of a hub model in the cache; None if it is not on this machine."""
     folder = Path(model).expanduser()
     if folder.exists() or model.startswith((".", "/", "~")):
         return folder / "config.json"

@@ -1,7 +1,7 @@
 """Estimates of a stage before it runs: wall time, device-hours, memory, disk and network.
 
-One function per kind of work; nothing is measured here. Not counted: verifiers and judges, reading and writing, the
-start of processes, and devices of a server that samples beside the trainer.
+There is one function per kind of work. Nothing is measured here. Not counted: verifiers and judges, reading and
+writing, process startup, and the devices of a server that samples for the trainer.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ from tasks.estimate.job_memory import JobMemory, host_bytes, rl_memory, sampling
 from tasks.estimate.memory import DeviceMemory, Lengths
 
 USABLE = 0.9
-"""Usable share of a GPU's memory; CUDA, NCCL and fragmentation take the rest."""
+"""Usable fraction of a GPU's memory. CUDA, NCCL and fragmentation take the rest."""
 TRAFFIC = 8
-"""Bytes that FSDP2 sends for a weight in a micro-batch: twice in bfloat16 forwards and backwards, its gradient once in
-float32 (docs/measured/sizes.md)."""
+"""Bytes that FSDP2 sends per weight and micro-batch: the weight in bfloat16 in the forward and again in the backward
+pass, and its gradient once in float32 (docs/measured/sizes.md)."""
 _Settings = TypeVar("_Settings", Supervised, RL)
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions about what no setting determines. Tokens are means over the data."""
+    """Assumed values for what the settings do not determine. Token counts are means over the data."""
 
     prompt_tokens: float = 256
-    completion_share: float = 0.5  # mean length over max_new_tokens
-    kept_share: float = 0.35  # share of sampled completions that are trained on: filters and duplicates take the rest
-    step_tokens: float = 30  # of a step of the reasoning, a line
-    text_bytes: float = 5  # on disk, per token, metadata included
+    completion_share: float = 0.5  # mean completion length divided by max_new_tokens
+    kept_share: float = 0.35  # fraction of sampled completions kept for training, after filters and deduplication
+    step_tokens: float = 30  # tokens per reasoning step (a line)
+    text_bytes: float = 5  # bytes on disk per token, metadata included
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of one stage. `seconds` is wall time; sizes are bytes, `memory`, `host` and `network` per device."""
+    """Estimate for one stage. `seconds` is wall time. Sizes are in bytes; `memory`, `host` and `network` are per
+    device."""
 
     devices: int = 1
     seconds: float = 0.0
     device_seconds: float = 0.0
     memory: JobMemory | None = None
-    host: float = 0.0  # of the machine's memory, for each of its devices; what a CPU itself computes with is `memory`
+    host: float = 0.0  # host memory per device; what a CPU computes with counts as `memory`
     disk: float = 0.0  # bytes kept after the stage
     scratch: float = 0.0  # additional bytes while the stage runs
     network: float = 0.0
-    source: Literal["computed", "scaled", "measured"] = "computed"  # from settings alone, or from an earlier build
-    source_key: str | None = None  # key of that build
-    measured_peak: float | None = None  # its peak memory, bytes; goes before `memory`
+    source: Literal["computed", "scaled", "measured"] = "computed"  # from settings alone, or an earlier build
+    source_key: str | None = None  # key of the earlier build
+    measured_peak: float | None = None  # peak memory of that build, bytes; takes precedence over `memory`
 
     @property
     def peak(self) -> float | None:
-        """Peak memory of each device, bytes; None if no model takes part."""
+        """Peak memory per device, in bytes; None if the stage uses no model."""
         if self.memory is None:
             return None
         return self.memory.peak if self.measured_peak is None else self.measured_peak
 
     def __add__(self, after: Estimate) -> Estimate:
-        """Estimate of both stages in sequence."""
+        """Estimate for both stages in sequence."""
         return Estimate(
             devices=max(self.devices, after.devices),
             seconds=self.seconds + after.seconds,
@@ -101,8 +102,8 @@ class Estimator:
     def supervised(
         self, settings: Supervised, tokens: float, length: float, models: int = 1, examples: float = 0
     ) -> Estimate:
-        """Estimate of training `models` models in sequence, each on `tokens` tokens in sequences of mean `length`.
-        `examples`: sequences of SFT data."""
+        """Estimate for training `models` models one after another, each on `tokens` tokens in sequences of length
+        `length` on average. `examples`: number of SFT sequences."""
         hardware = settings.hardware
         devices = _devices(hardware)
         batch = min(settings.micro_batch_tokens, settings.batch_size * length)
@@ -130,8 +131,8 @@ class Estimator:
         policies: int = 1,
         reward_models: int = 0,
     ) -> Estimate:
-        """Estimate of sampling `group` completions for each of `prompts` problems by each of `policies` in turn. With a
-        service that samples, only disk counts."""
+        """Estimate for sampling `group` completions for each of `prompts` problems, with each of `policies` in turn. If
+        a service samples, only disk counts."""
         disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
         if engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local"):
             return Estimate(disk=disk)
@@ -146,7 +147,7 @@ class Estimator:
         return Estimate(devices, policies * alone, policies * alone * devices, held, self._host(hardware), disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
-        """Estimate of all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
+        """Estimate for all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
         the steps with general prompts, and the update."""
         hardware = settings.hardware
         devices, number = _devices(hardware), _BYTES[hardware.dtype]
@@ -190,7 +191,7 @@ class Estimator:
         )
 
     def copied(self, download: bool) -> Estimate:
-        """Estimate of copying a base model: from the hub in bfloat16, or from a folder; written in float32."""
+        """Estimate for copying a base model, from the hub in bfloat16 or from a folder. It is written in float32."""
         size = 4 * self.a.weights()
         held = JobMemory({"weights": size}, {"loading": size})
         return Estimate(
@@ -227,7 +228,7 @@ class Estimator:
         return sample_s(self.device, self.a, completions, prompt, steps, mean, rows, number, engine is not None)
 
     def _validations(self, settings: RL) -> float:
-        """Seconds of sampling in all validations, as if each had as many problems as it may."""
+        """Seconds of sampling in all validations, if each has the maximum number of problems."""
         if settings.validate_every is None:
             return 0.0
         asked, hardware = settings.validation, settings.hardware
@@ -245,14 +246,14 @@ class Estimator:
         return self.a.weights() * _BYTES[hardware.to_train().dtype]
 
     def _state(self, hardware: Hardware, optimizer: str) -> float:
-        """Bytes of the weights and moments of the two checkpoints that a job keeps."""
+        """Bytes of weights and moments in the two checkpoints that a job keeps."""
         weight = _BYTES[hardware.to_train().dtype]
         moment = weight if optimizer == "adamw" else 1
         return 2 * self.a.weights() * (weight + 2 * moment)
 
 
 def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None:
-    """Of two memory estimates, the parts of the larger one and the phases of both."""
+    """Combines two memory estimates: the parts of the larger one, and the phases of both."""
     if one is None or other is None:
         return one or other
     names = one.phases.keys() | other.phases.keys()
@@ -261,7 +262,7 @@ def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None
 
 
 def _at_most(settings: _Settings, tokens: float) -> _Settings:
-    """Settings with micro-batches no larger than the tokens that a process trains on in a step."""
+    """Settings with micro-batches limited to the tokens that a process trains on in one step."""
     size = min(settings.micro_batch_tokens, max(64, round(tokens)))
     return settings.model_copy(update={"micro_batch_tokens": size})
 
