@@ -1,1 +1,1 @@
-"""Promotion gates: conditions on metrics, and the approvals that people gave."""
+"""Promotion gates: conditions on metrics, and people's approvals."""

@@ -1,4 +1,5 @@
-"""Decisions of people about gates, kept beside the store, so that nobody is asked twice about the same evidence."""
+"""People's decisions about gates, stored beside the artifact store so that nobody is asked twice about the same
+evidence."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class Decision:
 
 
 class Decisions:
-    """The decisions in the folder `gates` of `home`: a file for each key of `tasks.gates.conditions.decision_key`, a
-    line for each decision."""
+    """The decisions in the folder `gates` of `home`: one file per key from `tasks.gates.conditions.decision_key`, one
+    line per decision."""
 
     def __init__(self, home: Path):
         self.folder = home / "gates"
@@ -41,7 +42,7 @@ class Decisions:
         return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # skips a partial line
 
     def approval(self, key: str) -> Decision | None:
-        """The decision that approved it, if there is one: a refusal may be reconsidered, an approval stands."""
+        """The decision that approved the gate, or None. An approval is final; a refusal can be reconsidered."""
         return next((decision for decision in self.of(key) if decision.approved), None)
 
     def add(self, key: str, decision: Decision) -> None:

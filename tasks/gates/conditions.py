@@ -19,7 +19,7 @@ from grpo.errors import InputError
 
 Source = Literal["stage", "evaluation", "table"]
 Values = Mapping[tuple[Source, str], Mapping[str, float | None]]
-"""(source of the metric, stage) -> its metrics."""
+"""(source of the metric, stage) -> metrics of that stage."""
 _SLACK = 1e-9  # 0.653 - 0.03 is slightly below 0.623 in floating point
 
 
@@ -49,7 +49,7 @@ class Condition(BaseModel):
 
     @property
     def compared(self) -> str | None:
-        """The stage whose metric is the bound, if there is one."""
+        """The stage whose metric serves as the bound, if any."""
         return self.not_below_stage or self.not_above_stage
 
     @model_validator(mode="after")
@@ -125,14 +125,14 @@ class Gate(BaseModel):
         return condition.stage or self.after
 
     def stages(self, source: Source | None = None) -> set[str]:
-        """Stages whose metrics the gate reads (from one source, or in total), its own included."""
+        """Stages whose metrics the gate reads (from one source, or from all), its own stage included."""
         read = [c for c in self.conditions if source in (None, c.source)]
         named = {self.stage_of(c) for c in read} | {c.compared for c in read if c.compared}
         return named | ({self.after} if source is None else set())
 
 
 class Finding(NamedTuple):
-    """The outcome of one condition, with the numbers on one line."""
+    """The outcome of one condition, and the numbers behind it on one line."""
 
     passed: bool
     evidence: str
@@ -145,7 +145,7 @@ class Verdict:
     gate: str
     after: str
     findings: tuple[Finding, ...]
-    samples: tuple[str, ...] = ()  # Markdown, for a review
+    samples: tuple[str, ...] = ()  # Markdown, for a human review
 
     @property
     def passed(self) -> bool:
@@ -156,11 +156,11 @@ class Verdict:
         return [finding.evidence for finding in self.findings if not finding.passed]
 
     def lines(self) -> list[str]:
-        """Every condition with its outcome."""
+        """One line per condition, with its outcome."""
         return [f"{'passed' if f.passed else 'FAILED'}: {f.evidence}" for f in self.findings]
 
     def digest(self) -> str:
-        """SHA-256 of the lines and samples: the evidence that a person saw."""
+        """SHA-256 of the lines and samples, which identifies the evidence that a person saw."""
         return hashlib.sha256("\n".join([*self.lines(), *self.samples]).encode()).hexdigest()
 
     def markdown(self) -> str:
@@ -172,10 +172,10 @@ class Verdict:
 
 
 def read_gate(gate: Gate, values: Values, names: Mapping[str, str]) -> Verdict:
-    """Hold the gate's conditions against metrics. `names`: what a stage is called in the lines, such as dev2.
+    """Evaluates the gate's conditions on metrics. `names`: stage -> its name in the lines, such as dev2.
 
     Raises:
-        InputError: for a metric that is not there at all. One without a value (nothing could be measured) fails.
+        InputError: a metric does not exist. A metric without a value (nothing could be measured) fails its condition.
     """
     return Verdict(gate.name, gate.after, tuple(_find(gate, condition, values, names) for condition in gate.conditions))
 
@@ -234,5 +234,5 @@ def _against_stage(condition: Condition, name: str, value: float, other_name: st
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """The single numbers of a row; intervals and texts are left out."""
+    """The scalar numbers of a row, without intervals and texts."""
     return {k: v for k, v in values.items() if v is None or (isinstance(v, (int, float)) and not isinstance(v, bool))}
