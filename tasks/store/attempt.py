@@ -1,4 +1,4 @@
-"""Attempts: the work on one key while its lock is held, and the publication of the result."""
+"""Attempts: work on one key while its lock is held, and publication of the result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attempt:
         self.work = root / "work" / f"{stage}-{key[:16]}"
         self.out = self.work / "out"
         self.state = self.work / "state"
-        self.continues = False  # what an earlier attempt left
+        self.continues = False  # whether it continues the work of an earlier attempt
         self._root = root
         self._began = time.monotonic()
 
@@ -58,7 +58,8 @@ class Attempt:
             forced = json.loads(record.read_text())["forced"]
         except (OSError, ValueError, KeyError, TypeError):
             forced = None
-        # Without out/ the earlier attempt was killed after its rename: it published, and what is left is garbage.
+        # If out/ is missing, the earlier attempt was killed after its rename: it was published, and the rest is
+        # garbage.
         if forced is None or not self.out.is_dir() or (force and not forced):
             shutil.rmtree(self.work, ignore_errors=True)
             self.work.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ class Attempt:
     def close(self) -> None:
         """Remove the folders if nothing was written to them."""
         untouched = self.out.is_dir() and not any(self.out.iterdir()) and not any(self.state.iterdir())
-        if untouched:  # the caller found the artifact already published, or failed before it wrote anything
+        if untouched:  # the caller found the artifact already published, or failed before writing anything
             shutil.rmtree(self.work, ignore_errors=True)
 
     def publish(
@@ -91,17 +92,17 @@ class Attempt:
         peak_memory: int | None = None,
         origin: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Turn `out` into an artifact. `seconds` defaults to the time since this attempt took the lock.
+        """Turns `out` into an artifact. `seconds` defaults to the time since this attempt took the lock.
 
-        Everything is on disk before the rename that makes it visible, so neither a kill nor a power cut leaves an
-        artifact with half its contents.
+        Everything is on disk before the rename that makes the artifact visible, so neither a kill nor a power failure
+        leaves an artifact with only part of its contents.
         """
         inputs = dict(inputs or {})
         expected = artifact_key(self.stage, stage_version, config, {name: ref.digest for name, ref in inputs.items()})
         assert expected == self.key, f"{self.stage}: published with another config or inputs than its key was made of"
         manifest_path = self.out / MANIFEST
         with explain_full_disk(self._root):
-            manifest_path.unlink(missing_ok=True)  # of a publication that was killed before its rename
+            manifest_path.unlink(missing_ok=True)  # left by a publication that was killed before its rename
             files = _inventory(self.out)
             seconds = time.monotonic() - self._began if seconds is None else seconds
             manifest = Manifest(
@@ -144,7 +145,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def explain_full_disk(root: Path) -> Iterator[None]:
-    """Turn the OSError of a full disk or an exceeded quota into an InputError with a remedy."""
+    """Turns the OSError of a full disk or an exceeded quota into an InputError that names a remedy."""
     try:
         yield
     except OSError as error:
@@ -155,7 +156,7 @@ def explain_full_disk(root: Path) -> Iterator[None]:
 
 
 def utc_now() -> str:
-    """The time now, ISO 8601 in UTC."""
+    """The current time in UTC, as ISO 8601."""
     return datetime.now(UTC).isoformat()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong in a store, and how it is mended: damaged artifacts, inputs that are gone, leftovers of attempts."""
+"""Finds problems in a store and repairs them: damaged artifacts, missing inputs, leftovers of attempts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tasks.store.stale import dangling_pointers
 from tasks.store.store import Store
 
 QUARANTINE = "quarantine"
-"""Folder of the store with damaged artifacts that were set aside. `r1 prune` empties it."""
+"""Folder of the store for damaged artifacts that were moved aside. `r1 prune` empties it."""
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """One thing that is wrong. `what` names it, `said` says what is wrong with it.
+    """One problem. `what` names the affected thing, `said` says what is wrong with it.
 
-    `repair` mends it and returns what it did, "" if it could not; None where only another run can, and then `remedy`
-    says which.
+    `repair` fixes it and returns what it did, or "" if it could not. It is None if only another run can fix it; then
+    `remedy` says which run.
     """
 
     kind: Literal["corrupt", "missing", "orphaned", "running"]
@@ -34,10 +34,10 @@ class Flaw:
 
 
 def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set[str]]:
-    """Everything that is wrong in a store. Returns the digests of the artifacts that are whole.
+    """Yields every problem in a store. Returns the digests of the intact artifacts.
 
-    Without `every_byte`, files that have not changed since they were last compared with their hashes are not read. What
-    a live process works on is left alone.
+    Without `every_byte`, files that have not changed since they were last compared with their hashes are not read.
+    Anything that a live process is working on is skipped.
     """
     whole: list[Manifest] = []
     for folder in sorted(store.root.glob("artifacts/*/*/*/")):
@@ -46,7 +46,7 @@ def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set
             problem = changed_file(store.root, manifest, every_byte=every_byte)
         if not problem and manifest is not None:
             whole.append(manifest)
-        elif folder.exists():  # not pruned meanwhile
+        elif folder.exists():  # not pruned in the meantime
             yield Flaw("corrupt", _name(store, folder), problem or "", _setting_aside(store, folder))
     digests = {manifest.digest for manifest in whole}
     for manifest in whole:
@@ -67,7 +67,7 @@ def _missing_inputs(store: Store, manifest: Manifest, digests: set[str]) -> Iter
 
 
 def _leftovers(store: Store, keys: Iterable[str]) -> Iterator[Flaw]:
-    """Work that no attempt can continue: its artifact was published, or its record is damaged."""
+    """Work that no attempt can continue, because its artifact was published or its record is damaged."""
     for work in sorted(store.root.glob("work/*/")):
         key, forced = attempt_record(work)
         if key is None:

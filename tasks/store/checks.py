@@ -1,8 +1,8 @@
-"""Comparing artifacts with their hashes, each file once: again only after its size, time of change or inode changed.
+"""Compares artifacts with their hashes. A file is read once, and again only if its size, ctime or inode changes.
 
-    <root>/checked/<key[:2]>/<key>-<attempt>.json    size, mtime and inode of the files when they had their hashes
+    <root>/checked/<key[:2]>/<key>-<attempt>.json    size, mtime and inode of the files when they matched their hashes
 
-This is a cache, which may be deleted. What changes bytes but not the file's time, such as a failing disk, escapes it;
+This is a cache and can be deleted. It misses changes that leave the file's time alone, such as those of a failing disk;
 `r1 verify` reads every byte.
 """
 
@@ -21,9 +21,9 @@ FOLDER = "checked"
 
 
 def changed_file(root: Path, manifest: Manifest, *, every_byte: bool = False) -> str | None:
-    """What is wrong with the first file of the artifact that has not the contents of its manifest; None if all have.
+    """Says what is wrong with the first file whose contents differ from the manifest; None if all files match.
 
-    Files that have not changed since they were last compared are not read, unless `every_byte` asks for it.
+    Files that have not changed since they were last compared are not read, unless `every_byte` is set.
     """
     states = _states(manifest)
     known = {} if every_byte else _read(root, manifest)
@@ -43,18 +43,18 @@ def changed_file(root: Path, manifest: Manifest, *, every_byte: bool = False) ->
 
 
 def remember(root: Path, manifest: Manifest) -> None:
-    """Records that the files of an artifact, as they are now, have their hashes."""
+    """Records that the artifact's files, as they are now, match their hashes."""
     _write(root, manifest, _states(manifest))
 
 
 def forget(root: Path, manifests: Iterable[Manifest]) -> None:
-    """Removes what is recorded of these artifacts."""
+    """Deletes the records about these artifacts."""
     for manifest in manifests:
         _file(root, manifest).unlink(missing_ok=True)
 
 
 def _states(manifest: Manifest) -> dict[str, list[int]]:
-    """Size, time of the last change (ns) and inode of each file that exists."""
+    """Size, time of last change (ns) and inode of each file that exists."""
     states = {}
     for name in manifest.files:
         with contextlib.suppress(OSError):
@@ -76,5 +76,5 @@ def _read(root: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _write(root: Path, manifest: Manifest, states: dict[str, list[int]]) -> None:
-    with contextlib.suppress(OSError):  # full or read-only: the files are compared again the next time
+    with contextlib.suppress(OSError):  # disk full or read-only: the files are compared again next time
         write_whole(_file(root, manifest), json.dumps({"digest": manifest.digest, "files": states}))

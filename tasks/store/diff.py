@@ -13,7 +13,8 @@ _SHOWN_CHARACTERS = 40
 
 
 class Change(NamedTuple):
-    """One leaf of a configuration. `field` is its dotted path; a value is None on a side that lacks the field."""
+    """One changed leaf of a configuration. `field` is its dotted path; a value is None on the side without the
+    field."""
 
     field: str
     old: Any
@@ -35,8 +36,8 @@ class Ingredients:
 
 @dataclass(frozen=True)
 class Difference:
-    """One reason why two keys differ. `old` and `new` are values of a field, stage versions, or the references of an
-    input (None where there was none). `name` is the field's path or the input's name."""
+    """One reason why two keys differ. `name` is the field's path or the input's name. `old` and `new` are values of a
+    field, stage versions, or references of an input (None on the side without that input)."""
 
     kind: Literal["field", "input", "version"]
     name: str
@@ -70,7 +71,8 @@ def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
 
 
 def changed_fields(old: Any, new: Any, path: str = "") -> list[Change]:
-    """Every leaf that differs between two configurations of plain values. Lists of equal length go item by item."""
+    """Every leaf that differs between two configurations of plain values. Lists of equal length are compared item by
+    item."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             change
@@ -83,14 +85,15 @@ def changed_fields(old: Any, new: Any, path: str = "") -> list[Change]:
 
 
 def shorten(value: Any) -> str:
-    """A value on one line, cut after 40 characters."""
+    """A value on one line, truncated to 40 characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def _shorten_both(old: str, new: str) -> tuple[str, str]:
-    """Two texts on one line, each cut after 40 characters; of long ones what both begin with is left out, too."""
+    """Two texts on one line each, truncated to 40 characters. If they are long, their common beginning is dropped
+    too."""
     old, new = " ".join(old.split()), " ".join(new.split())
     if max(len(old), len(new)) > _SHOWN_CHARACTERS:
         pairs = enumerate(zip(old, new, strict=False))

@@ -1,4 +1,4 @@
-"""All manifests of a store, quickly: one that was valid and has not changed since is not validated again.
+"""Lists all manifests of a store quickly: a valid manifest that has not changed since is not validated again.
 
     <root>/checked/manifests.json    mtime, size and inode of each manifest that was valid
 
@@ -23,14 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 def read_manifests(root: Path, stage: str | None = None) -> list[Manifest]:
-    """The manifests of all whole artifacts, or of those of one stage, oldest first; a warning for each damaged one."""
+    """Manifests of all complete artifacts, or of those of one stage, oldest first. Logs a warning for each damaged
+    one."""
     known = _read(root)
     right = {} if stage is None else dict(known)
     manifests = []
     for name, folder in _folders(root, stage):
         try:
             stat = os.stat(f"{folder}/{MANIFEST}")
-        except OSError:  # being removed, or no artifact at all: see tasks.store.audit
+        except OSError:  # being removed, or not an artifact: see tasks.store.audit
             continue
         state = [stat.st_mtime_ns, stat.st_size, stat.st_ino]
         manifest = _unchanged(folder) if known.get(name) == state else read_manifest(Path(folder))
@@ -43,7 +44,7 @@ def read_manifests(root: Path, stage: str | None = None) -> list[Manifest]:
 
 
 def _folders(root: Path, stage: str | None) -> Iterator[tuple[str, str]]:
-    """STAGE/KEY/ATTEMPT and path of each folder that should be an artifact."""
+    """Yields STAGE/KEY/ATTEMPT and the path of each folder that should be an artifact."""
     artifacts = os.fspath(root / "artifacts")
     for one in [stage] if stage else _names(artifacts):
         for key in _names(f"{artifacts}/{one}"):
@@ -59,7 +60,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _unchanged(folder: str) -> Manifest | None:
-    """A manifest that was right when it was last read. None, with a warning, if the sizes of its files are not."""
+    """A manifest that was valid when last read. None, with a warning, if the sizes of its files are wrong."""
     path = Path(folder)
     try:
         with open(f"{folder}/{MANIFEST}", "rb") as file:
@@ -68,7 +69,7 @@ def _unchanged(folder: str) -> Manifest | None:
         manifest = Manifest(**{**values, "inputs": inputs, "path": path})
         check_sizes(manifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return read_manifest(path)  # says what is wrong
+        return read_manifest(path)  # logs what is wrong
     return manifest
 
 
@@ -85,5 +86,5 @@ def _read(root: Path) -> dict[str, Any]:
 
 
 def _write(root: Path, right: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # full or read-only: they are checked again the next time
+    with contextlib.suppress(OSError):  # disk full or read-only: manifests are checked again next time
         write_whole(_file(root), json.dumps(right, separators=(",", ":")))

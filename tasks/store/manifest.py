@@ -1,4 +1,4 @@
-"""Manifests: what an artifact is, the key that it was made under, and the digest of its contents."""
+"""Manifests: the description of an artifact, with the key it was made under and the digest of its contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _NEWER = {"machine", "peak_memory", "origin", "checksum"}
-"""Fields that manifests of earlier versions lack; left out where they are None."""
+"""Fields that earlier versions did not write; omitted if None."""
 
 
 class FileEntry(TypedDict):
@@ -48,38 +48,38 @@ TOKENIZER_FILES = {
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value that hashes are computed from. Raises ValueError for NaN and infinities."""
+    """The canonical JSON text of a value, from which hashes are computed. Raises ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def artifact_key(stage: str, version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Key (sha256) of what `stage` makes from `config` and `inputs` (name -> digest). Equal keys mean equal work."""
+    """Key (SHA-256) of what `stage` makes from `config` and `inputs` (name -> digest). Equal keys mean equal work."""
     parts = {"stage": stage, "version": version, "config": dict(config), "inputs": dict(inputs)}
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
 def artifact_digest(key: str, files: Mapping[str, FileEntry]) -> str:
-    """sha256 over a key and the names and hashes of the files."""
+    """SHA-256 over a key and the names and hashes of the files."""
     hashes = sorted((name, entry["sha256"]) for name, entry in files.items())
     return hashlib.sha256(canonical_json([key, hashes]).encode()).hexdigest()
 
 
 def tokenizer_digest(files: Mapping[str, FileEntry]) -> str | None:
-    """sha256 over the tokenizer files and the chat template; None if there are none."""
-    # By base name: the same tokenizer in two folders, or in two artifacts with different layouts, is one tokenizer.
+    """SHA-256 over the tokenizer files and the chat template; None if there are none."""
+    # By base name: the same tokenizer counts as one, even in two folders or in artifacts with different layouts.
     hashes = {(Path(name).name, entry["sha256"]) for name, entry in files.items() if Path(name).name in TOKENIZER_FILES}
     return hashlib.sha256(canonical_json(sorted(hashes)).encode()).hexdigest() if hashes else None
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class InputRef:
-    """One input of a stage: its digest, and its origin (an earlier artifact, or a path that the user named)."""
+    """One input of a stage: its digest and its origin, either an earlier artifact or a path given by the user."""
 
     digest: str
     stage: str | None = None
@@ -89,15 +89,15 @@ class InputRef:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of an artifact, and the only thing that stages hand to each other.
+    """Description of an artifact, and the only thing that stages pass to each other.
 
-    `digest` covers the key and the contents, so equal contents under two keys never share a digest. `files` maps
-    a relative path to ``{"size": bytes, "sha256": hex}``. A metric that is not finite is stored as None.
-    `tokenizer_sha256` covers the tokenizer files and the chat template, whichever folder of the artifact they are in.
-    `seconds` is the time that the work took; `created` is UTC in ISO format. `machine` and `peak_memory` are those of
-    `tasks.estimate.measured`; None where an attempt continued an earlier one, whose time is not in `seconds`.
-    `origin` has code, user, machine and libraries, as `tasks.estimate.origin` names them. `checksum` is the sha256 of
-    everything else here. The last four are None in manifests of earlier versions.
+    `digest` covers the key and the contents, so equal contents under two keys never share a digest. `files` maps a
+    relative path to ``{"size": bytes, "sha256": hex}``. A metric that is not finite is stored as None.
+    `tokenizer_sha256` covers the tokenizer files and the chat template, in whichever folder of the artifact they are.
+    `seconds` is the duration of the work; `created` is UTC in ISO format. `machine` and `peak_memory` are defined in
+    `tasks.estimate.measured`. They are None if an attempt continued an earlier one, whose time is not in `seconds`.
+    `origin` holds code, user, machine and libraries, as named in `tasks.estimate.origin`. `checksum` is the SHA-256 of
+    all other fields. The last four are None in manifests of earlier versions.
     """
 
     stage: str
@@ -124,12 +124,12 @@ class Manifest:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values without `path`, which is valid only on this machine."""
+        """Plain JSON values, without `path`, which is valid only on this machine."""
         values = {k: v for k, v in vars(self).items() if k != "path" and not (v is None and k in _NEWER)}
         return {**values, "inputs": {name: dict(vars(ref)) for name, ref in self.inputs.items()}}
 
     def sealed(self) -> Manifest:
-        """The same with its checksum."""
+        """A copy with its checksum filled in."""
         values = dataclasses.replace(self, checksum=None).to_dict()
         return dataclasses.replace(self, checksum=hashlib.sha256(canonical_json(values).encode()).hexdigest())
 
@@ -140,7 +140,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest in an artifact's folder, None (with a warning) if it or its files are damaged."""
+    """The manifest in an artifact's folder. None, with a warning, if the manifest or the files are damaged."""
     manifest, problem = examine(folder)
     if problem:
         logger.warning("ignoring the damaged artifact %s: %s", folder / MANIFEST, problem)
@@ -149,10 +149,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def examine(folder: Path) -> tuple[Manifest | None, str | None]:
-    """The manifest in an artifact's folder, None if it cannot be read, and what is wrong with the artifact.
+    """Returns the manifest in an artifact's folder (None if it cannot be read) and what is wrong with the artifact.
 
-    Compares the manifest with itself and with the names and sizes of its files. `tasks.store.checks` compares their
-    contents.
+    Checks that the manifest is consistent and that the names and sizes of the files match it. `tasks.store.checks`
+    compares the contents of the files.
     """
     try:
         with open(folder / MANIFEST, "rb") as file:
@@ -170,7 +170,7 @@ def examine(folder: Path) -> tuple[Manifest | None, str | None]:
 
 
 def _check(manifest: Manifest) -> None:
-    """Raises ValueError, or OSError, with what is wrong."""
+    """Raises ValueError or OSError if something is wrong; the message says what."""
     if manifest.path.parts[-3:] != (manifest.stage, manifest.key, str(manifest.attempt)):
         raise ValueError("it belongs to another artifact")
     if datetime.fromisoformat(manifest.created).tzinfo is None:
@@ -186,7 +186,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def check_sizes(manifest: Manifest) -> None:
-    """Raises ValueError where a file of the artifact is missing or has another size."""
+    """Raises ValueError if a file of the artifact is missing or has a different size."""
     folder = os.fspath(manifest.path)
     for name, entry in manifest.files.items():
         try:

@@ -1,8 +1,8 @@
-"""Removing artifacts that no kept run needs.
+"""Removes artifacts that no kept run needs.
 
-Kept are the current artifacts of every recipe and seed, the newest one of every stage and seed, those that a caller
-names (promoted models, what live runs use), the inputs of every attempt under way or interrupted, and everything that
-any of these was made from.
+These are kept: the current artifacts of every recipe and seed, the newest artifact of every stage and seed, artifacts
+that a caller names (promoted models, what live runs use), the inputs of every running or interrupted attempt, and
+everything that any of these was made from.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from tasks.store.stale import current_digests
 from tasks.store.store import Store
 
 _REMOVED = "removed"
-"""Folder of the store for what is being deleted: it disappears by one rename."""
+"""Folder of the store for what is being deleted. One rename moves an artifact here, so it disappears at once."""
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """What can be removed. `kept`: reason -> number of artifacts; those of several reasons count once, in order."""
+    """What can be removed. `kept`: reason -> number of artifacts. An artifact with several reasons counts once, under
+    the first of them."""
 
     artifacts: list[Manifest]
     folders: list[Path]
@@ -35,9 +36,9 @@ class Pruning:
 
 
 def plan_pruning(store: Store, named: Mapping[str, Iterable[str]], in_use: Iterable[str]) -> Pruning:
-    """What no kept run needs. `named`: reason -> digests to keep. `in_use`: digests that live runs use."""
+    """Finds what no kept run needs. `named`: reason -> digests to keep. `in_use`: digests that live runs use."""
     manifests = store.list()
-    by_digest = {manifest.digest: manifest for manifest in manifests}  # the newest attempt of equal ones
+    by_digest = {manifest.digest: manifest for manifest in manifests}  # of equal attempts, the newest
     newest = {(manifest.stage, manifest.config.get("seed")): manifest.digest for manifest in manifests}
     used = {*in_use, *_inputs_of_attempts(store)}
     roots = {"current": current_digests(store), "newest of its stage": newest.values(), "in use": used, **named}
@@ -61,7 +62,7 @@ def plan_pruning(store: Store, named: Mapping[str, Iterable[str]], in_use: Itera
 
 
 def remove_artifact(store: Store, manifest: Manifest) -> bool:
-    """Removes an artifact, at once for every reader. Returns False if a process works on its key."""
+    """Removes an artifact, for all readers at the same moment. Returns False if a process is working on its key."""
     with store.idle(manifest.key) as idle:
         if not idle:
             return False
@@ -76,7 +77,7 @@ def remove_artifact(store: Store, manifest: Manifest) -> bool:
 
 
 def remove_work(store: Store, work: Path) -> bool:
-    """Removes an interrupted attempt. Returns False if a process works on its key."""
+    """Removes an interrupted attempt. Returns False if a process is working on its key."""
     key, _ = attempt_record(work)
     with store.idle(*([key] if key else [])) as idle:
         if idle:
@@ -85,12 +86,13 @@ def remove_work(store: Store, work: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of the files below a folder."""
+    """Total size in bytes of the files below a folder."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _lineage(digests: Iterable[str], by_digest: Mapping[str, Manifest]) -> set[str]:
-    """Digests of everything that these artifacts were made from, themselves left out unless they are among it."""
+    """Digests of all ancestors of these artifacts. The artifacts themselves are included only if one is an ancestor of
+    another."""
     found: set[str] = set()
     queue = [digest for digest in digests if digest in by_digest]
     while queue:

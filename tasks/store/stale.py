@@ -1,14 +1,14 @@
-"""Which artifacts are stale: they were made from an input that has been made again since.
+"""Finds stale artifacts: those made from an input that has since been made again.
 
 For each recipe and seed, every stage has a *current* artifact: the one that a run of this recipe made, reused or read
-last. A current artifact is *stale* when one of its inputs is not the current artifact of the stage that the input came
-from, or is stale itself. Artifacts that are not current are history, and never stale. So a stage that is made again
-with the same bytes makes nothing stale, nor does another recipe or seed; a run that goes back to older artifacts makes
-these current again.
+last. A current artifact is *stale* if one of its inputs is not the current artifact of the stage that the input came
+from, or is stale itself. Artifacts that are not current are history and never stale. So a stage that is made again with
+the same bytes makes nothing stale, and neither does another recipe or seed. A run that goes back to older artifacts
+makes them current again.
 
-Only pointers to the current artifacts are stored, `<root>/current/<recipe>-<seed>/<slot>.digest`; staleness is computed
-from them and the manifests each time. A slot is a stage together with the origins of its inputs: `evaluate` of the
-flows r1 and r1_zero are two slots.
+Only pointers to the current artifacts are stored, in `<root>/current/<recipe>-<seed>/<slot>.digest`. Staleness is
+computed from them and the manifests each time. A slot is a stage together with the origins of its inputs: `evaluate` in
+the flows r1 and r1_zero has two slots.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _FOLDER, _SUFFIX = "current", "digest"
 
 
 def make_current(store: Store, recipe: str, seed: int, manifests: Iterable[Manifest]) -> bool:
-    """Make these artifacts the current ones of a recipe and seed. Returns whether any of them was not before."""
-    # A list, not a generator: every pointer is written.
+    """Makes these artifacts the current ones of a recipe and seed. Returns whether any of them was not current
+    before."""
+    # A list, not a generator, so that every pointer is written.
     return any([_point(_pointer_folder(store, recipe, seed), manifest) for manifest in manifests])
 
 
 def recipes_using(store: Store, seed: int, inputs: Iterable[Manifest]) -> list[str]:
-    """Recipes that have all of these artifacts as current ones under this seed; none if there are no inputs.
+    """Recipes for which all of these artifacts are current under this seed; none if there are no inputs.
 
-    A stage that is run by itself on the artifacts of a recipe belongs to that recipe.
+    A stage that runs on its own with the artifacts of a recipe belongs to that recipe.
     """
     digests = {_slot(manifest): manifest.digest for manifest in inputs}
     if not digests:
@@ -48,7 +49,7 @@ def recipes_using(store: Store, seed: int, inputs: Iterable[Manifest]) -> list[s
 
 
 def stale_reasons(store: Store, manifests: Iterable[Manifest] | None = None) -> dict[str, str]:
-    """Key of each stale artifact -> the reason, on one line. `manifests`: those of the store, if they were read."""
+    """Key of each stale artifact -> the reason, on one line. `manifests`: the store's manifests, if already read."""
     by_digest = {manifest.digest: manifest for manifest in (store.list() if manifests is None else manifests)}
     reasons: dict[str, str] = {}
     for (recipe, seed), pointers in _pointers(store).items():
@@ -66,7 +67,7 @@ def current_digests(store: Store) -> set[str]:
 
 
 def dangling_pointers(store: Store, digests: Container[str]) -> list[tuple[Path, str]]:
-    """Files that point to a current artifact that is not among `digests`, with its digest."""
+    """Files that point to a current artifact whose digest is not in `digests`, with that digest."""
     pointers = [(path, _digest_in(path)) for path in _pointer_files(store)]
     return [(path, digest) for path, digest in pointers if digest not in digests]
 
@@ -77,7 +78,7 @@ def _reason(
     by_digest: Mapping[str, Manifest],
     checked: dict[str, str | None],
 ) -> str | None:
-    """Why one artifact is stale, None if it is not. `checked` caches the answers by digest."""
+    """Why one artifact is stale; None if it is not. `checked` caches the answers by digest."""
     if manifest.digest not in checked:
         inputs = {name: by_digest[ref.digest] for name, ref in manifest.inputs.items() if ref.digest in by_digest}
         direct, indirect = [], []
@@ -115,12 +116,12 @@ def _pointer_files(store: Store) -> list[Path]:
 
 
 def _digest_in(pointer: Path) -> str:
-    """What a pointer says; a damaged one leads to no artifact."""
+    """The digest in a pointer file. A damaged file gives a digest that matches no artifact."""
     return pointer.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def _point(folder: Path, manifest: Manifest) -> bool:
-    """Point the slot of an artifact at it. Returns whether the pointer changed."""
+    """Points the artifact's slot at it. Returns whether the pointer changed."""
     pointer = folder / f"{_slot(manifest)}.{_SUFFIX}"
     if pointer.is_file() and _digest_in(pointer) == manifest.digest:
         return False

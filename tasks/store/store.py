@@ -1,11 +1,12 @@
-"""The artifact store: what each stage made, under a key that says what it was made from.
+"""The artifact store: each stage's output, under a key computed from what it was made from.
 
     <root>/artifacts/<stage>/<key>/<attempt>/   published: files and manifest.json, never written again
-    <root>/work/<stage>-<key[:16]>/             an attempt under way: attempt.json, out/, state/
+    <root>/work/<stage>-<key[:16]>/             an attempt in progress: attempt.json, out/, state/
     <root>/locks/<key>.lock                     held by the process that works on the key
 
-An artifact appears by one rename, so a reader sees all of it or nothing. The store is the source of truth about what
-exists: every look-up checks the files themselves, their contents as `tasks.store.checks` says.
+An artifact appears through one rename, so a reader sees all of it or nothing. The store is the source of truth about
+which artifacts exist: every look-up checks the files themselves, and `tasks.store.checks` says when it reads their
+contents.
 """
 
 from __future__ import annotations
@@ -33,15 +34,14 @@ _LOCK_POLL_S = 0.2
 
 
 class Store:
-    """The artifacts below one folder. Any number of processes may read and write it at once."""
+    """The artifacts below one folder. Any number of processes can read and write it at the same time."""
 
     def __init__(self, root: Path):
         self.root = root
 
     def find(self, key: str, *, compare: bool = True) -> Manifest | None:
-        """The newest complete attempt at `key`. Attempts with missing files, other sizes or edited manifests are
-        skipped with a warning. Raises InputError where the contents of a file changed, unless `compare` is off; see
-        `check`."""
+        """The newest complete attempt at `key`. Skips, with a warning, attempts with missing files, wrong sizes or
+        edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`."""
         folders = [path for path in self.root.glob(f"artifacts/*/{key}/*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             if manifest := read_manifest(folder):
@@ -49,11 +49,11 @@ class Store:
         return None
 
     def resolve(self, ref: str) -> Manifest:
-        """The artifact named by a key or digest (6 or more of its first characters) or by `latest:<stage>`. The
-        contents of its files are not compared with their hashes; see `check`.
+        """The artifact named by a key or digest (at least its first 6 characters) or by `latest:<stage>`. Does not
+        compare the contents of its files with their hashes; see `check`.
 
         Raises:
-            InputError: for a reference that is malformed, unknown or ambiguous.
+            InputError: the reference is malformed, unknown or ambiguous.
         """
         if ref.startswith("latest:"):
             stage = ref.removeprefix("latest:")
@@ -70,7 +70,7 @@ class Store:
         if len(ref) == 64 and (manifest := self.find(ref, compare=False)):
             return manifest
         manifests = self.list()
-        # One entry per key: a key stands for its newest attempt, which comes last in the list.
+        # One entry per key: a key means its newest attempt, which comes last in the list.
         matches = {m.key: m for m in manifests if m.key.startswith(ref) or m.digest.startswith(ref)}
         if not matches:
             raise InputError(f"{ref}: no artifact in {self.root} has this key or digest; `r1 stages` lists them")
@@ -80,11 +80,11 @@ class Store:
         return next(iter(matches.values()))
 
     def check(self, manifest: Manifest, *, every_byte: bool = False) -> Manifest:
-        """The artifact, if its files have the contents that the manifest says. Files that have not changed since they
-        were last compared are not read, unless `every_byte` asks for it.
+        """Returns the artifact if the contents of its files match the manifest. Files that have not changed since they
+        were last compared are not read, unless `every_byte` is set.
 
         Raises:
-            InputError: a file has other contents, or is missing.
+            InputError: a file is missing or its contents differ.
         """
         if problem := changed_file(self.root, manifest, every_byte=every_byte):
             raise InputError(
@@ -95,12 +95,11 @@ class Store:
 
     @contextlib.contextmanager
     def attempt(self, stage: str, key: str, *, force: bool = False, uses: Collection[str] = ()) -> Iterator[Attempt]:
-        """Hold the lock of `key` and yield an attempt, which may continue one that was killed.
+        """Holds the lock of `key` and yields an attempt, which may continue one that was killed.
 
-        The caller checks `find` again inside: another process may have published while this one waited for the lock.
-        Work is kept until it is published. `force` starts from scratch, except where it continues a forced attempt.
-        `uses`: digests of the inputs, which `r1 prune` keeps meanwhile.
-        """
+        The caller calls `find` again inside, because another process may have published while this one waited for the
+        lock. Work is kept until it is published. `force` starts from scratch, unless it continues a forced attempt.
+        `uses`: digests of the inputs, which `r1 prune` keeps in the meantime. """
         with explain_full_disk(self.root), self._lock(key) as lock_fd:
             attempt = Attempt(self.root, stage, key, lock_fd)
             attempt.open(force, uses)
@@ -114,13 +113,13 @@ class Store:
         path = self.root / "locks" / f"{key}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The file is never removed: a waiting process would go on to lock a file that no other process sees.
+            # The file is never removed: a waiting process would then lock a file that no other process sees.
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except PermissionError:
             raise InputError(f"{self.root}: may not be written; set R1FLOW_HOME to a folder that may") from None
         try:
             waiting = False
-            while True:  # polls instead of blocking in C, so that a cancelled thread can leave
+            while True:  # polls instead of blocking in C, so that a cancelled thread can exit
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
@@ -132,7 +131,7 @@ class Store:
                     time.sleep(_LOCK_POLL_S)
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()} since {utc_now()}\n".encode(), 0)
-            # A trainer inherits the lock, so it becomes free only when both processes are gone.
+            # A trainer inherits the lock, so the lock is released only after both processes have ended.
             os.set_inheritable(fd, True)
             try:
                 yield fd
@@ -143,23 +142,24 @@ class Store:
 
     @contextlib.contextmanager
     def idle(self, *keys: str) -> Iterator[bool]:
-        """Holds the locks of `keys` unless a process holds one of them. Does not wait; yields whether all were free."""
+        """Holds the locks of `keys` unless another process holds one of them. Does not wait. Yields whether all were
+        free."""
         with contextlib.ExitStack() as stack:
             for key in keys:
                 try:
                     file = stack.enter_context((self.root / "locks" / f"{key}.lock").open("rb"))
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except FileNotFoundError:
-                    continue  # nobody ever worked on it here
+                    continue  # nobody has ever worked on this key here
                 except BlockingIOError:
                     yield False
                     return
             yield True
 
     def is_abandoned(self, key: str, since: datetime) -> bool:
-        """Whether a process of this host took the lock of `key` after `since` and died while holding it.
+        """Whether a process on this host took the lock of `key` after `since` and died while holding it.
 
-        Always False for locks of other hosts: not every shared file system shares its locks.
+        Always False for locks of other hosts, because not every shared file system shares locks.
         """
         path = self.root / "locks" / f"{key}.lock"
         try:

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Atomic file writes: a reader sees a whole file or none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file beside `path` and renames it, so that neither a kill nor another process shows half of it. Makes
-    the folder."""
+    """Writes a temporary file next to `path` and renames it, so that neither a kill nor a concurrent reader leaves or
+    sees half a file. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
