@@ -1,1 +1,1 @@
-"""MLflow: the only package that imports it. Runs, tags, the model registry and reading them back."""
+"""MLflow tracking: runs, tags and the model registry, written and read back. No other package imports MLflow."""

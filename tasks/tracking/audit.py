@@ -1,5 +1,5 @@
-"""MLflow seen from the store: runs without a process, aliases without an artifact, stale runs, and old ones that made
-nothing that is kept."""
+"""Compares MLflow with the store: runs without a live process, aliases without an artifact, stale runs, and old runs
+whose artifacts are no longer kept."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tasks.tracking.run_owner import is_alive, runs_of_dead_processes
 from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG, STALE_TAG
 
 _PAGE = 200
-"""Runs in one answer: each has hundreds of parameters."""
+"""Runs per page of results. Each run has hundreds of parameters."""
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """A run that is no stage of another, and its stages' runs."""
+    """A top-level run with the ids of its stages' runs."""
 
     id: str
     name: str
@@ -31,8 +31,8 @@ class OldRun:
 
 
 def old_runs(connection: Connection, before: float, kept: Collection[str]) -> list[OldRun]:
-    """Runs that ended before a time (seconds since 1970), oldest first, if none of them or of their stages made an
-    artifact whose digest is in `kept`.
+    """Top-level runs that ended before a time (seconds since 1970), oldest first. Leaves out a run if it or one of its
+    stages made an artifact whose digest is in `kept`.
 
     Raises:
         InputError: MLflow cannot be reached.
@@ -62,7 +62,7 @@ def _ended(client: Any, experiments: list[str], before: float) -> Iterator[Any]:
 
 
 def delete_runs(connection: Connection, runs: list[OldRun]) -> None:
-    """Mark runs and their stages' as deleted. MLflow hides them, and `mlflow gc` removes them for good."""
+    """Marks runs and their stages' runs as deleted. MLflow hides them, and `mlflow gc` removes them for good."""
 
     def delete(client: Any) -> None:
         for run in runs:
@@ -73,7 +73,7 @@ def delete_runs(connection: Connection, runs: list[OldRun]) -> None:
 
 
 def audit_tracking(connection: Connection, digests: Collection[str]) -> Iterator[Flaw]:
-    """What is wrong in MLflow; `digests`: those of the artifacts in the store.
+    """Yields what is wrong in MLflow. `digests`: digests of the artifacts in the store.
 
     Raises:
         InputError: MLflow cannot be reached.
@@ -104,7 +104,7 @@ def promoted(connection: Connection) -> dict[str, str]:
 
 
 def digests_in_use(connection: Connection) -> set[str]:
-    """Digests of the artifacts that runs made, reused or read which are RUNNING and whose process may be alive."""
+    """Digests of the artifacts made, reused or read by runs that are RUNNING and whose process may be alive."""
 
     def search(client: Any) -> set[str]:
         experiments = connection.experiments()
@@ -143,7 +143,7 @@ def _ending(connection: Connection, run_id: str) -> Callable[[], str]:
 
 
 def update_stale_tags(store: Store, tracking: Tracking) -> None:
-    """Tag the runs that made stale artifacts with the reason, and remove the tag from all others."""
+    """Tags the runs that made stale artifacts with the reason, and removes the tag from all other runs."""
     reasons = stale_reasons(store)
     missing = {m.mlflow_run_id: reasons[m.key] for m in store.list() if m.key in reasons and m.mlflow_run_id}
     for run_id, reason in tracking.tagged(STALE_TAG).items():

@@ -1,7 +1,7 @@
-"""Recording in MLflow what happens: one experiment per recipe, one parent run per recipe run, one child run per stage.
+"""Records runs in MLflow: one experiment per recipe, one parent run per recipe run, one child run per stage.
 
-A tracking store that cannot be reached when a run begins stops the run. One that fails later costs a warning, and what
-it missed is sent again with the next thing that is logged. A server that is restarted meanwhile is waited for.
+If the tracking store cannot be reached when a run begins, the run stops. If it fails later, a warning is logged, and
+whatever it missed is sent again with the next call. If a server restarts in between, the run waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Item = TypeVar("_Item")
 class Tracking(Connection):
     """The runs that this process records at `uri`: a server's address, or a `sqlite:///` file.
 
-    Artifacts are stored in `mlartifacts` beside a sqlite file; a server decides by itself where they go.
+    With a sqlite file, artifacts are stored in `mlartifacts` next to it. A server decides where its artifacts go.
     """
 
     def __init__(self, uri: str, expected: bool = False):
@@ -66,7 +66,7 @@ class Tracking(Connection):
 
     @functools.cached_property
     def reader(self) -> RunReader:
-        """Reads back the runs that are already there."""
+        """Reads back existing runs."""
         return RunReader(self)
 
     @functools.cached_property
@@ -77,22 +77,23 @@ class Tracking(Connection):
     # ---- runs: these fail loudly ----
 
     def recipe_run(self, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        """Begin the parent run of one run of a recipe, its whole configuration as the artifact recipe.json."""
+        """Begins the parent run of one recipe run, with the whole configuration as the artifact recipe.json."""
         return self._start(recipe, name, config, tags, RECIPE_FILE)
 
     def stage_run(
         self, parent_run_id: str | None, recipe: str, name: str, config: Mapping[str, Any], tags: Mapping[str, str]
     ) -> str:
-        """Begin the run of one stage, its configuration as the artifact config.json."""
+        """Begins the run of one stage, with its configuration as the artifact config.json."""
         parent = {PARENT_TAG: parent_run_id} if parent_run_id else {}
-        patience_s = connection.MAX_AWAY_S if parent_run_id else 0.0  # a parent run shows that the server was up before
+        patience_s = connection.MAX_AWAY_S if parent_run_id else 0.0  # with a parent run, the server was up before
         run_id = self._start(recipe, name, config, {**tags, **parent}, CONFIG_FILE, patience_s)
-        # A process that was killed while making the same artifact has left its run RUNNING.
+        # A process that was killed while it made the same artifact has left its run RUNNING.
         self.outbox.send("the end of runs whose process is gone", lambda: end_runs_of_dead_processes(self))
         return run_id
 
     def reopen(self, run_id: str) -> None:
-        """Continue recording a run that another process began. Steps that it logged are not logged again."""
+        """Continues recording a run that another process began. Steps that it has already logged are not logged
+        again."""
 
         def reopen() -> None:
             self.client.update_run(run_id, status="RUNNING")
@@ -111,11 +112,11 @@ class Tracking(Connection):
         return self.or_stop(search, connection.MAX_AWAY_S)
 
     def reconcile(self) -> list[str]:
-        """Mark the runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
+        """Marks runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
         return self.or_stop(lambda: end_runs_of_dead_processes(self))
 
     def reconcile_now(self) -> None:
-        """`reconcile` without waiting for a server that is away: a later run does it."""
+        """Like `reconcile`, but does not wait for an unavailable server: a later run does it."""
         self.outbox.try_now("a search for runs of dead processes", lambda: end_runs_of_dead_processes(self))
 
     def _start(
@@ -146,10 +147,10 @@ class Tracking(Connection):
         return self.or_stop(start, patience_s)
 
     def settle(self, run_id: str) -> None:
-        """Wait until a server has recorded everything that was logged so far.
+        """Waits until the server has recorded everything that was logged so far.
 
         Raises:
-            InputError: it has been away for too long. The missing metrics are still in the files they were read from.
+            InputError: it was unavailable too long. The missing metrics are still in the files they were read from.
         """
         if not self._settled(run_id):
             raise InputError(
@@ -158,7 +159,7 @@ class Tracking(Connection):
             )
 
     def _settled(self, run_id: str) -> bool:
-        """Wait for a server that is away. Returns whether it has everything; does not wait for a sqlite file."""
+        """Waits for an unavailable server. Returns whether it has everything. Does not wait for a sqlite file."""
         deadline = time.monotonic() + connection.MAX_AWAY_S
         while not self.sqlite and (self._unsent.get(run_id) or self.outbox.pending):
             if self.outbox.try_now("the server", self.probe):
@@ -172,8 +173,8 @@ class Tracking(Connection):
     # ---- events in a run: these warn, and a failed call is tried again ----
 
     def log_metrics(self, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Log the numbers of each record at its "step". Steps at or below the last step of a metric are skipped."""
-        # Records that failed earlier go first: a later step would make MLflow skip them.
+        """Logs the numbers of each record at its "step". Steps at or below the last step of a metric are skipped."""
+        # Records that failed earlier go first: if a later step came first, MLflow would skip them.
         unsent = self._unsent.setdefault(run_id, [])
         unsent.extend((int(time.time() * 1000), record) for record in records)
 
@@ -205,11 +206,11 @@ class Tracking(Connection):
             self.outbox.retry()
 
     def metric_names(self, run_id: str) -> set[str]:
-        """The metrics that this process has logged to a run it began, as MLflow names them."""
+        """Names, as in MLflow, of the metrics that this process has logged to a run that it began."""
         return set(self._last_steps.get(run_id, {}))
 
     def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
-        """Link a data artifact to the run by its digest. MLflow never opens it."""
+        """Links a data artifact to the run by its digest. MLflow never opens it."""
 
         def log() -> None:
             from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -228,7 +229,7 @@ class Tracking(Connection):
         self.outbox.send(f"data set {name}", log)
 
     def log_table(self, run_id: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log rows, such as samples, as a table in the UI. Nested values become JSON text."""
+        """Logs rows, such as samples, as a table in the UI. Nested values become JSON text."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         table = {column: [_cell(row.get(column)) for row in rows] for column in columns}
         if rows:
@@ -258,7 +259,8 @@ class Tracking(Connection):
         return values
 
     def fail(self, run_id: str, error: BaseException, tags: Mapping[str, str]) -> None:
-        """Close a run that an error ends: FAILED, or KILLED if it was stopped. No second signal interrupts this."""
+        """Closes a run that ended with an error: as FAILED, or as KILLED if it was stopped. A second signal cannot
+        interrupt this."""
         with undisturbed():
             self.set_tags(run_id, {**tags, ERROR_TAG: masked(str(error))[:500]})
             self.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
@@ -266,7 +268,7 @@ class Tracking(Connection):
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         self.log_metrics(run_id, [])
         self.outbox.send(f"the end of run {run_id}", lambda: self.client.set_terminated(run_id, status))
-        if token := self._late.pop(run_id, None):  # those that the server had not come to when the run began
+        if token := self._late.pop(run_id, None):  # duplicates that began after the run
             self.outbox.send("the end of repeated runs", lambda: delete_repeats(self, token, run_id))
         if status == "FINISHED":
             self._settled(run_id)
@@ -283,7 +285,7 @@ class Tracking(Connection):
 
     def _last(self, run_id: str) -> dict[str, int]:
         if run_id not in self._last_steps:
-            metrics = self.client.get_run(run_id).to_proto().data.metrics  # the newest value of each
+            metrics = self.client.get_run(run_id).to_proto().data.metrics  # the latest value of each metric
             self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
         return self._last_steps[run_id]
 

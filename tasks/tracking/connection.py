@@ -1,4 +1,4 @@
-"""The connection to one MLflow: its client, how its failures are reported, and how long it is waited for.
+"""The connection to one MLflow: its client, how its failures are reported, and how long to wait for it.
 
 Importing MLflow takes a second, so nothing here does so before the first call.
 """
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MAX_AWAY_S = 300.0
-"""How long to wait for a server that was there before, when a stage begins and before its artifact is published."""
+"""Seconds to wait for a server that was up before, when a stage begins and before its artifact is published."""
 AWAY_POLL_S = 2.0
-_VIEW = "?workflowType=machine_learning"  # without it the pages open for agents and prompts
+_VIEW = "?workflowType=machine_learning"  # without it, pages open in the view for agents and prompts
 _T = TypeVar("_T")
 
 
 def default_uri(home: Path) -> str:
-    """A tracking store without a server, in the home folder."""
+    """A tracking store in the home folder that needs no server."""
     return f"sqlite:///{home.resolve() / 'mlflow.db'}"
 
 
@@ -41,12 +41,13 @@ class Connection:
     """MLflow at `uri`: a server's address, or a `sqlite:///` file."""
 
     def __init__(self, uri: str, expected: bool = False):
-        """`expected`: the server is known to be there, as it is to what its installation starts."""
+        """`expected`: the server is known to be up, because the same installation starts it."""
         self.uri = uri
         self._reached = expected
         self.sqlite = Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
         self.outbox = Outbox(uri)
-        # Notice a dead server in seconds: its metrics wait here, and a trainer has to be watched meanwhile.
+        # Notice a dead server within seconds: metrics wait here in the meantime, and the trainer still has to be
+        # watched.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -57,28 +58,28 @@ class Connection:
     def client(self) -> MlflowClient:
         import mlflow
 
-        # These log each step of creating a database, and the traceback of each error that is reported here anyway.
+        # These loggers report each step of creating a database, and tracebacks of errors that are reported here anyway.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        # Tells of its begin and end, and of every failure that is reported here, too.
+        # Logs its start and end, and failures that are reported here anyway.
         logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
-        # Registering a model version looks up its model at the global address, whatever the client's address is.
+        # Registering a model version looks up its model at the global URI, whatever the client's URI is.
         mlflow.set_tracking_uri(self.uri)
         if self.sqlite:
             make_database(self.sqlite)
         return mlflow.MlflowClient(self.uri, self.uri)
 
     def open(self) -> None:
-        """Load MLflow and its database now, ahead of the first call. Raises InputError if it cannot be reached."""
+        """Loads MLflow and its database now, before the first call. Raises InputError if MLflow cannot be reached."""
         self.or_stop(self.probe)
 
     def probe(self) -> None:
-        """Make one cheap request, which fails if MLflow cannot be reached."""
+        """Makes one cheap request, which fails if MLflow cannot be reached."""
         self.client.search_experiments(max_results=1)
 
     def page(self, run_id: str, file: str = "") -> str | None:
-        """The address of a run, or of one of its files, in MLflow's UI; None where there is no server."""
+        """The URL of a run, or of one of its files, in MLflow's UI; None without a server."""
         if not self.uri.startswith(("http://", "https://")):
             return None
         run = self.or_stop(lambda: self.client.get_run(run_id))
@@ -91,7 +92,7 @@ class Connection:
         return [experiment.experiment_id for experiment in self.client.search_experiments()]
 
     def experiment(self, name: str) -> str:
-        """The id of an experiment, which is created unless it exists."""
+        """The id of an experiment. Creates it if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         if not (experiment := self.client.get_experiment_by_name(name)):
@@ -100,7 +101,7 @@ class Connection:
                 location = (self.sqlite.resolve().parent / "mlartifacts" / metric_name(name)).as_uri()
             try:
                 return str(self.client.create_experiment(name, artifact_location=location))
-            except MlflowException:  # another process created it meanwhile
+            except MlflowException:  # another process has created it in the meantime
                 if not (experiment := self.client.get_experiment_by_name(name)):
                     raise
         if experiment.lifecycle_stage == "deleted":
@@ -113,12 +114,13 @@ class Connection:
         return self.or_stop(lambda: query(self.client))
 
     def or_stop(self, call: Callable[[], _T], patience_s: float = 0.0) -> _T:
-        """Make a call without which the run cannot go on, retrying a server that is away for `patience_s` seconds.
+        """Makes a call that the run cannot continue without. Retries for `patience_s` seconds if the server is
+        unavailable.
 
-        A server that was there before is always waited for: under load it answers late, and may be started again.
+        A server that was up before is always waited for: it may be slow under load, or be restarting.
 
         Raises:
-            InputError: MLflow could not be reached or refused the call; names the remedy.
+            InputError: MLflow could not be reached, or refused the call; the message names the remedy.
         """
         deadline = time.monotonic() + (MAX_AWAY_S if self._reached else patience_s)
         while True:
@@ -128,7 +130,7 @@ class Connection:
                 return value
             except InputError:
                 raise
-            except Exception as error:  # the boundary to MLflow: sqlalchemy, requests and its own errors all come here
+            except Exception as error:  # boundary to MLflow: sqlalchemy, requests and MLflow errors arrive here
                 if says_out_of_memory(error):
                     raise InputError(OUT_OF_MEMORY) from error
                 if not is_refused(error) and not self.sqlite and time.monotonic() < deadline:

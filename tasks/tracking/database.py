@@ -1,7 +1,7 @@
-"""MLflow's database in a sqlite file: created under another name and renamed when it is complete.
+"""MLflow's database in a sqlite file: created under a temporary name and renamed when complete.
 
-MLflow creates its tables one by one and cannot continue with a database that a killed process left half-made.
-`python -m tasks.tracking.database FILE` creates one before a server is started on it.
+MLflow creates its tables one by one, and cannot use a database that a killed process left half-created.
+`python -m tasks.tracking.database FILE` creates one before a server starts on it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tasks.tracking.moved_database import follow_move
 
 
 def make_database(path: Path) -> None:
-    """Create an empty database at `path` if there is none; one whose home was moved finds its files again. Safe against
-    kills and concurrent calls."""
+    """Creates an empty database at `path` if there is none. If there is one and its home was moved, updates its paths.
+    Safe against kills and concurrent calls."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         follow_move(path)
@@ -30,7 +30,7 @@ def make_database(path: Path) -> None:
         if path.exists():
             return
         new = path.with_name(f"{path.name}.new")
-        for leftover in path.parent.glob(f"{new.name}*"):  # the file and the journal of a process that was killed
+        for leftover in path.parent.glob(f"{new.name}*"):  # the file and the journal left by a killed process
             leftover.unlink()
         _make(new)
         os.replace(new, path)
@@ -39,15 +39,17 @@ def make_database(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Creates an empty file, unless there is one, that its owner alone can read; beside a group's folder (setgid) the
-    group too. What SQLite adds beside a database has the database's rights."""
+    """Creates an empty file that only its owner can read, or also the group if the folder is shared with a group
+    (setgid). Does nothing if the file exists. Files that SQLite adds next to a database get the database's
+    permissions."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         close_file(path)
 
 
 def close_file(path: Path) -> None:
-    """Denies other users a file. Its group may use it only if the folder is shared with a group (setgid)."""
+    """Denies other users access to a file. Its group keeps access only if the folder is shared with a group
+    (setgid)."""
     of_group = path.parent.stat().st_mode & stat.S_ISGID
     path.chmod(0o660 if of_group else 0o600)
 
@@ -55,7 +57,7 @@ def close_file(path: Path) -> None:
 def _make(path: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    # Both log every step.
+    # Both loggers report every step.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     make_private(path)

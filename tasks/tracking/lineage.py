@@ -1,4 +1,4 @@
-"""The artifacts of an MLflow run, and the recipe run that an artifact comes from."""
+"""The artifacts of an MLflow run, and the recipe run that produced an artifact."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tasks.tracking.tags import DIGEST_TAG, FLOW_TAG, OVERRIDES_TAG, PARENT_TAG,
 def artifact_of(run: str, stage: str, tracking: Tracking, store: Store) -> Manifest:
     """The artifact of `stage` that a recipe run, or a run of one stage, made, reused or read.
 
-    `run` is its MLflow id or 6 or more of its first characters. The run's own artifacts are searched first, then their
+    `run` is its MLflow id, or at least the first 6 characters. The run's own artifacts are searched first, then their
     inputs, then the inputs of those.
 
     Raises:
-        InputError: for a run that does not exist, or that has none or several artifacts of the stage.
+        InputError: the run does not exist, or has none or several artifacts of the stage.
     """
     by_digest = {manifest.digest: manifest for manifest in store.list()}
     level = {digest: by_digest[digest] for digest in _digests(run, tracking) if digest in by_digest}
@@ -62,8 +62,8 @@ def _digests(run: str, tracking: Tracking) -> list[str]:
 
 
 def provenance(run_id: str | None, tracking: Tracking) -> dict[str, str]:
-    """ "recipe", "flow", "overrides" and "seed" of the recipe run that a stage's run belongs to, as far as MLflow has
-    them. Empty if this MLflow does not have the run."""
+    """Values for "recipe", "flow", "overrides" and "seed" of the recipe run that a stage's run belongs to, as far as
+    MLflow has them. Empty if this MLflow does not have the run."""
     names = {"recipe": RECIPE_TAG, "flow": FLOW_TAG, "overrides": OVERRIDES_TAG, "seed": SEED_TAG}
 
     def query(client: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Mends MLflow's SQLite database in a home that was moved or copied: MLflow stores absolute paths of its files."""
+"""Repairs MLflow's SQLite database after its home was moved or copied: MLflow stores absolute paths of its files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _COLUMNS = {
 
 
 def follow_move(database: Path) -> bool:
-    """Replaces the former folder `mlartifacts` in the paths of a database by the one that lies beside it now.
-    Returns whether a path changed."""
+    """Replaces the former `mlartifacts` folder in the database's paths with the one that is next to the database now.
+    Returns whether any path changed."""
     folder = database.resolve().parent / "mlartifacts"
     if not database.exists() or not folder.is_dir():
         return False
@@ -27,7 +27,7 @@ def follow_move(database: Path) -> bool:
         for table, columns in _COLUMNS.items():
             present = {row[1] for row in connection.execute(f"pragma table_info({table})")}
             for column in present.intersection(columns):
-                # Not LIKE, for which a path may have wildcards.
+                # Not LIKE, because a path may contain wildcard characters.
                 connection.execute(
                     f"update {table} set {column} = ? || substr({column}, ?) where substr({column}, 1, ?) = ?",
                     (folder.as_uri() + "/", len(old) + 1, len(old), old),
@@ -36,7 +36,7 @@ def follow_move(database: Path) -> bool:
 
 
 def _old_folder(connection: sqlite3.Connection, folder: Path) -> str | None:
-    """The address of the former folder, with a slash at its end; None if it is this one, or none of ours."""
+    """The URI of the former folder, ending with a slash; None if the folder is unchanged or not one of ours."""
     try:
         row = connection.execute("select artifact_location from experiments where experiment_id = 0").fetchone()
     except sqlite3.OperationalError:  # no tables yet

@@ -1,7 +1,7 @@
 """Names and values in the form that MLflow accepts, and the names of runs.
 
-The name of a run says what was set against the recipe's file, never what differs from some earlier run: equal names
-mean equal settings, and a run that is deleted changes no other's meaning.
+A run's name says which settings override the recipe's file, never how it differs from an earlier run. So equal names
+mean equal settings, and deleting a run does not change what other names mean.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PARAM_LENGTH = 6000
 _DATASET_DIGEST_LENGTH = 36
 _SEPARATOR = " · "
 _MAX_IN_NAME = 3
-_NAME_LENGTH = 200  # MLflow keeps 250 characters in PostgreSQL and fails on more
+_NAME_LENGTH = 200  # with PostgreSQL, MLflow stores 250 characters and fails on more
 
 
 def join_name(start: str, overrides: Sequence[str]) -> str:
-    """`start`, then as many of the overrides (`field=value`) as fit; the last one of a field counts."""
+    """`start`, then as many of the overrides (`field=value`) as fit. If a field is set twice, the last value counts."""
     settings = {field: value for field, _, value in (override.partition("=") for override in overrides)}
     parts = [f"{field.strip()}={shorten(value)}" for field, value in settings.items()]
     shown = parts[:_MAX_IN_NAME]
@@ -45,18 +45,18 @@ def alias_name(name: str) -> str:
 
 
 def dataset_digest(digest: str) -> str:
-    """As much of an artifact's digest as MLflow takes for a data set."""
+    """The first part of an artifact's digest, as long as MLflow accepts for a data set."""
     return digest[:_DATASET_DIGEST_LENGTH]
 
 
 def metric_name(name: str) -> str:
-    """`name` as a valid metric name: "pass@1" becomes "pass_at_1", any other invalid character becomes "_"."""
+    """`name` as a valid metric name: "pass@1" becomes "pass_at_1"; any other invalid character becomes "_"."""
     safe = re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
     return "/".join(part for part in safe.split("/") if part.strip(".")) or "_"
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted name, text) of every value, lists as JSON. Skips texts too long for a parameter of MLflow."""
+    """Yields (dotted name, text) for every value, with lists as JSON. Skips texts too long for an MLflow parameter."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Calls to MLflow that may fail without stopping a run: a call that fails now is repeated later."""
+"""Calls to MLflow that may fail without stopping a run. A failed call is repeated later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_TRIES = 3
 
 @dataclass
 class PendingCall:
-    """A call that failed, and how often it failed while other calls succeeded."""
+    """A failed call, and how often it failed while other calls succeeded."""
 
     what: str
     call: Callable[[], object]
@@ -24,9 +24,10 @@ class PendingCall:
 
 
 class Outbox:
-    """Calls that MLflow at `uri` has not received yet. Warns once when it fails, and reports once that it works again.
+    """Calls that MLflow at `uri` has not received yet. Logs one warning when MLflow fails, and one line when it works
+    again.
 
-    `what` names the recorded thing in log messages.
+    `what` is the name of what is recorded, for log messages.
     """
 
     def __init__(self, uri: str):
@@ -35,14 +36,14 @@ class Outbox:
         self._warned = False
 
     def send(self, what: str, call: Callable[[], object]) -> None:
-        """Make the call now, or after a later call that succeeds."""
+        """Makes the call now, or after a later call that succeeds."""
         if self.try_now(what, call):
             self.retry()
         else:
             self.pending.append(PendingCall(what, call))
 
     def retry(self) -> None:
-        """Repeat the calls that failed before. For callers that have just seen MLflow work."""
+        """Repeats the calls that failed. For callers that have just seen MLflow work."""
         pending, self.pending = self.pending, []
         for entry in pending:
             if self.try_now(entry.what, entry.call):
@@ -54,10 +55,10 @@ class Outbox:
                 logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
 
     def try_now(self, what: str, call: Callable[[], object]) -> bool:
-        """Make the call once. False if MLflow could not be reached, so that another try may succeed."""
+        """Makes the call once. Returns False if MLflow could not be reached, so that a retry may succeed."""
         try:
             call()
-        except Exception as error:  # the boundary to MLflow: each library below it raises its own errors
+        except Exception as error:  # boundary to MLflow: each library below it raises its own errors
             if is_refused(error):
                 logger.warning("MLflow refuses %s: %s", what, masked(str(error))[:300])
                 return True
@@ -72,14 +73,14 @@ class Outbox:
         return True
 
     def warn(self, what: str, error: Exception) -> None:
-        """Log a failure, once until MLflow works again."""
+        """Logs a failure, once until MLflow works again."""
         if not self._warned:
             logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, masked(str(error))[:300])
             self._warned = True
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether MLflow was reached and rejected the call, so that another try is pointless."""
+    """Whether MLflow was reached and rejected the call, so that a retry is pointless."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404, 409)

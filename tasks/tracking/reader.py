@@ -1,4 +1,4 @@
-"""Reads runs back from MLflow: their names, tags, files and curves."""
+"""Reads runs back from MLflow: names, tags, files and metric curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run. Times are seconds since 1970; `ended` is None while it runs."""
+    """One run. Times are seconds since 1970; `ended` is None while the run is in progress."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class TrackedRun:
     began: float
     ended: float | None
     tags: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)  # the last value of each
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the last value of each metric
 
     @property
     def label(self) -> str:
@@ -35,13 +35,13 @@ class TrackedRun:
 
 
 class RunReader:
-    """The runs of one MLflow. Every method raises InputError if it cannot be reached."""
+    """The runs of one MLflow. Every method raises InputError if MLflow cannot be reached."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
 
     def newest(self, recipe: str, tags: Mapping[str, str]) -> TrackedRun | None:
-        """The newest run of a recipe that has these tags, whatever its status."""
+        """The newest run of a recipe with these tags, whatever its status."""
         condition = " and ".join(with_tags(tags))
 
         def search() -> TrackedRun | None:
@@ -59,7 +59,7 @@ class RunReader:
         )
 
     def run(self, run_id: str) -> TrackedRun | None:
-        """One run by its complete id, None if MLflow no longer has it."""
+        """One run by its full id; None if MLflow no longer has it."""
         runs = self._connection.or_stop(
             lambda: self._search(self._connection.experiments(), f"attributes.run_id = '{run_id}'", limit=1)
         )
@@ -71,10 +71,10 @@ class RunReader:
         return self._connection.or_stop(lambda: self._search(self._connection.experiments(), condition))[::-1]
 
     def find(self, reference: str) -> TrackedRun:
-        """The recipe run with this id (or the beginning of one), `latest` or `latest~N`.
+        """The recipe run with this id (or id prefix), `latest` or `latest~N`.
 
         Raises:
-            InputError: for a reference that is unknown or ambiguous; lists the candidates.
+            InputError: the reference is unknown or ambiguous; the message lists the candidates.
         """
         runs = self.recipe_runs()
         if not runs:
@@ -97,7 +97,7 @@ class RunReader:
         raise InputError(f"run {reference!r}: no recipe run has an id that begins so; the newest are {newest}")
 
     def read_json(self, run_id: str, file: str) -> Any:
-        """The contents of a JSON file of a run, None if it has no such file."""
+        """The contents of a JSON file of a run; None if it has no such file."""
 
         def read() -> Any:
             paths = {entry.path for entry in self._connection.client.list_artifacts(run_id)}
@@ -109,7 +109,7 @@ class RunReader:
         return self._connection.or_stop(read)
 
     def curve(self, run_id: str, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric, sorted by step. Of a step that was logged twice, the later value counts."""
+        """(step, value) pairs of a metric, sorted by step. If a step was logged twice, the later value counts."""
         history = self._connection.or_stop(lambda: self._connection.client.get_metric_history(run_id, metric))
         return sorted({point.step: point.value for point in history}.items())
 
@@ -133,5 +133,5 @@ class RunReader:
 
 
 def with_tags(tags: Mapping[str, str]) -> list[str]:
-    """Conditions of MLflow's search language for runs that have all of these tags."""
+    """Conditions in MLflow's search syntax for runs that have all of these tags."""
     return [f"tags.`{name}` = '{value}'" for name, value in tags.items()]

@@ -1,4 +1,4 @@
-"""One run of a recipe, put together from MLflow and the store: its stages, their status and their artifacts."""
+"""One run of a recipe, assembled from MLflow and the store: its stages, their status and their artifacts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from tasks.tracking.tags import DIGEST_TAG, ERROR_TAG, KEY_TAG, MADE_BY_TAG, STA
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage of it. `manifest` is None if it made no artifact, or if the artifact is no longer in the store."""
+    """One stage of a recipe run. `manifest` is None if the stage made no artifact, or if it is no longer in the
+    store."""
 
     name: str
-    run: TrackedRun  # of a reused stage: the recipe's, with the time of the reuse
+    run: TrackedRun  # for a reused stage: the recipe's run, with the time of the reuse
     maker: TrackedRun  # the run that did the work: this one, or the earlier one whose artifact was reused
     manifest: Manifest | None
 
     @property
     def status(self) -> str:
-        """One of ran, reused, failed, killed and running."""
+        """One of ran, reused, failed, killed or running."""
         status = self.run.tags.get(STATUS_TAG, "running")
         return status if status != "running" or self.run.status == "RUNNING" else self.run.status.lower()
 
@@ -35,12 +36,12 @@ class StageRun:
 
     @property
     def stale(self) -> str:
-        """Why its artifact is stale (an input has been made again since), "" if it is not."""
+        """Why its artifact is stale (an input has been made again since); "" if it is not."""
         return self.maker.tags.get(STALE_TAG, "")
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the work, also where it was reused. None if it did not end."""
+        """Duration of the work, also for a reused stage. None if the work did not end."""
         if self.manifest is not None:
             return self.manifest.seconds
         return self.maker.ended - self.maker.began if self.maker.ended else None
@@ -55,17 +56,18 @@ class RecipeRun:
     stages: tuple[StageRun, ...]
 
     def stage(self, name: str) -> StageRun | None:
-        """The last run of a stage: a retry comes after the failed one."""
+        """The last run of a stage: if it was retried, the retry."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """Stage -> its artifact, where that exists."""
+        """Stage -> its artifact, if that exists."""
         return {stage.name: stage.manifest for stage in self.stages if stage.manifest is not None}
 
 
 def _reused(run: TrackedRun) -> Iterator[TrackedRun]:
-    """The stages that a recipe run reused, in the form of runs without a curve; they have none of their own."""
+    """The stages that a recipe run reused, as runs without metric curves, because reused stages have no runs of their
+    own."""
     for reuse in reuses(run.tags):
         tags = {
             STAGE_TAG: reuse.stage,

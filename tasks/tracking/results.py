@@ -1,7 +1,7 @@
-"""The final numbers of a stage in MLflow.
+"""Logs the final numbers of a stage to MLflow.
 
-MLflow draws a metric that has only step 0 as a bar, and any other single value as a dot on axes. It shows the metrics
-of a name without a slash together, below all groups that slashes make.
+MLflow draws a metric as a bar if it has only step 0, and any other single value as a dot on axes. Metrics without a
+slash in their names are shown together, below all groups that are formed by slashes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NOTE_LENGTH = 5000  # MLflow refuses tags of more than 8000 characters
 def log_results(
     record: Tracking, run_id: str, manifest: Manifest, checkpoints: Mapping[str, str], description: str
 ) -> None:
-    """Log the numbers of an artifact as bars, and `description` (Markdown) as the run's.
+    """Logs the numbers of an artifact as bars, and `description` (Markdown) as the run's description.
 
-    Those that a curve of the run has are left out. `checkpoints`: input -> name of an evaluated checkpoint, whose
+    Metrics that have a curve in the run are left out. `checkpoints`: input -> name of an evaluated checkpoint, whose
     numbers `dev2/pass@1` are grouped by metric: `pass_at_1/dev2`.
     """
     curves = record.metric_names(run_id)
@@ -48,8 +48,8 @@ def log_scores(
     inputs: Mapping[str, Manifest],
     data: str,
 ) -> None:
-    """Log what an evaluation found to the models that it evaluated, with the data set of the input `data`, so that
-    `search_logged_models` ranks them by `metrics.pass_at_1`. The run gets a curve over its checkpoints, in order."""
+    """Logs evaluation results to the models that were evaluated, with the data set of the input `data`, so that
+    `search_logged_models` can rank them by `metrics.pass_at_1`. The run gets a curve over its checkpoints, in order."""
     for step, (stage, checkpoint) in enumerate(checkpoints.items()):
         prefix = f"{checkpoint}/"
         scores = {
@@ -62,9 +62,9 @@ def log_scores(
 
 
 class CompletionsTable:
-    """The completions of a policy in training as a table of its run, to read while it trains.
+    """A policy's completions during training, as a table of its run that can be read while it trains.
 
-    Rows are those of the trainer's completions.jsonl. Rewards become columns reward_NAME, and long texts are cut.
+    Rows are those of the trainer's completions.jsonl. Rewards become columns reward_NAME, and long texts are truncated.
     """
 
     def __init__(self, record: Tracking, run_id: str, name: str):
@@ -72,7 +72,7 @@ class CompletionsTable:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Adds rows, and logs the table anew."""
+        """Adds rows and logs the whole table again."""
         begun = bool(self._rows)
         for row in rows:
             cells = {_COLUMNS.get(key, f"reward_{key}"): value for key, value in row.items() if key != "of"}
@@ -80,7 +80,7 @@ class CompletionsTable:
         if not begun:
             self._record.log_table(self._run_id, self._name, self._rows)
         elif rows:
-            # MLflow's own way to add rows reads the old ones without their types: the answer "007" becomes a 7.
+            # MLflow's own way of adding rows reads the old ones without their types: the answer "007" becomes 7.
             columns = list(dict.fromkeys(key for row in self._rows for key in row))
             data = [[row.get(column) for column in columns] for row in self._rows]
             self._record.log_text(self._run_id, json.dumps({"columns": columns, "data": data}), f"{self._name}.json")

@@ -1,4 +1,4 @@
-"""Stages that a recipe run reuses: a tag and a link on its run, which lead to the run that did the work."""
+"""Records stages that a recipe run reuses, as a tag and a link on its run that point to the run that did the work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HEADING = "**Reused stages**"
 
 @dataclass(frozen=True)
 class Reuse:
-    """A stage that a recipe run reused at `at` (seconds since 1970). `made_by`: the run that did the work, "" if that
-    is unknown."""
+    """A stage that a recipe run reused at time `at` (seconds since 1970). `made_by`: the run that did the work; "" if
+    unknown."""
 
     stage: str
     key: str
@@ -29,18 +29,18 @@ class Reuse:
 
 
 def reuses(tags: Mapping[str, str]) -> Iterator[Reuse]:
-    """The stages that a recipe run reused, by its tags."""
+    """The stages that a recipe run reused, read from its tags."""
     for name, text in tags.items():
         if name.startswith(REUSED_TAG):
             yield Reuse(**json.loads(text))
 
 
 def record_reuse(record: Tracking, parent: str, manifest: Manifest) -> None:
-    """Note on a recipe run that it reuses an artifact. Does nothing where that is noted, or where its own stage made
-    the artifact: a recipe run that continues.
+    """Records on a recipe run that it reuses an artifact. Does nothing if that is already recorded, or if the run's own
+    stage made the artifact, as in a recipe run that continues.
 
     Raises:
-        InputError: MLflow has been away for too long.
+        InputError: MLflow has been unavailable for too long.
     """
     if record.has_stage_run(parent, manifest.stage, manifest.digest):
         return
@@ -63,7 +63,7 @@ def record_reuse(record: Tracking, parent: str, manifest: Manifest) -> None:
 
 
 def _link(client: Any, reuse: Reuse) -> str:
-    """Markdown with the address of the run that did the work, as MLflow's pages take it from any server."""
+    """Markdown link to the run that did the work, in a form that works in MLflow's UI on any server."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""The process that records a run, and the end of runs whose process has died."""
+"""The process that records a run, and how runs are closed if that process has died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.tracking.tags import (
 )
 
 PROMPT_S = 1.0
-"""A start that took less was a single request."""
+"""Seconds. A run start that took less time sent only one request."""
 
 
 def owner_tags() -> dict[str, str]:
@@ -34,7 +34,8 @@ def owner_tags() -> dict[str, str]:
 
 
 def origin_tags() -> dict[str, str]:
-    """Tags of the code, user, machine and libraries of this process. MLflow's own columns show the first ones."""
+    """Tags with the code, user, machine and libraries of this process. MLflow shows the first ones in its own
+    columns."""
     known = dict(origin())
     tags = {SOURCE_TAG: "r1flow", SOURCE_TYPE_TAG: "LOCAL"}
     for name, tag in (("user", USER_TAG), ("commit", COMMIT_TAG)):
@@ -51,15 +52,15 @@ def runs_of_dead_processes(connection: Connection) -> list[str]:
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process that records a run, by its tags, is alive, or may be: on another host."""
+    """Whether the process that records a run, according to its tags, is alive or may be alive on another host."""
     pid, _, _ = tags.get(PROCESS_TAG, "").partition(" ")
-    # A process is named by its id and its start time, so a reused id does not count.
+    # A process is identified by its id and its start time, so a reused id does not match.
     known = tags.get(HOST_TAG) == socket.gethostname() and pid.isdecimal()
     return not known or tags[PROCESS_TAG] == process_name(int(pid))
 
 
 def end_runs_of_dead_processes(connection: Connection) -> list[str]:
-    """Mark the runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
+    """Marks runs that dead processes of this host left RUNNING as KILLED. Returns their ids."""
     killed = runs_of_dead_processes(connection)
     for run_id in killed:
         connection.client.set_terminated(run_id, "KILLED")
@@ -67,8 +68,8 @@ def end_runs_of_dead_processes(connection: Connection) -> list[str]:
 
 
 def delete_repeats(connection: Connection, token: str, run_id: str) -> None:
-    """Delete the other runs of a start. MLflow's client repeats a request that the server answers too late, and the
-    server then begins a run for each."""
+    """Deletes duplicate runs from one start, except `run_id`. MLflow's client repeats a request if the server answers
+    too late, and the server then begins one run per request."""
     runs = connection.client.search_runs(connection.experiments(), f"tags.`{START_TAG}` = '{token}'")
     for run in runs:
         if run.info.run_id != run_id:
@@ -77,8 +78,8 @@ def delete_repeats(connection: Connection, token: str, run_id: str) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores SIGINT and SIGTERM in the block, for the end of a run that is being stopped anyway: a second Ctrl-C would
-    leave it RUNNING. Only the main thread may do so; elsewhere nothing changes."""
+    """Ignores SIGINT and SIGTERM inside the block. Used when a run is being stopped anyway: a second Ctrl-C would leave
+    it RUNNING. Only works in the main thread; does nothing in others."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

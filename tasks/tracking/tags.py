@@ -1,4 +1,4 @@
-"""Every MLflow tag that this project writes or reads, and the only place that spells them."""
+"""Every MLflow tag that this project writes or reads. No other module spells them out."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ OVERRIDES_TAG = "r1flow.overrides"
 FLOW_RUN_TAG = "r1flow.flow_run"
 """The id of the Prefect flow run that a recipe run belongs to."""
 STATUS_TAG = "r1flow.status"
-"""ran | reused | failed | running, of a stage's run."""
+"""Status of a stage's run: ran | reused | failed | running."""
 ERROR_TAG = "r1flow.error"
 FAILED_TAG = "r1flow.failed"
-"""The stage that ended a recipe run."""
+"""The stage whose failure ended a recipe run."""
 
 KEY_TAG, DIGEST_TAG = "r1flow.key", "r1flow.digest"
 INPUTS_TAG = "r1flow.inputs"
-"""JSON, input's name -> digest."""
+"""JSON: name of the input -> digest."""
 REUSED_TAG = "r1flow.reused."
-"""Beginning of the tags of a recipe run that name its reused stages."""
+"""Prefix of the tags of a recipe run that name its reused stages."""
 MADE_BY_TAG = "r1flow.made_by_run"
-"""The run that did the work of a reused stage, on the run that earlier versions made for it."""
+"""The run that did the work of a reused stage. Set on the separate run that earlier versions created for a reuse."""
 STALE_TAG = "r1flow.stale"
 """Why the artifact of a run is stale; absent if it is not."""
 
 HOST_TAG, PROCESS_TAG = "r1flow.host", "r1flow.process"
 """The process that records a run."""
 START_TAG = "r1flow.start"
-"""Unique to a start: runs that share it are one that a repeated request began more than once."""
+"""Unique to one start of a run. Runs with the same value are duplicates that a repeated request created."""
 
 SOURCE_TAG, SOURCE_TYPE_TAG, USER_TAG = "mlflow.source.name", "mlflow.source.type", "mlflow.user"
 COMMIT_TAG = "mlflow.source.git.commit"
 
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
-"""The run's description in MLflow."""
+"""The description of a run in MLflow."""
 
 SHA256_TAG, URI_TAG, MODEL_STAGE_TAG = "sha256", "uri", "stage"
-"""Of logged models, model versions and data sets: the artifact's digest, its folder and its stage."""
+"""Tags of logged models, model versions and data sets: the artifact's digest, its folder and its stage."""
 EXTERNAL_TAG = "mlflow.model.isExternal"
 DATA_CONTEXT_TAG = "mlflow.data.context"
 
 
 def origin_tag(name: str) -> str:
-    """The tag of what a run was made with: version, dirty, machine, torch, transformers or vllm."""
+    """The tag for one detail of a run's origin: version, dirty, machine, torch, transformers or vllm."""
     return f"r1flow.origin.{name}"
 
 
 def gate_tag(gate: str, part: str = "") -> str:
-    """The tag of a gate's status, or of a part of its record: evidence, evidence_digest or decision."""
+    """The tag with a gate's status, or with a part of its record: evidence, evidence_digest or decision."""
     return f"r1flow.gate.{gate}{f'.{part}' if part else ''}"

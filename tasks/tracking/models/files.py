@@ -1,7 +1,7 @@
-"""Checkpoints in MLflow's model format: `models:/tiny@champion` downloads, loads and serves.
+"""Checkpoints in MLflow's model format, so that `models:/tiny@champion` can be downloaded, loaded and served.
 
-The weights are hard links to the files of the store's artifact, so a model takes no space of its own. Where MLflow's
-artifacts are not on the store's file system there are no files, and the model stays a reference to the store.
+The weights are hard links to the files of the store's artifact, so a model takes no extra space. If MLflow's artifacts
+are on a different file system from the store, no files are written, and the model is only a reference to the store.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PACKAGES = ("mlflow", "torch", "transformers", "accelerate")
 
 
 def local_folder(location: str) -> Path | None:
-    """The folder of an artifact location of MLflow, None if it is not on this machine."""
+    """The folder of an MLflow artifact location; None if it is not on this machine."""
     return Path(unquote(urlsplit(location).path)) if location.startswith("file://") else None
 
 
 def write_model(folder: Path, checkpoint: Manifest, model_id: str, run_id: str | None) -> bool:
-    """Makes `folder` an MLflow model of a checkpoint. Returns False if the artifact is no language model that
-    transformers loads, or if its files cannot be linked from there."""
+    """Makes `folder` an MLflow model of a checkpoint. Returns False if the artifact is not a language model that
+    transformers can load, or if its files cannot be hard-linked there."""
     if (folder / MLMODEL).exists():
         return True
     config = _read_json(checkpoint.path / "config.json")
@@ -52,7 +52,7 @@ def write_model(folder: Path, checkpoint: Manifest, model_id: str, run_id: str |
 
 
 def remove_model(folder: Path) -> None:
-    """Removes what `write_model` wrote, so that the store's files lose their second name."""
+    """Removes what `write_model` wrote, including the hard links to the store's files."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -60,7 +60,7 @@ def _link(checkpoint: Manifest, names: Iterable[str], folder: Path) -> None:
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)  # of a process that was killed
+        target.unlink(missing_ok=True)  # left by a killed process
         os.link(checkpoint.path / name, target)
 
 
@@ -110,7 +110,7 @@ def _write(folder: Path, flavor: dict[str, Any], chat: bool, model_id: str, run_
     environment = {"virtualenv": "python_env.yaml"}
     loader = {"loader_module": "mlflow.transformers", "python_version": platform.python_version()}
     model.add_flavor("python_function", env=environment, **loader)
-    model.save(str(folder / MLMODEL))  # last: a folder without it is written again
+    model.save(str(folder / MLMODEL))  # last: a folder without this file is written again
 
 
 def _version(package: str) -> str | None:

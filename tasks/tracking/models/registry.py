@@ -1,7 +1,7 @@
-"""MLflow's model registry: one registered model per recipe, a version per checkpoint, and aliases for some of them.
+"""MLflow's model registry: one registered model per recipe, one version per checkpoint, and aliases for some versions.
 
-An alias leads to a version, and the version's tag `sha256` to the artifact in the store. `models:/` loads the same
-weights; see tasks/tracking/models/files.py.
+An alias points to a version, and the version's tag `sha256` identifies the artifact in the store. `models:/` loads the
+same weights; see tasks/tracking/models/files.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHAMPION = "champion"
 
 
 class ModelRegistry:
-    """The checkpoints that one MLflow has as models. Obtained from `Tracking.models`."""
+    """The checkpoints registered as models in one MLflow. Obtained from `Tracking.models`."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -40,11 +40,10 @@ class ModelRegistry:
     # ---- while a run is recorded: these warn, and a failed call is tried again ----
 
     def log(self, run_id: str, manifest: Manifest, name: str, step: int) -> str | None:
-        """Record a checkpoint as a model that MLflow loads. Returns its id, None if it has to wait.
+        """Records a checkpoint as a model that MLflow can load. Returns its id, or None if recording has to wait.
 
-        It becomes a version of the registered model that has the recipe's name; its `uri` tag is the artifact's folder
-        in the store. Aliases are set by `set_alias`.
-        """
+        It becomes a version of the registered model that has the recipe's name. Its `uri` tag is the artifact's folder
+        in the store. `set_alias` sets aliases. """
         ids: list[str] = []
 
         def log() -> None:
@@ -68,7 +67,7 @@ class ModelRegistry:
         return ids[0] if ids else None
 
     def log_input(self, run_id: str, model_id: str) -> None:
-        """Link the model that a run starts from, so that MLflow shows the lineage across stages."""
+        """Links the model that a run starts from, so that MLflow shows the lineage across stages."""
 
         def log() -> None:
             from mlflow.entities import LoggedModelInput
@@ -78,7 +77,7 @@ class ModelRegistry:
         self._connection.outbox.send("input model", log)
 
     def log_output(self, run_id: str, model_id: str, step: int) -> None:
-        """Link a model to a run beside the one that made it, such as the recipe's."""
+        """Links a model to a run other than the one that made it, such as the recipe run."""
 
         def log() -> None:
             from mlflow.entities import LoggedModelOutput
@@ -90,8 +89,8 @@ class ModelRegistry:
     def log_scores(
         self, run_id: str, checkpoint: Manifest, step: int, scores: Mapping[str, float], data: str, problems: Manifest
     ) -> None:
-        """Log metrics of a checkpoint to its model, with the data set `data` that they were measured on, and to the run
-        that measured them."""
+        """Logs metrics of a checkpoint to its model, with the data set `data` that they were measured on, and to the
+        run that measured them."""
 
         def log() -> None:
             from mlflow.entities import Metric
@@ -122,20 +121,20 @@ class ModelRegistry:
         return ids[0] if ids else None
 
     def set_alias(self, recipe: str, alias: str, manifest: Manifest) -> None:
-        """Point `alias` of the recipe's registered model at this checkpoint."""
+        """Points `alias` of the recipe's registered model at this checkpoint."""
         self._connection.outbox.send(f"alias {alias}", lambda: self._set_alias(recipe, alias, manifest))
 
     # ---- for a user who waits for the answer: these raise InputError ----
 
     def set_alias_now(self, recipe: str, alias: str, manifest: Manifest) -> str:
-        """Point `alias` of the recipe's registered model at this checkpoint. Returns the version."""
+        """Points `alias` of the recipe's registered model at this checkpoint. Returns the version."""
         return self._connection.or_stop(lambda: self._set_alias(recipe, alias, manifest))
 
     def by_alias(self, alias: str, recipe: str | None, store: Store) -> Manifest:
-        """The checkpoint that `alias` of a recipe's registered model leads to.
+        """The checkpoint that `alias` of a recipe's registered model points to.
 
         Raises:
-            InputError: if no recipe has this alias, several have it and none is named, or its artifact is gone.
+            InputError: no recipe has this alias, several have it and `recipe` is None, or its artifact is gone.
         """
         versions = self._connection.ask(lambda client: _versions(client, alias_name(alias)))
         if recipe is not None:
@@ -162,7 +161,7 @@ class ModelRegistry:
         return self._connection.ask(search)
 
     def remove_files(self, manifest: Manifest) -> None:
-        """Remove the second names that an artifact's files have in MLflow, once it is gone from the store."""
+        """Removes MLflow's hard links to an artifact's files, once the artifact is gone from the store."""
 
         def remove() -> None:
             condition = f"tags.{SHA256_TAG} = '{manifest.digest}'"
@@ -174,7 +173,7 @@ class ModelRegistry:
         self._connection.outbox.send(f"the removal of {manifest.stage} {manifest.key[:12]}", remove)
 
     def _package(self, model: LoggedModel, manifest: Manifest) -> None:
-        """Make a model loadable where its artifact can be linked from MLflow's artifacts."""
+        """Makes a model loadable if its artifact can be hard-linked from MLflow's artifacts."""
         folder = local_folder(model.artifact_location)
         if folder is not None and write_model(folder, manifest, model.model_id, model.source_run_id):
             self._client.set_logged_model_tags(model.model_id, {EXTERNAL_TAG: "false"})
@@ -193,14 +192,14 @@ class ModelRegistry:
         return str(version.version)
 
     def _set_alias(self, recipe: str, alias: str, manifest: Manifest) -> str:
-        """Use the newest version that has the artifact's digest. If only another recipe's run logged the model, make a
-        version of it for this recipe first."""
+        """Points the alias at the newest version that has the artifact's digest. If only another recipe's run logged
+        the model, first creates a version of it for this recipe."""
         name, digest = registered_name(recipe), manifest.digest
         versions = self._client.search_model_versions(f"name = '{name}' and tags.{SHA256_TAG} = '{digest}'")
         if versions:
             newest = max(versions, key=lambda entry: int(entry.version))
             version = str(newest.version)
-            # A search leaves `model_id` empty.
+            # Search results leave `model_id` empty.
             self._package(self._client.get_logged_model(str(newest.source).removeprefix("models:/")), manifest)
         elif (model_id := self.find(digest)) is not None:
             model = self._client.get_logged_model(model_id)
@@ -214,6 +213,6 @@ class ModelRegistry:
 
 
 def _versions(client: Any, alias: str) -> dict[str, Any]:
-    """Registered model -> its version with this alias."""
+    """Registered model -> its version that has this alias."""
     models = [model for model in client.search_registered_models() if alias in model.aliases]
     return {model.name: client.get_model_version_by_alias(model.name, alias) for model in models}
