@@ -1,1 +1,1 @@
-"""Running trainers of grpo/: as subprocesses, as forks of a preloaded process, and on several machines."""
+"""Runs the trainers of grpo/: as subprocesses, as forks of a preloaded process, and on several machines."""

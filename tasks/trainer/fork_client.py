@@ -1,6 +1,6 @@
-"""Trainers that start at once: forks of a fork server, a process that has loaded torch and transformers.
+"""Trainers that start instantly: forks of a fork server, a process that has already loaded torch and transformers.
 
-Used only where that is safe and saves time; see grpo/fork_server.py. Outside of `fork_server`, or when that process is
+Used only if that is safe and saves time; see grpo/fork_server.py. Outside of `fork_server`, or if the fork server is
 gone, a trainer is an ordinary subprocess.
 """
 
@@ -22,11 +22,11 @@ from typing import IO, Any
 from grpo.fork_server import LONGEST
 
 TRAINER = [sys.executable, "-m", "grpo.train", "--processes", "1", "--nodes", "1"]
-"""Beginning of the command of a trainer with one process; only these can be forks."""
+"""First words of the command of a trainer with one process. Only such trainers can be forks."""
 MARK = "R1FLOW_LAUNCH"
 """The environment variable that identifies the processes of a trainer."""
 PER_TRAINER = {"R1FLOW_PARENT_PID", MARK}
-"""Variables that differ from trainer to trainer. Nothing reads them while modules are loaded."""
+"""Environment variables that differ between trainers. Nothing reads them while modules are loaded."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
 
 _allowed = False
@@ -35,7 +35,7 @@ _server: _ForkServer | None = None
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[None]:
-    """Inside the block trainers may be forks; the fork server ends with the outermost block."""
+    """Inside the block, trainers may be forks. The fork server ends with the outermost block."""
     global _allowed, _server
     before, _allowed = _allowed, sys.platform == "linux" and not any(any(Path("/dev").glob(n)) for n in _ACCELERATORS)
     try:
@@ -48,7 +48,8 @@ def fork_server() -> Iterator[None]:
 
 
 def preload(environment: Mapping[str, str]) -> None:
-    """Start the fork server, which loads what trainers need, if trainers may be forks. `environment` is theirs."""
+    """Starts the fork server, which loads what trainers need, if trainers may be forks. `environment` is the trainers'
+    environment."""
     global _server
     if _allowed and _server is None:
         _server = _ForkServer(environment)
@@ -57,9 +58,9 @@ def preload(environment: Mapping[str, str]) -> None:
 def fork_trainer(
     command: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherited: Sequence[int]
 ) -> ForkedTrainer | None:
-    """Fork the trainer that `command` describes; `inherited` are file descriptors that it keeps open.
+    """Forks the trainer that `command` describes. `inherited` are file descriptors that it keeps open.
 
-    None if it cannot be a fork and has to be started as a subprocess.
+    Returns None if the trainer cannot be a fork and has to start as a subprocess.
     """
     global _server
     if _server is None or [*command[: len(TRAINER)]] != TRAINER or _server.environment != _common(environment):
@@ -73,7 +74,7 @@ def fork_trainer(
 
 
 class _ForkServer:
-    """The fork server's process, and its messages by launch."""
+    """The fork server's process, and its messages by launch number."""
 
     def __init__(self, environment: Mapping[str, str]):
         self.environment = _common(environment)
@@ -82,7 +83,7 @@ class _ForkServer:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "grpo.fork_server", str(server_end.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # import errors reappear in the log of the subprocess that replaces it
+                stdout=subprocess.DEVNULL,  # import errors show up again in the log of the subprocess that replaces it
                 stderr=subprocess.DEVNULL,
                 env=dict(environment),
                 pass_fds=[server_end.fileno()],
@@ -94,7 +95,7 @@ class _ForkServer:
     def fork(
         self, arguments: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherited: Sequence[int]
     ) -> ForkedTrainer:
-        """Start a trainer. Raises OSError if the fork server is gone."""
+        """Starts a trainer. Raises OSError if the fork server is gone."""
         self.launches += 1
         own = {name: environment[name] for name in PER_TRAINER & environment.keys()}
         request = {"launch": self.launches, "arguments": [*arguments], "environment": own}
@@ -125,7 +126,7 @@ class _ForkServer:
 
 
 class ForkedTrainer:
-    """A forked trainer, with the part of the interface of subprocess.Popen that is used here."""
+    """A forked trainer, with the part of subprocess.Popen's interface that is used here."""
 
     def __init__(self, server: _ForkServer, launch: int):
         self._server, self._launch = server, launch

@@ -8,7 +8,7 @@ import subprocess
 
 
 def gpus() -> list[str]:
-    """This machine's GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
+    """This machine's GPUs, named as in CUDA_VISIBLE_DEVICES."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         return [name for name in allowed.split(",") if name.strip() not in ("", "-1")]

@@ -1,4 +1,4 @@
-"""Launching a trainer: a subprocess that is watched, and stopped when the flow stops."""
+"""Launches a trainer as a subprocess, watches it, and stops it when the flow stops."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tasks.trainer.rendezvous import ENDPOINT, RANK, Rendezvous
 logger = logging.getLogger(__name__)
 
 LOG = "trainer.log"
-"""What a trainer wrote to stdout and stderr, in its work folder."""
+"""File in the work folder with the trainer's stdout and stderr."""
 __all__ = ["COMPLETIONS", "LOG", "hardware_of", "launch", "preload", "read_metrics"]
 
 
 def preload() -> None:
-    """Start loading what the next trainer here needs in the background, where trainers may be forks."""
+    """If trainers may be forks, starts loading in the background what the next trainer needs."""
     fork_client.preload(trainer_environment({}, "", 1))
 
 
@@ -44,23 +44,23 @@ def launch(
     lock_fd: int | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run the training job in the processes that its hardware settings ask for. Returns the trainer's result.json.
+    """Runs the training job in the processes that its hardware settings ask for. Returns the trainer's result.json.
 
-    `on_metrics` receives each new record of metrics.jsonl once, `on_completions` each of completions.jsonl. `work` is
-    the folder for the job file, log and result.
-    A job for several machines calls the others through `rendezvous`. Whatever ends this call early (an exception,
-    Ctrl-C, a cancellation, the time limit) stops every process of the trainer first.
+    `on_metrics` receives each new record of metrics.jsonl once, `on_completions` each record of completions.jsonl.
+    `work` is the folder for the job file, log and result. A job for several machines calls the others through
+    `rendezvous`. If anything ends this call early (an exception, Ctrl-C, a cancellation, the time limit), every process
+    of the trainer is stopped first.
 
     Raises:
         InputError: the trainer refused its input (exit code 2); the message is the trainer's.
-        StageFailed: it crashed, ran past `time_limit_s` seconds, or finished fewer steps than it planned.
+        StageFailed: it crashed, ran longer than `time_limit_s` seconds, or finished fewer steps than planned.
     """
     hardware = hardware_of(job)
     processes, nodes = hardware.processes, hardware.nodes
     work.mkdir(parents=True, exist_ok=True)
     job_path, log_path, result_path = work / "job.json", work / LOG, work / "result.json"
     _write(job_path, job)
-    result_path.unlink(missing_ok=True)  # the result of an earlier attempt proves nothing about this one
+    result_path.unlink(missing_ok=True)  # a result of an earlier attempt proves nothing about this one
     metrics, completions = _MetricsTail(work / "metrics.jsonl"), _MetricsTail(work / COMPLETIONS)
     log_start = log_path.stat().st_size if log_path.exists() else 0
     notices = _NoticesTail(log_path, log_start)
@@ -84,7 +84,7 @@ def launch(
         try:
             code = run_watched(command(job_path, processes, nodes), log_path, environment, mark, poll, lock_fd)
         except BaseException:
-            # Records written between SIGTERM and the end: the next attempt starts reading after them.
+            # Records written between SIGTERM and exit: the next attempt starts reading after them.
             with contextlib.suppress(Exception):
                 hand_on()
             raise
@@ -94,7 +94,7 @@ def launch(
 
 
 def hardware_of(job: Mapping[str, Any]) -> Hardware:
-    """The hardware settings of a job in plain JSON."""
+    """The hardware settings of a job, from plain JSON."""
     return Hardware.model_validate(job.get("hardware") or (job.get("settings") or {}).get("hardware") or {})
 
 
@@ -113,14 +113,14 @@ def _announced(rendezvous: Rendezvous | None, job_path: Path, processes: int, no
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl so far; lines that are none are left out."""
+    """The records of metrics.jsonl so far. Lines that are not valid records are skipped."""
     tail = _MetricsTail(path)
     tail.rewind()
     return tail.read()
 
 
 class _MetricsTail:
-    """Reads the records that are appended to a JSON-lines file from now on; complete lines only."""
+    """Reads records that are appended to a JSON-lines file from now on; complete lines only."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -134,7 +134,7 @@ class _MetricsTail:
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # a resumed trainer removed the records after its checkpoint
+                    self._offset = 0  # a resumed trainer has removed the records after its checkpoint
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
@@ -156,13 +156,13 @@ class _MetricsTail:
 
 
 class _NoticesTail:
-    """Hands on the notices of a trainer (`grpo.processes.notices`) from its log, beginning at byte `start`."""
+    """Forwards a trainer's notices (`grpo.processes.notices`) from its log, starting at byte `start`."""
 
     def __init__(self, log: Path, start: int):
         self._log, self._offset = log, start
 
     def hand_on(self) -> None:
-        """Logs each new one, once its line is complete."""
+        """Logs each new notice once its line is complete."""
         with self._log.open("rb") as file:
             file.seek(self._offset)
             whole, newline, _ = file.read().rpartition(b"\n")

@@ -1,4 +1,5 @@
-"""A machine other than the first: it takes part in the trainers that the first machine starts, and does nothing else.
+"""Runs on every machine except the first: takes part in the trainers that the first machine starts, and does nothing
+else.
 
 It makes no artifact, logs to no tracking server and knows no recipe.
 """
@@ -17,9 +18,9 @@ from tasks.trainer.rendezvous import ID, Announcement, Rendezvous
 
 POLL_S = 0.5
 PATIENCE_S = 600.0
-"""How long to wait for the first machine to appear: as long as torchrun waits for the others."""
+"""Seconds to wait for the first machine to appear: as long as torchrun waits for the others."""
 PARTING_S = 30.0
-"""After this time a trainer that has ended on the first machine, successfully or not, is stopped here."""
+"""Seconds after a trainer has ended on the first machine, successfully or not, until it is stopped here."""
 
 
 class _EndedOnFirstMachine(Exception):
@@ -27,9 +28,9 @@ class _EndedOnFirstMachine(Exception):
 
 
 def run_node(rendezvous: Rendezvous) -> int:
-    """Take part in every trainer of a run until the first machine's command ends.
+    """Takes part in every trainer of a run until the first machine's command ends.
 
-    Returns 0 if the last trainer ended well here, else 1.
+    Returns 0 if the last trainer succeeded here, else 1.
 
     Raises:
         InputError: no first machine appeared within 10 minutes.

@@ -1,7 +1,7 @@
-"""The processes of a trainer: how they are started, watched and stopped.
+"""Starts, watches and stops the processes of a trainer.
 
 A trainer has its own session and process group, so that a stop reaches all of it. Workers that torchrun starts move to
-sessions of their own; they are found by a mark in their environment, which they inherit.
+sessions of their own. They are found by a mark in the environment, which they inherit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 GRACE_S = 20.0
-"""Time between SIGTERM and SIGKILL for writing a checkpoint; Prefect's workers grant 30 s in all."""
+"""Seconds between SIGTERM and SIGKILL, for writing a checkpoint. Prefect's workers allow 30 s in total."""
 _KILL_S = 10.0
 STOPPED_S = 5.0
-"""Seconds between two looks for stopped processes."""
+"""Seconds between two checks for stopped processes."""
 
 Child = subprocess.Popen[bytes] | ForkedTrainer
 
@@ -48,9 +48,9 @@ def run_watched(
     poll: Callable[[], None],
     lock_fd: int | None = None,
 ) -> int:
-    """Run a trainer to its end and return its exit code, calling `poll` every 0.25 s.
+    """Runs a trainer to its end and returns its exit code, calling `poll` every 0.25 s.
 
-    Whatever ends this call early, including an exception of `poll`, stops every process of the trainer first.
+    If anything ends this call early, including an exception from `poll`, every process of the trainer is stopped first.
     """
     with log_path.open("ab") as log, _sigterm_raises():
         inherited = [] if lock_fd is None else [lock_fd]
@@ -72,7 +72,7 @@ def run_watched(
                     poll()
                     stopped.look()
         finally:
-            _stop(child, mark)  # also after a normal end, which may leave a data loader or a worker behind
+            _stop(child, mark)  # also after a normal end, because a data loader or worker may be left running
     return child.returncode
 
 
@@ -80,9 +80,9 @@ def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> 
     """The environment of a trainer; `mark` identifies its processes."""
     env = {**os.environ, **extra}
     env |= instruction_variables(env)
-    if processes > 1:  # torchrun's default of 1 wastes a host with many cores
+    if processes > 1:  # torchrun's default of 1 thread wastes a host with many cores
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # The trainer imports the grpo that this process imports, from wherever the flow was started.
+    # The trainer imports the same grpo as this process, wherever the flow was started.
     home = str(Path(grpo.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
     # Unbuffered, so that the last message is the last line of the log even after a kill.
@@ -91,10 +91,10 @@ def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> 
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Turn a SIGTERM that would end this process at once into SystemExit(143).
+    """Turns a SIGTERM that would end this process at once into SystemExit(143).
 
     SIGINT already raises KeyboardInterrupt, and Prefect's handler raises its own exception. That handler must stay
-    installed, because Prefect uses it to tell a cancellation from a crash. Only the main thread may set handlers.
+    installed, because Prefect uses it to tell a cancellation from a crash. Only the main thread can set handlers.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -112,13 +112,13 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _stop(child: Child, mark: str) -> None:
-    """Send SIGTERM, wait for a checkpoint, send SIGKILL. Returns only when no process of the trainer is left.
+    """Sends SIGTERM, waits for a checkpoint, sends SIGKILL. Returns only when no process of the trainer is left.
 
-    A second Ctrl-C or SIGTERM during the grace cuts it short.
+    A second Ctrl-C or SIGTERM ends the grace period early.
     """
     try:
         _send_signal(child, mark, signal.SIGTERM)
-        _send_signal(child, mark, signal.SIGCONT)  # a stopped process hears nothing else
+        _send_signal(child, mark, signal.SIGCONT)  # a stopped process reacts to nothing else
         _await_end(child, mark, GRACE_S)
     finally:
         if alive := _live_processes(child, mark):
@@ -142,9 +142,10 @@ def _send_signal(child: Child, mark: str, number: signal.Signals) -> None:
 
 
 class _StoppedWatch:
-    """Warns of processes that SIGSTOP or a terminal has stopped: without a word, a run would wait for them for ever.
+    """Warns about processes that SIGSTOP or a terminal has stopped: a run would otherwise wait for them silently,
+    forever.
 
-    Whoever stopped one may want it to stay so for a while, thus nothing is done about it.
+    Does nothing else about them, because someone may have stopped them on purpose.
     """
 
     def __init__(self, child: Child, mark: str):
@@ -153,7 +154,7 @@ class _StoppedWatch:
         self._next = time.monotonic() + STOPPED_S
 
     def look(self) -> None:
-        """Warn of those that have been stopped since the last look."""
+        """Warns about processes that have been stopped since the last check."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + STOPPED_S
@@ -170,13 +171,13 @@ class _StoppedWatch:
 def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):  # it ended meanwhile, or this is not Linux
+    except (OSError, IndexError):  # it has ended in the meantime, or this is not Linux
         return False
 
 
 def _live_processes(child: Child, mark: str) -> list[int]:
-    """Ids of the trainer's live processes: its process group and all that carry its mark, without zombies."""
-    child.poll()  # reaps the leader
+    """Ids of the trainer's live processes: its process group and all processes with its mark, without zombies."""
+    child.poll()  # reaps the leader if it has ended
     if not Path("/proc/self/stat").exists():  # not Linux: only the group can be checked
         try:
             os.killpg(child.pid, 0)
@@ -189,12 +190,12 @@ def _live_processes(child: Child, mark: str) -> list[int]:
         if not folder.name.isdecimal():
             continue
         try:
-            # After the last ")" come state, parent and group; the name before it may hold anything.
+            # After the last ")" come state, parent and group; the process name before it may contain anything.
             state, _, group = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:3]
             if state in (b"Z", b"X"):
                 continue
             if int(group) == child.pid or marked in (folder / "environ").read_bytes().split(b"\0"):
                 pids.append(int(folder.name))
-        except (OSError, ValueError):  # it ended meanwhile, or belongs to another user
+        except (OSError, ValueError):  # it has ended in the meantime, or belongs to another user
             continue
     return pids

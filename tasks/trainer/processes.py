@@ -1,5 +1,5 @@
-"""Process control for flows: lifetime of children, a pool of workers, the file with a trainer's peak memory, and full
-disks and exhausted memory."""
+"""Process control for flows: lifetime of child processes, a worker pool, the file with a trainer's peak memory, and
+detection of full disks and exhausted memory."""
 
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name

@@ -1,4 +1,4 @@
-"""Rendezvous of the machines of a run: the first machine tells the others which trainer to take part in.
+"""Rendezvous of the machines of a run: the first machine tells the others which trainer to join.
 
 All machines run the same command and share the home folder. torchrun's own variables give the number of this machine
 (PET_NODE_RANK, 0 for the first) and the address where its processes meet (PET_RDZV_ENDPOINT, HOST:PORT on the first).
@@ -23,7 +23,7 @@ from pathlib import Path
 from grpo.errors import InputError
 
 ENDPOINT, RANK, ID = "PET_RDZV_ENDPOINT", "PET_NODE_RANK", "PET_RDZV_ID"
-_PATIENCE_S = 5.0  # other machines take the lock for moments to test it
+_PATIENCE_S = 5.0  # other machines briefly take the lock to test it
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Rendezvous:
 
     @classmethod
     def of_environment(cls, home: Path, environment: Mapping[str, str] = os.environ) -> Rendezvous | None:
-        """The rendezvous that torchrun's variables describe, None if they name no endpoint.
+        """The rendezvous that torchrun's variables describe; None if they name no endpoint.
 
         Raises:
-            InputError: for a malformed endpoint or rank.
+            InputError: the endpoint or rank is malformed.
         """
         endpoint, rank = environment.get(ENDPOINT, ""), environment.get(RANK, "0")
         if not endpoint:
@@ -62,10 +62,10 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def lead(self) -> Iterator[None]:
-        """Act as the first machine. The others stay until this block ends, however it ends.
+        """Acts as the first machine. The others stay until this block ends, however it ends.
 
         Raises:
-            InputError: another run leads at this endpoint.
+            InputError: another run is already leading at this endpoint.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as lock:
@@ -77,12 +77,13 @@ class Rendezvous:
                         f"machines other than the first their number ({RANK})"
                     )
                 time.sleep(0.1)
-            self._record.unlink(missing_ok=True)  # of a run that was killed
+            self._record.unlink(missing_ok=True)  # left by a run that was killed
             yield
 
     @contextlib.contextmanager
     def announce(self, job: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
-        """Call the other machines to a trainer, which they leave when the block ends. Yields its variables."""
+        """Calls the other machines to a trainer; they leave it when the block ends. Yields the environment variables
+        for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         announcement = Announcement(uuid.uuid4().hex, str(job), processes, nodes)
         partial = self._record.with_suffix(".partial")
@@ -94,7 +95,7 @@ class Rendezvous:
             self._record.unlink(missing_ok=True)
 
     def announcement(self) -> Announcement | None:
-        """The trainer that runs on the first machine now, if there is one."""
+        """The trainer that is running on the first machine now, if any."""
         try:
             return Announcement(**json.loads(self._record.read_text()))
         except FileNotFoundError:

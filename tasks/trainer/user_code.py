@@ -1,4 +1,4 @@
-"""Source digests of a user's own functions, and whether a step reward is a folder with a model."""
+"""Source digests of a user's own functions, and a check whether a step reward is a folder with a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["code_digests", "is_folder", "source_digest"]
 
 
 def code_digests(names: Iterable[str] = (), engines: Iterable[TextEngineSettings | None] = ()) -> dict[str, Any]:
-    """Digests of the user's own functions, for the key of a stage that calls them: those of `names`, module:function,
-    and engines of kind "function". Empty without any."""
+    """Digests of the user's own functions, for the key of a stage that calls them: the functions in `names`
+    (module:function) and in engines of kind "function". Empty if there are none."""
     own = [*names, *(engine.function for engine in engines if isinstance(engine, OwnEngine))]
     return {"user_code": {name: source_digest(name) for name in own}} if own else {}
