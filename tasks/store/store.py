@@ -99,7 +99,8 @@ class Store:
 
         The caller calls `find` again inside, because another process may have published while this one waited for the
         lock. Work is kept until it is published. `force` starts from scratch, unless it continues a forced attempt.
-        `uses`: digests of the inputs, which `r1 prune` keeps in the meantime. """
+        `uses`: digests of the inputs, which `r1 prune` keeps in the meantime.
+        """
         with explain_full_disk(self.root), self._lock(key) as lock_fd:
             attempt = Attempt(self.root, stage, key, lock_fd)
             attempt.open(force, uses)

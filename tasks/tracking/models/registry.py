@@ -43,7 +43,8 @@ class ModelRegistry:
         """Records a checkpoint as a model that MLflow can load. Returns its id, or None if recording has to wait.
 
         It becomes a version of the registered model that has the recipe's name. Its `uri` tag is the artifact's folder
-        in the store. `set_alias` sets aliases. """
+        in the store. `set_alias` sets aliases.
+        """
         ids: list[str] = []
 
         def log() -> None:
