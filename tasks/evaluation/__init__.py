@@ -1,1 +1,1 @@
-"""Evaluation metrics: accuracy, refusals, win rates, and how well reward models rank."""
+"""Evaluation metrics: accuracy, refusals, win rates, and the quality of reward models."""

@@ -1,4 +1,4 @@
-"""Metrics of a checkpoint from its samples (R1, evaluation)."""
+"""Metrics of a checkpoint, computed from its samples (R1, evaluation)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RESAMPLES = 1000
 
 
 Scores = Mapping[str, Mapping[str, float]]
-"""Metric -> problem -> its value there, of the metrics that have an interval: means over problems."""
+"""Metric -> problem -> value, for metrics that are means over problems and so have an interval."""
 
 
 def problem_scores(
     samples: Sequence[Sample], problems: Mapping[str, Problem], k: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """pass@1, pass@k and cons@k of each problem, and `stated`, the mean accuracy of results however they are written,
-    where samples were scored by it. `k`: None for as many as a problem has samples."""
+    """pass@1, pass@k and cons@k of each problem. Also `stated`, the mean accuracy of results in whatever form they are
+    written, if samples were scored by it. `k`: None for all samples of a problem."""
     groups = by_problem(samples)
     classes = votes(groups, problems)
     scores: dict[str, dict[str, float]] = {"pass@1": {}, "pass@k": {}, "cons@k": {}}
@@ -39,8 +39,8 @@ def problem_scores(
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """1 - C(n - right, k) / C(n, k): the chance that one of k of the n samples is right, without bias (arXiv
-    2107.03374, equation 1)."""
+    """1 - C(n - right, k) / C(n, k): unbiased estimate of the probability that at least one of k samples is right
+    (arXiv 2107.03374, equation 1), given that `right` of n are."""
     if not 1 <= k <= n:
         raise InputError(f"pass@{k} of {n} samples: k must be between 1 and the number of samples")
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
@@ -49,8 +49,8 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def reasoning_metrics(
     samples: Sequence[Sample], scores: Scores, confidence: float, k: int | None = None
 ) -> dict[str, Any]:
-    """pass@1, pass@k and cons@k with their intervals, format rate, language consistency, mean length in tokens; `k` of
-    both, as in `problem_scores`."""
+    """pass@1, pass@k and cons@k with their intervals, format rate, language consistency, and mean length in tokens. `k`
+    is that of pass@k and cons@k, as in `problem_scores`."""
     return {
         **with_intervals(scores, confidence),
         "format": mean([s.rewards["format"] for s in samples]),
@@ -63,7 +63,7 @@ def reasoning_metrics(
 
 
 def with_intervals(scores: Scores, confidence: float) -> dict[str, Any]:
-    """Means over problems: "pass@1" -> 0.5, and "pass@1_ci95" -> [0.4, 0.6], its bootstrap interval."""
+    """Means over problems with bootstrap intervals: "pass@1" -> 0.5 and "pass@1_ci95" -> [0.4, 0.6]."""
     metrics: dict[str, Any] = {}
     for name, values in scores.items():
         metrics[name] = mean([*values.values()])
@@ -72,7 +72,7 @@ def with_intervals(scores: Scores, confidence: float) -> dict[str, Any]:
 
 
 def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], confidence: float) -> dict[str, Any]:
-    """Mean scores of the reward models on general prompts. `alignment` is helpful plus safe, as RL sums them."""
+    """Mean scores of the reward models on general prompts. `alignment` is helpful plus safe, the sum that RL uses."""
     totals = {
         pid: mean([s.rewards["helpful"] + s.rewards["safe"] for s in group])
         for pid, group in by_problem(samples).items()
@@ -89,7 +89,7 @@ def alignment_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]
 
 def answer_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Metrics of the form of answers to general prompts, where reward hacking shows first: format rate, mean length in
-    tokens, mean share of repeated 4-grams of words within an answer."""
+    tokens, and the mean share of repeated word 4-grams within an answer."""
     if not samples:
         return {}
     return {
@@ -100,7 +100,7 @@ def answer_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def interval(values: Sequence[float], confidence: float) -> list[float]:
-    """Bootstrap interval [low, high] of the mean over problems: samples of one problem are not independent."""
+    """Bootstrap interval [low, high] of the mean over problems, since samples of one problem are not independent."""
     if not values:
         return [0.0, 0.0]
     rng = random.Random(0)
@@ -110,7 +110,7 @@ def interval(values: Sequence[float], confidence: float) -> list[float]:
 
 
 def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Samples by the id of their problem."""
+    """Samples grouped by problem id."""
     groups: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.problem_id].append(sample)
@@ -118,5 +118,5 @@ def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; 0 of nothing."""
+    """Arithmetic mean; 0 for an empty sequence."""
     return sum(values) / len(values) if values else 0.0

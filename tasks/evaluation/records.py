@@ -1,4 +1,4 @@
-"""Files of an evaluation: the closing table, samples, and scores by problem."""
+"""Files of an evaluation: the closing table, samples, and scores per problem."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ INTERVAL = "_ci95"
 
 
 def samples_of_set(checkpoint: str, name: str) -> str:
-    """Folder of a checkpoint's samples of a test set, in `SAMPLES`. Names of sets have no dot."""
+    """Name of the folder in `SAMPLES` with a checkpoint's samples of a test set. Test set names contain no dot."""
     return f"{checkpoint}.{name}"
 
 
 def in_set(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of a test set as they stand in a row of the closing table: "gsm8k/pass@1"."""
+    """Metrics of a test set, named as in a row of the closing table: "gsm8k/pass@1"."""
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
@@ -35,7 +35,7 @@ def by_set(table: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[s
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row for a tracker: its shares, and of test sets the bounds of intervals as _low and _high."""
+    """The numbers of a row for a tracker: its metrics, and for test sets also the interval bounds as _low and _high."""
     found = {metric: value for metric, value in row.items() if isinstance(value, float)}
     for metric, value in row.items():
         if "/" in metric and metric.endswith(INTERVAL):
@@ -51,6 +51,6 @@ def write_scores(folder: Path, scores: Mapping[str, Scores]) -> None:
 
 
 def read_scores(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Checkpoint -> metric -> problem -> value; empty for an evaluation of an earlier version."""
+    """Reads checkpoint -> metric -> problem -> value. Empty for an evaluation by an earlier version."""
     path = folder / SCORES
     return json.loads(path.read_text()) if path.is_file() else {}

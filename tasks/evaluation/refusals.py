@@ -1,4 +1,4 @@
-"""Refusals on general prompts, and how well a checkpoint follows instructions."""
+"""Refusal rates on general prompts, and how well a checkpoint follows instructions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ KINDS = ("refusal", "over_refusal", "refused_harmless")
 
 
 def refusal_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge) -> dict[str, Any]:
-    """Shares of responses that refuse, each only where there are such prompts.
+    """Shares of responses that refuse. Each share is present only if there are such prompts.
 
-    `refusal`: of prompts whose metadata says `harmful`, `over_refusal`: of harmless ones that look harmful
-    (`looks_harmful`, as in XSTest, arXiv 2308.01263), `refused_harmless`: of the other harmless ones. A prompt whose
-    metadata names its phrase of refusal is decided by it, any other by the judge; `refusal_undecided` counts the
-    responses that it did not decide, which enter no share. Prompts that do not say whether they are harmful do not
-    count.
+    `refusal`: on prompts whose metadata says `harmful`. `over_refusal`: on harmless prompts that look harmful
+    (`looks_harmful`, as in XSTest, arXiv 2308.01263). `refused_harmless`: on the other harmless prompts. If a prompt's
+    metadata names its refusal phrase, the phrase decides; otherwise the judge does. `refusal_undecided` counts the
+    responses that the judge did not decide; they are in no share. Prompts that do not say whether they are harmful are
+    not counted.
     """
     known = [s for s in samples if problems[s.problem_id].metadata.get("harmful") is not None]
     answers = [Response(problems[s.problem_id], s.summary or s.completion) for s in known]
@@ -43,7 +43,8 @@ def _kind(problem: Problem) -> str:
 
 
 def instruction_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
-    """`instructions`: share of constraints that the summaries keep, mean over samples of prompts that have some."""
+    """`instructions`: share of constraints that a summary satisfies, averaged over samples of prompts with
+    constraints."""
     demanded = {s.problem_id: read_constraints(problems[s.problem_id].metadata) for s in samples}
     scores = [
         share_satisfied(constraints, sample.summary)

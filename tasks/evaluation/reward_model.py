@@ -1,4 +1,4 @@
-"""Quality of a reward model on held-out preferences: accuracy, calibration, agreement with the judge, spread."""
+"""Quality of a reward model on held-out preferences: accuracy, calibration, agreement with the judge, score spread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SCORES = ("chosen_score", "rejected_score", "score")
 
 @dataclass(frozen=True)
 class Quality:
-    """`metrics` by name; a row for each filled bin of `calibration` and each strength of `agreement`; the scores of the
-    better and of the worse responses (chosen and rejected, or safe and unsafe)."""
+    """`metrics` by name; one row per non-empty bin of `calibration` and per verdict strength of `agreement`; scores of
+    the better and worse responses (chosen and rejected, or safe and unsafe)."""
 
     metrics: dict[str, float]
     calibration: list[dict[str, float]]
@@ -31,13 +31,12 @@ class Quality:
 
 
 def quality(rows: Sequence[ScoredRow]) -> Quality:
-    """Of at least one row, all of them pairs or all of them labels.
+    """Quality on at least one row. All rows must be pairs, or all must be labels.
 
-    - held_out_accuracy, _low, _high: share of rows that are right, with its bootstrap interval over prompts.
-    - held_out_calibration_error: see `calibration`.
-    - held_out_NAME_mean, _std: of the scores in `scores`.
-    - labels only: held_out_safe_right, held_out_unsafe_right: the accuracy on each kind.
-    - ensembles only: held_out_uncertainty_right, _wrong: mean uncertainty where the mean score is right, or wrong.
+    - held_out_accuracy, _low, _high: share of rows that are right, with its bootstrap interval over prompts. -
+    held_out_calibration_error: see `calibration`. - held_out_NAME_mean, _std: mean and standard deviation of the scores
+    in `scores`. - labels only: held_out_safe_right, held_out_unsafe_right: accuracy on safe and on unsafe responses. -
+    ensembles only: held_out_uncertainty_right, _wrong: mean uncertainty on rows where the mean score is right or wrong.
     """
     pairs = "label" not in rows[0]
     right = [is_correct(row) for row in rows]
@@ -59,7 +58,7 @@ def quality(rows: Sequence[ScoredRow]) -> Quality:
 
 
 def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, float]:
-    """Bootstrap interval of the accuracy. Prompts are resampled, since judgments of responses to one prompt are not
+    """Bootstrap interval of the accuracy. Prompts are resampled, because judgments of responses to one prompt are not
     independent."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for row, ok in zip(rows, right, strict=True):
@@ -77,9 +76,9 @@ def interval(rows: Sequence[ScoredRow], right: Sequence[bool]) -> tuple[float, f
 def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: float) -> list[dict[str, float]]:
     """Predicted and observed shares, in ten bins of equal width from `lowest` to 1.
 
-    Of a label the prediction is that it is "safe". Of a pair it is that the response of the higher score is the chosen
-    one: sigma(|r_w - r_l|), from 0.5. In bins of sigma(r_w - r_l) itself the share right would be 0 below a half and 1
-    above, whatever the model.
+    For a label, the prediction is the probability of "safe". For a pair, it is the probability that the response with
+    the higher score is the chosen one: sigma(|r_w - r_l|), at least 0.5. With bins of sigma(r_w - r_l) itself, the
+    share right would be 0 below one half and 1 above, whatever the model.
     """
     width = (1 - lowest) / BINS
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
@@ -98,8 +97,8 @@ def calibration(chances: Sequence[float], came_true: Sequence[bool], lowest: flo
 
 
 def agreement(rows: Sequence[ScoredRow]) -> list[dict[str, float]]:
-    """Share of the judged pairs that model and judge order alike, by the strength of the judge's verdict, to the
-    nearest quarter: what four votes can give."""
+    """Share of judged pairs that model and judge order alike, by strength of the judge's verdict, rounded to the
+    nearest quarter (the resolution of four votes)."""
     by_strength: dict[float, list[bool]] = defaultdict(list)
     for row in rows:
         if row["source"] == JUDGE:
@@ -111,8 +110,8 @@ def agreement(rows: Sequence[ScoredRow]) -> list[dict[str, float]]:
 
 
 def combine(members: Sequence[Sequence[ScoredRow]]) -> list[ScoredRow]:
-    """Held-out rows of an ensemble: mean scores, and `uncertainty`, the members' standard deviation of what decides:
-    r_w - r_l of a pair, the score of a labelled response."""
+    """Combines the held-out rows of an ensemble: mean scores, and `uncertainty`, the standard deviation over members of
+    the difference r_w - r_l for a pair, or of the score for a labelled response."""
     combined = []
     for row, *others in zip(*members, strict=True):
         rows = [row, *others]
@@ -145,7 +144,7 @@ def _scores(rows: Sequence[ScoredRow], pairs: bool) -> dict[str, list[float]]:
 
 
 def _error(bins: Sequence[Mapping[str, float]]) -> float:
-    """Expected calibration error: |predicted - right|, mean over rows."""
+    """Expected calibration error: |predicted - right|, averaged over rows."""
     total = sum(row["count"] for row in bins)
     return sum(abs(row["predicted"] - row["right"]) * row["count"] for row in bins) / total
 

@@ -1,4 +1,4 @@
-"""Pictures of a reward model on held-out preferences: calibration, scores, agreement with the judge."""
+"""Plots of a reward model on held-out preferences: calibration, scores, agreement with the judge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plot(measured: Quality, folder: Path, name: str) -> list[Path]:
 
 
 def _calibration(measured: Quality) -> Any:
-    """Accuracy over the predicted probability, on the diagonal for a calibrated model; below it the number of rows a
+    """Accuracy against predicted probability; a calibrated model lies on the diagonal. Below it, the number of rows per
     bin."""
     picture = new_figure(4.8)
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -59,7 +59,7 @@ def _scores(measured: Quality) -> Any:
 
 
 def _agreement(measured: Quality) -> Any:
-    """Share of pairs ordered as the judge did, for each strength of its verdict."""
+    """Share of pairs ordered as by the judge, for each strength of its verdict."""
     picture = new_figure(3.6)
     axes = picture.add_subplot()
     names = [f"{row['strength']:g}" for row in measured.agreement]

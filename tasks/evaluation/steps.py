@@ -1,4 +1,4 @@
-"""How many steps of a worked calculation are right, each judged by itself."""
+"""Counts how many steps of a worked calculation are right, judging each step on its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ANSWER = re.compile(r"<answer>[^<]*+</answer>")
 
 
 def steps_right(problem: Problem, text: str) -> list[bool]:
-    """Of each step of a completion, in order, whether it is right. A step is a line with arithmetic before the result.
+    """Whether each step of a completion is right, in order. A step is a line with arithmetic before the result.
 
-    A line with equations is right if all of them are true. Where the problem is an expression to reduce, a line with an
-    expression alone is right if it has the value of the line before, the first that of the problem: after a slip the
-    next steps can be right again. Other lines are no steps.
+    A line with equations is right if all of them are true. If the problem is an expression to reduce, a line with only
+    an expression is right if it has the same value as the line before it (for the first line, the problem's value). So
+    the steps after a slip can be right again. Other lines are not steps.
     """
     gold = value(problem.answer.strip())
     reduced = gold is not None and any(value(found) == gold for found in expressions(problem.text))
@@ -37,9 +37,9 @@ def steps_right(problem: Problem, text: str) -> list[bool]:
 
 
 def step_metrics(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
-    """Of samples to reasoning problems: `stepwise`, the share that work step by step; `steps_right`, the share of all
-    their steps that are right; and `stated_stepwise`, the share of those samples whose stated result is right. Empty
-    without a step."""
+    """Metrics over samples to reasoning problems. `stepwise`: share of samples that work step by step. `steps_right`:
+    share of all their steps that are right. `stated_stepwise`: share of those samples whose stated result is right.
+    Empty if there are no steps."""
     judged = [(sample, steps_right(problems[sample.problem_id], sample.completion)) for sample in samples]
     worked = [(sample, steps) for sample, steps in judged if steps]
     if not worked:

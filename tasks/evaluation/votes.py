@@ -1,4 +1,4 @@
-"""Majority votes: which of a problem's answers are the same, and which of them most samples gave (cons@k)."""
+"""Majority votes: which answers to a problem are the same, and which answer most samples gave (cons@k)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from grpo.processes.pool import Failure, Pool
 from grpo.rewards.verifiers import COMPARING, QUICK, agree, exact, number
 
 TIME_LIMIT_S, MEMORY_BYTES = 20.0, 4_000_000_000
-"""Of the comparison of one problem's answers, each of which a model wrote."""
+"""Limits for comparing the answers to one problem, because a model wrote each of them."""
 
 
 def votes(groups: Mapping[str, Sequence[Sample]], problems: Mapping[str, Problem]) -> dict[str, list[int | None]]:
-    """For each problem the class of each of its samples' answers; None without an answer.
+    """For each problem, the class of each sample's answer; None without an answer.
 
-    Two answers are of one class if the problem's verifier calls them equal, right or wrong: 1/2, 0.5 and \\frac{1}{2}
-    under `math`. Answers that are right under a verifier that compares with the reference are of one class. Where a
-    verifier needs processes that can be killed (`math`), answers of a problem on which it breaks a limit are told apart
-    by value and text.
+    Two answers are in one class if the problem's verifier calls them equal, right or wrong: 1/2, 0.5 and \\frac{1}{2}
+    under `math`. Under a verifier that compares with the reference, all right answers are in one class. If a verifier
+    needs processes that can be killed (`math`) and breaks a limit on a problem, that problem's answers are compared by
+    value and text.
     """
     classes: dict[str, list[int | None]] = {}
     waiting: list[tuple[str, Future[Any]]] = []
@@ -48,10 +48,10 @@ def votes(groups: Mapping[str, Sequence[Sample]], problems: Mapping[str, Problem
 def classify(
     problem: Problem, answers: Sequence[str], right: Sequence[bool], compared_by_rule: bool = True
 ) -> list[int | None]:
-    """The class of each answer of one problem: the number of the first answer that it equals. See `votes`.
+    """The class of each answer to one problem: the number of the first answer that it equals. See `votes`.
 
-    `compared_by_rule`: if false, answers under a slow verifier are compared by value and text alone: for untrusted
-    answers in a process that cannot be killed.
+    `compared_by_rule`: if false, answers under a slow verifier are compared only by value and text. This is for
+    untrusted answers in a process that cannot be killed.
     """
     by_rule = compared_by_rule or problem.verifier in QUICK or problem.verifier not in COMPARING
     firsts: list[int] = []
@@ -84,10 +84,10 @@ def _same(problem: Problem, answer: str, other: str, by_rule: bool) -> bool:
 
 
 def consensus(group: Sequence[Sample], classes: Sequence[int | None], k: int) -> float:
-    """Share of the groups of k samples, in their order, whose most frequent answer is right; its mean over problems is
-    cons@k. Samples that are left over count in no group.
+    """Share of groups of k samples, in their order, whose most frequent answer is right. Its mean over problems is
+    cons@k. Leftover samples count in no group.
 
-    Samples without an answer do not vote. In a tie the answer that came first wins: samples are independent, so this
+    Samples without an answer do not vote. In a tie, the answer that came first wins: samples are independent, so this
     is a fair draw that anybody can repeat.
     """
     wins = [_winner(group[start : start + k], classes[start : start + k]) for start in range(0, len(group) - k + 1, k)]
@@ -98,5 +98,5 @@ def _winner(group: Sequence[Sample], classes: Sequence[int | None]) -> float:
     counts = Counter(name for name in classes if name is not None)
     if not counts:
         return 0.0
-    winner = counts.most_common(1)[0][0]  # equal counts: in the order of first votes
+    winner = counts.most_common(1)[0][0]  # ties are resolved in order of first votes
     return group[list(classes).index(winner)].rewards["accuracy"]

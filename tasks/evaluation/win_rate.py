@@ -1,8 +1,8 @@
-"""Win rate of one checkpoint over another by a judge, raw and at equal length.
+"""Win rate of one checkpoint over another according to a judge, raw and at equal length.
 
-Judges favour longer responses, so a policy can raise its win rate by saying more. The length-controlled rate is what
-the raw one would be between responses of one length: a logistic regression of wins on the difference in length, read
-at difference 0 (AlpacaEval 2, arXiv 2404.04475, section 3; here without its term for the difficulty of each prompt).
+Judges favor longer responses, so a policy can raise its win rate by writing more. The length-controlled rate estimates
+the win rate between responses of equal length: a logistic regression of wins on the difference in length, evaluated at
+difference 0 (AlpacaEval 2, arXiv 2404.04475, section 3; here without its term for the difficulty of each prompt).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.judges.base import Judge, Pair
 
 class Matchup(NamedTuple):
     """One of our summaries against one of theirs. `win`: 1 if ours is better, 0 if theirs is, 0.5 for a tie or one vote
-    each; `longer`: characters of ours minus theirs."""
+    each. `longer`: length of ours minus length of theirs, in characters."""
 
     win: float
     longer: int
@@ -28,8 +28,8 @@ class Matchup(NamedTuple):
 def compare(
     ours: Sequence[Sample], theirs: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge
 ) -> list[Matchup]:
-    """The summaries of each problem, paired in their order and judged in both orders; a pair of which the judge
-    decides neither order is left out."""
+    """Pairs the summaries of each problem in order and judges each pair in both orders. Drops a pair if the judge
+    decides neither order."""
     mine, yours = _summaries(ours), _summaries(theirs)
     pairs = [Pair(problems[pid], a, b) for pid in mine for a, b in zip(mine[pid], yours.get(pid, []), strict=False)]
     forward = judge.compare_all(pairs)
@@ -49,10 +49,10 @@ def win_rate(comparisons: Sequence[Matchup]) -> float:
 
 
 def length_controlled(comparisons: Sequence[Matchup]) -> float:
-    """Share that would be won at equal length: sigma(b) of P(win) = sigma(a tanh(d / std(d)) + b), d the difference in
-    length, fitted with a penalty of a^2 / 2, which keeps `a` finite where length decides everything.
+    """Estimated win rate at equal length: sigma(b) of P(win) = sigma(a tanh(d / std(d)) + b), where d is the difference
+    in length. The fit has a penalty of a^2 / 2, which keeps `a` finite if length decides everything.
 
-    The raw rate where nothing can be told apart: one outcome, or one difference, throughout.
+    Returns the raw rate if nothing can be fitted, because all outcomes or all differences are the same.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
@@ -61,7 +61,7 @@ def length_controlled(comparisons: Sequence[Matchup]) -> float:
     if wins.min() == wins.max() or longer.std() == 0:
         return float(wins.mean())
     lengths = np.tanh(longer / longer.std())[:, None]
-    fit = LogisticRegression(C=1.0).fit(  # a tie is half a win and half a loss
+    fit = LogisticRegression(C=1.0).fit(  # a tie counts as half a win and half a loss
         np.concatenate([lengths, lengths]),
         np.repeat([1, 0], len(wins)),
         sample_weight=np.concatenate([wins, 1 - wins]),

@@ -1,1 +1,1 @@
-"""Test sets by name: the table of known ones, settings, and reading them as problems."""
+"""Test sets: the table of known sets, their settings, and reading them as problems."""

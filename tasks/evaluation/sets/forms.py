@@ -1,4 +1,4 @@
-"""Rows of known test sets as rows that any problem source has: question, answer, tests, constraints."""
+"""Converts rows of known test sets into the columns of any problem source: question, answer, tests, constraints."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tasks.problems.sources import short
 
 Row = dict[str, Any]
 _PACKED_MAX = 512 * 2**20
-"""Bytes that packed tests may unpack to."""
+"""Maximum size in bytes of unpacked tests."""
 
 
 def choices(known: KnownSet, where: str, row: Row) -> Row:
     """A question with its lettered choices, and the letter of the right one.
 
-    The order is drawn from the hash of the question: the same in every run, and no letter is right more often.
+    The order is drawn from the hash of the question, so it is the same in every run, and no letter is right more often.
     """
     question, right = _text(row, known.prompt, where), _text(row, known.answer, where)
     texts = [right, *(_text(row, name, where) for name in known.wrong)]
@@ -35,7 +35,7 @@ def choices(known: KnownSet, where: str, row: Row) -> Row:
 
 
 def tests(known: KnownSet, where: str, row: Row) -> Row:
-    """A programming problem in LiveCodeBench's columns: its tests are on standard input or of a function."""
+    """A programming problem in LiveCodeBench's columns. Its tests use standard input or call a function."""
     question = _text(row, known.prompt, where)
     listed = [*_tests(row, "public_test_cases", where)]
     listed += [*_tests(row, "private_test_cases", where)] if row.get("private_test_cases") else []
@@ -52,7 +52,7 @@ def tests(known: KnownSet, where: str, row: Row) -> Row:
 
 
 def constraints(known: KnownSet, where: str, row: Row) -> Row:
-    """A prompt with instructions that a program can check, in IFEval's columns."""
+    """A prompt in IFEval's columns, with instructions that a program can check."""
     names, options = row.get("instruction_id_list"), row.get("kwargs")
     if not isinstance(names, list) or not isinstance(options, list) or len(names) != len(options) or not names:
         raise InputError(f"{where}: instruction_id_list and kwargs must be lists of one length, and not empty")
@@ -65,7 +65,7 @@ FORMS: dict[Form, Callable[[KnownSet, str, Row], Row]] = {
     "tests": tests,
     "constraints": constraints,
 }
-"""By form; rows of the form "answer" are read as they are."""
+"""Form -> its conversion. Rows of the form "answer" need none."""
 
 
 def _text(row: Row, name: str, where: str) -> str:
@@ -90,14 +90,14 @@ def _tests(row: Row, name: str, where: str) -> list[dict[str, Any]]:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Unpickles plain values only: whatever would import or call something is refused."""
+    """Unpickles plain values only. Refuses anything that would import or call something."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"names {module}.{name}, which is not text")
 
 
 def _unpacked(value: str) -> str:
-    """LiveCodeBench's packed tests: JSON text, pickled, deflated, in base 64."""
+    """LiveCodeBench's packed tests: JSON text that was pickled, deflated and base64-encoded."""
     inflated = zlib.decompressobj()
     data = inflated.decompress(base64.b64decode(value, validate=True), _PACKED_MAX)
     if inflated.unconsumed_tail:

@@ -1,7 +1,7 @@
-"""The table of known test sets: where each lies on the hub, its columns, and how its answers are checked.
+"""The table of known test sets: where each is on the hub, its columns, and how its answers are checked.
 
-Column names are those of the hub data sets, so that a file of the same rows is read as it is. Another set has another
-entry, and no code.
+Column names are those of the hub data sets, so that a file with the same rows can be read as it is. Adding a set needs
+only a new entry, no code.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["answer", "choices", "tests", "constraints"]
-"""Content of a row beside its question: a reference answer; a right and some wrong choices; tests of a program in
-LiveCodeBench's columns; instructions in IFEval's columns."""
+"""What a row contains besides its question: a reference answer; one right and some wrong choices; tests of a program in
+LiveCodeBench's columns; or instructions in IFEval's columns."""
 
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A known test set. `problems` is its size, for estimates; `wrong` the columns of its wrong choices."""
+    """A known test set. `problems` is its size, for estimates; `wrong` names the columns of its wrong choices."""
 
     form: Form
     problems: int
@@ -51,7 +51,7 @@ KNOWN: dict[str, KnownSet] = {
         split="train",
         wrong=("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"),
     ),
-    # The hub has it as a script, which `datasets` no longer runs: download its test*.jsonl and give the file.
+    # On the hub it is a script, which `datasets` no longer runs: download its test*.jsonl and pass the file.
     "livecodebench": KnownSet("tests", 400, "question_content", "", "code", None),
     "ifeval": KnownSet("constraints", 541, "prompt", "", "none", "google/IFEval", split="train"),
 }

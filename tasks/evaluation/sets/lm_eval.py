@@ -1,7 +1,7 @@
-"""Test sets as tasks of EleutherAI's lm-evaluation-harness, for who wants the numbers that others report.
+"""Exports test sets as tasks of EleutherAI's lm-evaluation-harness, for numbers comparable to published ones.
 
-A folder has, of each set, NAME.jsonl with columns question and answer, and r1_NAME.yaml, the task. The prompts are
-those that `r1 eval` asks. The harness compares texts: what it finds in the last box, or between answer tags, with the
+For each set, a folder has NAME.jsonl with the columns question and answer, and r1_NAME.yaml, the task. The prompts are
+the same as in `r1 eval`. The harness compares text: what it finds in the last box, or between answer tags, with the
 reference. Our verifiers know that 1/2 is 0.5, so their numbers tend to be higher.
 """
 
@@ -22,24 +22,24 @@ from grpo.errors import InputError
 from tasks.evaluation.sets.metrics import UNVOTED
 
 PREFIX = "r1_"
-"""Of the tasks' names, which the harness must not know already."""
+"""Prefix of the task names, to avoid names that the harness already knows."""
 _BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 _TAGS = r"<answer>\s*(.*?)\s*</answer>"
 _ANSWER: dict[AnswerStyle, str] = {"boxed": _BOX, "tags": f"(?s){_TAGS}", "auto": f"(?s)(?:{_BOX}|{_TAGS})"}
-"""What stands where an answer is marked; the last is taken. Braces in a box may be two deep."""
+"""Patterns for the marked answer; the last match counts. Braces in a box may be nested two levels deep."""
 _IGNORED = [",", r"\$", r"\.$", r"\s", r"^\(|\)$"]
-"""In both texts before they are compared: separators of thousands, dollar signs, a closing full stop, spaces, and
-parentheses around."""
+"""Patterns removed from both texts before they are compared: thousands separators, dollar signs, a final full stop,
+spaces, and enclosing parentheses."""
 
 
 def export_tasks(
     problems: Mapping[str, Sequence[Problem]], sampling: Sampling, samples: int, folder: Path
 ) -> list[str]:
-    """Writes a task of each set to `folder` and returns the tasks' names. `samples`: of each problem; above 1 there is
-    a majority vote beside the first one.
+    """Writes one task per set to `folder` and returns the task names. `samples`: per problem; with more than 1, there
+    is a majority vote in addition to the first sample.
 
     Raises:
-        InputError: the folder is not empty, or a set has answers that no comparison of texts can check.
+        InputError: the folder is not empty, or a set has answers that text comparison cannot check.
     """
     tasks = {name: _task(name, of_set, sampling, samples, folder) for name, of_set in problems.items()}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -54,7 +54,7 @@ def export_tasks(
 
 
 def commands(model: str, tasks: Sequence[str], folder: Path) -> list[str]:
-    """Commands that run the tasks: in the harness's own process, and at an endpoint, such as `vllm serve MODEL`."""
+    """Commands that run the tasks: in the harness's own process, and against an endpoint such as `vllm serve MODEL`."""
     common = f"--tasks {','.join(tasks)} --include_path {shlex.quote(str(folder))} --apply_chat_template"
     endpoint = f"model={model},base_url=http://localhost:8000/v1/chat/completions,num_concurrent=64"
     return [

@@ -1,4 +1,4 @@
-"""Test sets as problems, and the problems as a set asks them."""
+"""Reads test sets as problems, and puts each problem into the prompt form that its set asks for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_set(of: SetData, seed: int) -> LoadResult:
     """All problems of a test set.
 
     Raises:
-        InputError: it cannot be read, or a row has not the columns of its form; the message begins with the set's name.
+        InputError: it cannot be read, or a row lacks columns of its form; the message starts with the set's name.
     """
     try:
         if of.source is not None:
@@ -50,7 +50,7 @@ def _source(of: SetData, known: KnownSet) -> FileSource | HubSource:
         columns = {"prompt_column": "question", "answer_column": "answer"}
     if known.form in ("tests", "constraints"):
         columns["metadata_columns"] = [known.form]
-    if known.form == "constraints":  # some of IFEval's instructions have no rule here; their prompts are left out
+    if known.form == "constraints":  # some of IFEval's instructions have no rule here; their prompts are dropped
         columns |= {"domain": "general", "on_bad_record": "skip"}
     columns["verifier"] = known.verifier
     if of.path is not None and of.path.lower().endswith(FILES):
@@ -64,7 +64,7 @@ def _reshape(known: KnownSet) -> Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 def asked(of: EvaluationSet, problems: Sequence[Problem]) -> list[Problem]:
-    """The problems that a set asks, in its prompt style and with its answer style."""
+    """The problems to ask, in the set's prompt style and answer style."""
     chosen = problems[: of.problems]
     if of.answer_style is not None:
         chosen = [_styled(problem, of.answer_style) for problem in chosen]

@@ -13,17 +13,18 @@ from tasks.evaluation.refusals import instruction_metrics
 from tasks.problems.constraints import read_constraints, share_satisfied
 
 UNVOTED = {"code", "none"}
-"""Verifiers whose answers are texts of which no two are alike: a majority means nothing."""
+"""Verifiers whose answers are free text, of which no two are alike, so a majority vote means nothing."""
 
 
 def set_scores(
     samples: Sequence[Sample], problems: Mapping[str, Problem], k: int | None
 ) -> dict[str, dict[str, float]]:
-    """pass@1, pass@k and cons@k of each problem, as of held-out ones. A response to a prompt with constraints is right
-    if it keeps all of them (IFEval's strict accuracy of prompts). No cons@k where answers are programs or free text.
+    """pass@1, pass@k and cons@k of each problem, computed as for held-out problems. A response to a prompt with
+    constraints is right if it satisfies all of them (IFEval's strict prompt accuracy). No cons@k if answers are
+    programs or free text.
 
     Raises:
-        InputError: a prompt has neither a verifier nor constraints, so that nothing says what is right.
+        InputError: a prompt has neither a verifier nor constraints, so nothing says what is right.
     """
     scores = problem_scores([_graded(sample, problems[sample.problem_id]) for sample in samples], problems, k)
     if any(problem.verifier in UNVOTED for problem in problems.values()):
@@ -34,7 +35,8 @@ def set_scores(
 def set_metrics(
     samples: Sequence[Sample], problems: Mapping[str, Problem], scores: Scores, confidence: float, k: int | None
 ) -> dict[str, Any]:
-    """The row of a set: `scores` with intervals, form and length of the completions, and how much was asked."""
+    """The closing table's row for a set: `scores` with intervals, form and length of the completions, and the number of
+    problems and samples."""
     formats = [sample.rewards["format"] for sample in samples if "format" in sample.rewards]
     return {
         **with_intervals(scores, confidence),

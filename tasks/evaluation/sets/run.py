@@ -1,4 +1,4 @@
-"""Evaluating one model on test sets, without a recipe."""
+"""Evaluates one model on test sets, without a recipe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def read_sets(sets: Sequence[EvaluationSet], seed: int) -> dict[str, list[Proble
 
 
 def identity(of: ModelEvaluation, sets: Sequence[EvaluationSet], problems: dict[str, list[Problem]]) -> str:
-    """A digest of all that decides the result: of the same evaluation the same, wherever its files are."""
+    """A digest of everything that decides the result. It is the same for the same evaluation, wherever its files
+    are."""
     settings = of.model_dump(mode="json", exclude={"model", "hardware"})
     asks = [[s.name, s.samples_per_problem, s.k, s.sampling and s.sampling.model_dump(mode="json")] for s in sets]
     rows = [
@@ -58,10 +59,11 @@ def evaluate_model(
     folder: Path,
     on_metrics: Callable[[list[dict[str, Any]]], None],
 ) -> dict[str, dict[str, Any]]:
-    """Test set -> its metrics. Problems, samples, scores and the table stay in `folder`; a second call continues there.
+    """Test set -> its metrics. Problems, samples, scores and the table stay in `folder`, where a second call continues.
 
     Raises:
-        InputError: the model cannot be loaded or asked. StageFailed: sampling failed.
+        InputError: the model cannot be loaded or sampled.
+        StageFailed: sampling failed.
     """
     if (folder / TABLE).is_file():
         finished: dict[str, dict[str, Any]] = json.loads((folder / TABLE).read_text())

@@ -15,7 +15,7 @@ from tasks.problems.sources import FileSource, HubSource, ProblemSource
 
 PROMPT_STYLES = ("question", "instruction")
 SIZE = 500
-"""Problems of a set of whose size nothing is known."""
+"""Assumed number of problems of a set of unknown size."""
 FILES = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -62,12 +62,12 @@ class SetData(BaseModel):
 
     @property
     def known(self) -> KnownSet | None:
-        """The entry of the table whose form its rows have; None with a source of its own."""
+        """The table entry whose form the set's rows have; None if the set has its own source."""
         return None if self.source is not None else KNOWN[self.like or self.name]
 
     @property
     def local(self) -> str | Path | None:
-        """The local file or folder, or the hub's name, that the user gave; a file is a `Path`, which must exist."""
+        """The local file or folder, or the hub name, that the user gave. A file is a `Path` and must exist."""
         if self.source is None:
             is_file = self.path is not None and self.path.lower().endswith(FILES)
             return Path(self.path) if self.path is not None and is_file else self.path
@@ -106,23 +106,24 @@ class EvaluationSet(SetData):
 
     @property
     def data(self) -> SetData:
-        """The set's data, without the settings of sampling."""
+        """The set's data, without the sampling settings."""
         return SetData(**{name: getattr(self, name) for name in SetData.model_fields})
 
     @property
     def size(self) -> int:
-        """Problems asked, at most, for an estimate: by the settings, or the published size of a known set."""
+        """Maximum number of problems to ask, for an estimate: from the settings, or the published size of a known
+        set."""
         limits = [self.problems, getattr(self.source, "count", None), getattr(self.source, "limit", None)]
         given = [limit for limit in (*limits, self.known.problems if self.known else None) if limit is not None]
         return min(given, default=SIZE)
 
     def samples(self, default: int) -> int:
-        """Samples a problem."""
+        """Number of samples per problem."""
         return self.samples_per_problem or default
 
 
 def check_names(sets: Sequence[SetData]) -> None:
-    """Raises ValueError where two sets have one name."""
+    """Raises ValueError if two sets have the same name."""
     names = [of.name for of in sets]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
@@ -131,7 +132,7 @@ def check_names(sets: Sequence[SetData]) -> None:
 
 
 def check_sets(sets: Sequence[EvaluationSet], samples_per_problem: int) -> None:
-    """Raises ValueError where two sets have one name, or k is above the samples of a problem."""
+    """Raises ValueError if two sets have the same name, or if k exceeds the samples per problem."""
     check_names(sets)
     for of in sets:
         if of.k is not None and of.k > of.samples(samples_per_problem):
