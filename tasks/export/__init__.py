@@ -1,1 +1,1 @@
-"""Export of a checkpoint as a Hugging Face folder with a model card."""
+"""Exports a checkpoint as a Hugging Face folder with a model card."""

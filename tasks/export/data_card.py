@@ -1,4 +1,4 @@
-"""The card of an exported data set: its own where the stage wrote one, or one by what its manifest and files say."""
+"""The card of an exported data set: the one that the stage wrote, or else one made from its manifest and files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ print(data)
 
 
 def data_card(data: Manifest, splits: Mapping[str, str], licence: str | None, place: str) -> str:
-    """The card as text. `splits`: name -> pattern of its Parquet files, of which those that match no file are left out;
-    `place`: as `datasets.load_dataset` takes it. A licence that is given replaces that of the data's own card."""
+    """The card as text. `splits`: name -> pattern of its Parquet files; splits without matching files are left out.
+    `place`: the argument for `datasets.load_dataset`. If a licence is given, it replaces the one in the data's own
+    card."""
     from huggingface_hub import DatasetCard
 
     if CARD in data.files:

@@ -1,4 +1,4 @@
-"""Writes an artifact's files and a card as a folder in Hugging Face's form, atomically."""
+"""Writes an artifact's files and a card as a Hugging Face folder, atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARD = "README.md"
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError unless an artifact can be written there: the folder must be new or empty, and its parent
+    """Raises InputError if an artifact cannot be written there: the folder must be new or empty, and its parent must
     exist."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"{folder}: is no folder; give a new one")
@@ -27,14 +27,14 @@ def check_folder(folder: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raises InputError unless a folder holds a model and its tokenizer, in files that are safe to load."""
+    """Raises InputError unless a folder holds a model and its tokenizer in file formats that are safe to load."""
     check_model_folder(folder)
     check_tokenizer_files(folder)
 
 
 def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:
-    """Compare the artifact's files with their hashes, copy them, and write the card beside them. The umask decides the
-    modes of the copies.
+    """Compares the artifact's files with their hashes, copies them, and writes the card next to them. The umask decides
+    the permissions of the copies.
 
     Raises:
         InputError: the folder is not empty or cannot be written, or the artifact's files do not match its manifest.
@@ -44,7 +44,7 @@ def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:
     partial = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
     try:
         write(artifact, card, partial, shutil.copyfile)
-        partial.replace(folder)  # replaces an empty folder, too
+        partial.replace(folder)  # also replaces an empty folder
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}; give a folder that can be written, with room enough") from None
     finally:
@@ -52,7 +52,7 @@ def export(artifact: Manifest, card: str, folder: Path, store: Store) -> None:
 
 
 def write(artifact: Manifest, card: str, folder: Path, copy: Callable[[Path, Path], object]) -> None:
-    """Makes `folder` of the artifact's files, each by `copy`, and of the card."""
+    """Creates `folder` from the artifact's files, each placed by `copy`, and the card."""
     folder.mkdir()
     for name in artifact.files:
         if name != CARD:
@@ -62,7 +62,7 @@ def write(artifact: Manifest, card: str, folder: Path, copy: Callable[[Path, Pat
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name for a file; a copy where the file system has no hard links, or it is another one."""
+    """Makes a hard link, or a copy if that is not possible (another file system, or one without hard links)."""
     try:
         os.link(source, target)
     except OSError:

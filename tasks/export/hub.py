@@ -1,4 +1,4 @@
-"""Uploads an exported folder to the Hugging Face hub, or to another server with its API (HF_ENDPOINT)."""
+"""Uploads an exported folder to the Hugging Face hub, or to another server with the same API (HF_ENDPOINT)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["model", "dataset"]
 
 
 def check_name(repo: str) -> None:
-    """Raises InputError unless the hub takes this name for a repository."""
+    """Raises InputError unless this is a valid repository name on the hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -26,16 +26,17 @@ def check_name(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, kind: Kind, revision: str | None = None, public: bool = False) -> str:
-    """Upload a folder: make the repository and the branch `revision` if they do not exist, then send what is not there.
-    After an interruption the same call continues: files and parts of files that are there are not sent again.
+    """Uploads a folder. Creates the repository and the branch `revision` if they do not exist, then sends what is
+    missing. After an interruption, the same call continues: files and parts of files that were uploaded are not sent
+    again.
 
-    A repository that exists keeps its visibility, and files that are in it alone.
+    An existing repository keeps its visibility, and keeps files that are only in it.
 
     Returns:
-        Address of the branch.
+        URL of the branch.
 
     Raises:
-        InputError: for no token, no network, or whatever the hub refuses.
+        InputError: there is no token or no network, or the hub refuses the upload.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
@@ -57,13 +58,13 @@ def push(folder: Path, repo: str, kind: Kind, revision: str | None = None, publi
     except (HTTPError, OSError) as error:
         said = f"no answer from {api.endpoint} ({_one_line(error)}); the same command continues"
         raise InputError(f"--push {repo}: {said}") from None
-    except ValueError as error:  # an answer that is none of the hub's, or a header it does not take
+    except ValueError as error:  # a reply that is not from the hub, or a header that it does not accept
         raise InputError(f"--push {repo}: {api.endpoint}: {_one_line(error)}") from None
     return f"{url}/tree/{revision}" if revision else str(url)
 
 
 def _refused(error: Any) -> str:
-    """The error message of the hub's reply, with the HTTP status."""
+    """The error message in the hub's reply, with the HTTP status."""
     said = error.server_message
     with contextlib.suppress(ValueError, AttributeError):
         said = said or error.response.json()["error"]
@@ -71,6 +72,6 @@ def _refused(error: Any) -> str:
 
 
 def _one_line(text: object) -> str:
-    """An answer of a server as part of one line: printable, short, without secrets."""
+    """A server's reply as part of one line: printable, short, without secrets."""
     words = " ".join(str(text).split())
     return masked("".join(c for c in words if c.isprintable()))[:300]

@@ -1,6 +1,6 @@
 """The model card: README.md of an exported checkpoint, with the header that Hugging Face's tools read.
 
-Everything in it is from manifests in the store, from files beside them, and from MLflow's record of the run.
+Everything in it comes from manifests in the store, from files next to them, and from MLflow's record of the run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from tasks.store.manifest import Manifest
 _INTERVAL = "_ci95"
 _VERSIONS = ("r1flow", "torch", "transformers", "tokenizers")
 _RESULTS = {"pass@1", "pass@k", "cons@k", "format", "language", "alignment"}
-"""Metrics for the header; the card's own table has all."""
+"""Metrics in the header. The card's own table has all metrics."""
 
 
 @dataclass(frozen=True)
 class About:
-    """Contents of a card. `name` as in the closing table; `lineage` from the checkpoint up, itself first; `metrics` of
-    `evaluation`, the newest one of it; `made` as `tasks.tracking.lineage.provenance` returns it."""
+    """Contents of a card. `name`: as in the closing table. `lineage`: the checkpoint, followed by its ancestors.
+    `metrics`: from `evaluation`, the newest evaluation of it. `made`: as returned by
+    `tasks.tracking.lineage.provenance`."""
 
     name: str
     checkpoint: Manifest
@@ -37,9 +38,9 @@ class About:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
     place: str = "."
-    """What transformers finds it by: a repository of the hub, or a path, as of the folder around it."""
+    """The name to load it by with transformers: a hub repository, or a path."""
     plain: str | None = None
-    """The plain-text template of a model that does not chat, with {prompt} in it."""
+    """For a model without chat: its plain-text prompt template, containing {prompt}."""
 
 
 def lineage(checkpoint: Manifest, known: Mapping[str, Manifest]) -> list[Manifest]:
@@ -60,7 +61,7 @@ def _growing(manifests: dict[str, Manifest]) -> Iterator[Manifest]:
 
 
 def base_model(made_from: Sequence[Manifest]) -> str | None:
-    """Hub name of the model at the start of the lineage; None for a folder, or for a model trained from scratch."""
+    """Hub name of the model at the start of the lineage; None for a folder or for a model trained from scratch."""
     for manifest in made_from:
         ref = manifest.inputs.get("model")
         if manifest.stage == "base" and ref and ref.path and not Path(ref.path).is_absolute():
@@ -81,7 +82,7 @@ def card(about: About) -> str:
         *_section("How it was made", _made(about)),
         *_section("Licence", _licence(about)),
     ]
-    # Settings are free of secrets today; the manifests of an older version may not be, and a card is published.
+    # Settings contain no secrets today, but manifests of an older version might, and a card is published.
     return masked("\n\n".join(part for part in parts if part)) + "\n"
 
 
