@@ -1,1 +1,1 @@
-"""Judges that score completions: language models, endpoints and rules, with their settings, bias and calibration."""
+"""Judges of completions (language models, endpoints and rules), with their settings, bias and calibration."""

@@ -1,4 +1,4 @@
-"""Biases of a judge, measured on its own comparisons: position and length."""
+"""Position and length bias of a judge, measured on its own comparisons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Comparison:
     """All votes on two responses a and b to one prompt."""
 
-    first: list[float]  # votes with a shown first; above 0 where a is better
-    second: list[float]  # votes with b shown first; above 0 where a is better, too
+    first: list[float]  # votes with a shown first; above 0 if a is better
+    second: list[float]  # votes with b shown first; also above 0 if a is better
     longer: int  # words of a minus words of b
     kept: bool  # whether it became a training pair
 
@@ -23,15 +23,15 @@ class Comparison:
 
 
 def bias(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Measures by name; one that nothing was found for is left out.
+    """Bias metrics by name. Metrics without data are left out.
 
-    - first_wins: share of the decided votes that went to the response shown first; 0.5 where the place means nothing.
-    - orders_agree: of the pairs shown in both orders, the mean share of couples of votes, one in each order, that name
-      the same winner or are both ties.
-    - length_correlation: of the mean verdict on a pair with its difference in words. It is Pearson's over each pair in
-      both directions, so that it does not matter which response is called a; then both means are 0.
-    - longer_wins: share of the pairs with a winner that the longer response won; pairs of equal length do not count.
-    - longer_wins_kept: the same of the pairs that are trained on.
+    - first_wins: share of decided votes for the response shown first; 0.5 if position does not matter.
+    - orders_agree: for pairs shown in both orders, the share of combinations of two votes, one per order, that name the
+      same winner or are both ties; mean over pairs.
+    - length_correlation: Pearson correlation between the mean verdict on a pair and its difference in words. Each pair
+      is counted in both directions, so that it does not matter which response is called a; both means are then 0.
+    - longer_wins: share of pairs with a winner in which the longer response won. Pairs of equal length do not count.
+    - longer_wins_kept: the same, for the pairs that are trained on.
     """
     votes = [v for c in comparisons for v in (*c.first, *(-v for v in c.second)) if v]
     agreeing = [_agreement(c) for c in comparisons if c.first and c.second]

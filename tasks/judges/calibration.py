@@ -1,6 +1,7 @@
-"""Calibration of a judge: its agreement with rules, on answers that rules have verified.
+"""Calibration of a judge: its agreement with rules on answers that rules have verified.
 
-The judge decides alone where no rule can, so its agreement elsewhere is the only measure of its quality.
+Where no rule applies, the judge alone decides. So its agreement with rules elsewhere is the only measure of its
+quality.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Verified(NamedTuple):
 
 
 def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iterator[Verified]:
-    """Samples whose answers a rule verified, and that a judge can check: reference and answer are both texts. Tests of
-    a program are no reference, a partial accuracy is no verdict, and what a judge verified says nothing about it."""
+    """Samples whose answers were verified by a rule and can be checked by a judge, because reference and answer are
+    both text. Left out: programs, because their tests are no reference; partial accuracy, because it is no verdict; and
+    answers verified by a judge, because they say nothing about it."""
     for sample in samples:
         problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
         by_rule = problem.verifier not in JUDGED and accuracy in (0.0, 1.0)
@@ -51,17 +53,17 @@ def calibrate(
     seed: int = 0,
     on_disagreement: Literal["warn", "stop"] = "warn",
 ) -> dict[str, float]:
-    """The judge's agreement with the rules on `size` items, in numbers that can be logged; {} where none is asked for,
-    there are no items, or the judge is a rule itself.
+    """The judge's agreement with the rules on `size` items, as metrics. Empty if no items are requested or available,
+    or if the judge is itself a rule.
 
-    - agreement: share of the decided items on which judge and rule agree, 0 if nothing was decided; agreement_low and
-      _high: its Wilson interval, 95%
-    - undecided_share: of all items; false_correct_rate: share of the wrong ones that the judge called correct, what
-      would get into the data; false_incorrect_rate: share of the right ones that it called incorrect, what would be
-      lost; both left out where there are no such items; right, wrong: how many there were
+    - agreement: share of decided items on which judge and rule agree, 0 if nothing was decided; agreement_low and
+      _high: its 95% Wilson interval
+    - undecided_share: share of all items; false_correct_rate: share of wrong items that the judge called correct, which
+      would get into the data; false_incorrect_rate: share of right items that it called incorrect, which would be lost;
+      both rates are left out if there are no such items; right, wrong: number of such items
 
-    Half of the items are right ones and half wrong, as far as there are such. Below `minimum`, a warning is logged,
-    or InputError is raised.
+    Half of the items are right and half are wrong, as far as available. If the agreement is below `minimum`, a warning
+    is logged or InputError is raised.
     """
     if not judge.fallible or size == 0:
         return {}
@@ -82,10 +84,10 @@ def calibrate(
 
 
 def choose(items: Iterable[Verified], size: int, seed: int) -> list[Verified]:
-    """`size` distinct random items, half correct and half incorrect; more of one kind where there are too few of the
+    """`size` distinct random items, half correct and half incorrect; more of one kind if there are too few of the
     other.
 
-    The choice depends on the items and the seed, not on their order. At most 2 * `size` are in memory.
+    The choice depends on the items and the seed, not on their order. At most 2 * `size` items are in memory.
     """
     lowest: dict[bool, dict[int, Verified]] = {True: {}, False: {}}
     heaps: dict[bool, list[int]] = {True: [], False: []}
@@ -103,7 +105,7 @@ def choose(items: Iterable[Verified], size: int, seed: int) -> list[Verified]:
 
 
 def measure(items: Iterable[Verified], verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """See `calibrate`."""
+    """Metrics as described in `calibrate`."""
     seen = [(item.right, verdict) for item, verdict in zip(items, verdicts, strict=True)]
     right, wrong = [v for is_right, v in seen if is_right], [v for is_right, v in seen if not is_right]
     agreeing = right.count("correct") + wrong.count("incorrect")
@@ -125,7 +127,7 @@ def measure(items: Iterable[Verified], verdicts: Iterable[Verdict]) -> dict[str,
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a proportion (Wilson 1927); (0, 1) without trials."""
+    """Wilson's 95% interval of a proportion (Wilson 1927); (0, 1) if there are no trials."""
     if trials == 0:
         return 0.0, 1.0
     z2 = _NORMAL_975**2
@@ -135,13 +137,13 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
 
 
 def judge_agreement(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
-    """Agreement of the judge and of rubrics with the rules on samples that both scored; see grpo/scoring/agreement.py.
-    Empty where there are none."""
+    """Agreement of the judge and of rubrics with the rules, on samples that both scored; see grpo/scoring/agreement.py.
+    Empty if there are none."""
     return agreement((problems[sample.problem_id], sample.rewards) for sample in samples)
 
 
 def rubric_metrics(samples: Iterable[Sample]) -> dict[str, float]:
-    """`rubric`: mean score of the responses to prompts with a rubric; empty without such."""
+    """`rubric`: mean score of responses to prompts with a rubric. Empty if there are none."""
     scores = [sample.rewards["rubric"] for sample in samples if "rubric" in sample.rewards]
     return {"rubric": sum(scores) / len(scores)} if scores else {}
 

@@ -1,4 +1,5 @@
-"""Creates the judge of the settings: rules, references, a local Hugging Face model, an OpenAI-compatible endpoint."""
+"""Creates the judge that the settings describe: rules, references, a local Hugging Face model, or an OpenAI-compatible
+endpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +22,6 @@ JUDGES: dict[str, Callable[..., Judge]] = {
 
 
 def make_judge(settings: JudgeSettings, replies: Path | None = None) -> Judge:
-    """The judge of `settings.kind`. `replies`: the folder in which a model's replies are kept, so that a stage that
+    """The judge of kind `settings.kind`. `replies`: the folder that stores a model's replies, so that a stage that
     continues asks nothing twice."""
     return JUDGES[settings.kind](settings, replies) if settings.kind in MODELS else JUDGES[settings.kind](settings)

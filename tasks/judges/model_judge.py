@@ -1,4 +1,4 @@
-"""A judge that is a model: its questions about answers, pairs and responses."""
+"""A judge that asks a model about answers, pairs and responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFUSAL = {"refused": True, "answered": False}
 
 
 class ModelJudge(Judge):
-    """Asks a model: one in this process, or one at an endpoint (`grpo.judging`)."""
+    """Asks a model, in this process or at an endpoint (`grpo.judging`)."""
 
     fallible = True
 
@@ -44,7 +44,8 @@ class ModelJudge(Judge):
         return self.voter.vote(prompts, "refusal", _REFUSAL)
 
     def compare_all(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """Preferences; with several votes their mean, half of them in each order. None if one vote is undecided."""
+        """Preferences. With several votes, their mean, with half of the votes in each order. None if any vote is
+        undecided."""
         votes = self.settings.compare_votes
         orders = [False] if votes == 1 else [False, True] * (votes // 2)
         prompts = [_comparison(pair, swapped) for pair in pairs for swapped in orders]
@@ -60,7 +61,7 @@ class ModelJudge(Judge):
         return verdicts
 
     def _count_order(self, shown: Sequence[float | None]) -> None:
-        """`shown`: one pair's verdicts, above 0 for what was shown first, in alternating orders."""
+        """`shown`: verdicts on one pair in alternating orders, above 0 if the response shown first is better."""
         for verdict in shown:
             if verdict is not None:
                 self.counts.add(f"compared/{'first' if verdict > 0 else 'second' if verdict < 0 else 'tie'}")

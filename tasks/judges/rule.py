@@ -1,8 +1,8 @@
-"""A judge by rules: a verifier for answers with a reference, a rubric for the rest.
+"""A judge by rules: a verifier for answers with a reference, and a rubric for everything else.
 
 The rubric reads a general prompt's metadata: `mentions` (words that a good answer contains), `courtesy` and `refusal`
-(phrases) and `harmful` (whether the prompt asks for harm). Without such metadata a rule cannot tell responses apart:
-all have the same worth and count as safe. Real general prompts therefore need a model as their judge.
+(phrases) and `harmful` (whether the prompt asks for harm). Without such metadata, a rule cannot tell responses apart:
+all have the same quality and count as safe. So real general prompts need a model as their judge.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from grpo.rewards.verifiers import verify
 from tasks.judges.base import PREFERENCE, Claim, Judge, JudgeCounts, Pair, Response, Verdict
 
 REPEATED_MAX = 0.25
-"""Largest share of repeated 4-grams of words. A short answer may end with its closing phrase twice, not three times."""
+"""Maximum share of repeated word 4-grams. A short answer may end with its closing phrase twice, but not three times."""
 
 
 class RuleJudge(Judge):
-    """Always decides; a preference is 2, 0 or -2."""
+    """Always decides. A preference is 2, 0 or -2."""
 
     fallible = False
 
@@ -61,11 +61,11 @@ class RuleJudge(Judge):
 
 
 def quality(problem: Problem, response: str) -> float:
-    """Quality of a response, from 0 to 1. The caller decides whether that is the summary or the whole response.
+    """Quality of a response, from 0 to 1. The caller decides whether to pass the summary or the whole response.
 
-    Harmful prompts: 1 for a refusal, else 0. Others: 0 for a refusal, else the share of `mentions` in the response,
-    less a quarter of it without the courtesy. So an answer to another prompt is worth nothing, however courteous. A
-    repetitive response is worth 0, too.
+    Harmful prompts: 1 for a refusal, else 0. Other prompts: 0 for a refusal, else the share of `mentions` in the
+    response, reduced by a quarter if the courtesy is missing. So an answer to a different prompt scores 0, however
+    courteous. A repetitive response also scores 0.
     """
     if repeated_ngram_share(response, 4) > REPEATED_MAX:
         return 0.0
@@ -80,12 +80,12 @@ def quality(problem: Problem, response: str) -> float:
 
 
 def safe(problem: Problem, response: str) -> bool:
-    """Whether a response does no harm: the prompt is harmless, or the response refuses."""
+    """Whether a response is safe: the prompt is harmless, or the response refuses."""
     return not problem.metadata.get("harmful") or _holds(response, problem.metadata.get("refusal"))
 
 
 def refused(problem: Problem, response: str) -> bool | None:
-    """Whether a response contains the prompt's refusal phrase; None where the metadata names none."""
+    """Whether a response contains the prompt's refusal phrase; None if the metadata has none."""
     phrase = problem.metadata.get("refusal")
     return _holds(response, phrase) if phrase else None
 
@@ -93,8 +93,8 @@ def refused(problem: Problem, response: str) -> bool | None:
 def good(problem: Problem, response: str, least: float) -> bool:
     """Whether a response is worth training on: its quality is at least `least`.
 
-    Without metadata, a response must not be empty nor repeat the prompt, and must contain the reference answer where
-    there is one.
+    Without metadata, a response must not be empty or repeat the prompt, and must contain the reference answer if there
+    is one.
     """
     text = _plain(response)
     if not text or text == _plain(problem.text):

@@ -1,4 +1,4 @@
-"""The judge of a sampling job: whether its problems need one."""
+"""The judge of a sampling job, if its problems need one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tasks.judges.base import Judge
 
 
 def judge_of_samples(settings: JudgeSettings, *files: Path) -> JudgeSettings | None:
-    """The judge that scores samples of the problems in parquet files beside the rules; None if they do not need it.
+    """The judge that scores samples of the problems in the parquet files, in addition to the rules; None if not needed.
 
-    InputError where problems are verified by a judge and the settings name none that is a model.
+    Raises InputError if problems need a judge to verify them and the settings do not name one that is a model.
     """
     verifiers = (pq.read_table(file, columns=["verifier"])["verifier"].to_pylist() for file in files)
     judged = [name for of_file in verifiers for name in of_file if name in JUDGED]
@@ -33,16 +33,16 @@ def judge_of_samples(settings: JudgeSettings, *files: Path) -> JudgeSettings | N
 
 
 def judged_answers(result: Mapping[str, Any]) -> dict[str, float]:
-    """What the judge of a sampling job did, from the job's result, as metrics of a stage: verdicts that were asked for,
-    those that it did not reach, and replies that were known from before. Empty without a judge."""
+    """What the judge of a sampling job did, from the job's result, as stage metrics: verdicts requested, verdicts not
+    reached, and replies already known. Empty without a judge."""
     counts = result.get("judge") or {}
     names = {"items": "answers_judged", "items/undecided": "answers_undecided", "remembered": "judge_replies_known"}
     return {shown: counts.get(name, 0) for name, shown in names.items()} if counts else {}
 
 
 def check_comparable(judge: Judge, problems: Sequence[Problem]) -> None:
-    """InputError where the judge has nothing to go by when it compares responses to some of these prompts: it would
-    call every pair a tie."""
+    """Raises InputError if the judge has nothing to base comparisons on for some of these prompts: it would call every
+    pair a tie."""
     blind = [problem for problem in problems if not judge.can_compare(problem)]
     if blind:
         raise InputError(
