@@ -1,1 +1,2 @@
-"""Units of work: problem sets, trainers, judging, filtering, evaluation, the artifact store and tracking."""
+"""Building blocks of stages: problem sets, trainers, judging, filtering, evaluation, the artifact store and
+tracking."""
