@@ -1,1 +1,1 @@
-"""Preference pairs: formats, files, and pairs that a judge ranked."""
+"""Preference data: formats, files, and pairs ranked by a judge."""

@@ -1,4 +1,4 @@
-"""Preference files: their settings, and loading them."""
+"""Preference files: settings and loading."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Loaded:
 
 
 def load_preferences(file: PreferenceFile, held_out_share: float, *, whole: bool = False) -> Loaded:
-    """Pairs and labels of a file, as `tasks.preferences.rows` makes them. `whole`: pairs keep their reasoning.
+    """Pairs and labels of a file, as rows made by `tasks.preferences.rows`. `whole`: pairs keep their reasoning.
 
-    Raises InputError for the first bad record, with its file and line, unless they are skipped; and where none is good.
+    Raises InputError for the first bad record, with its file and line, unless bad records are skipped; and if no record
+    is good.
     """
     loaded = Loaded()
     source, read, tied = f"file/{file.path.name}", 0, 0

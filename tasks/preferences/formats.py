@@ -1,7 +1,7 @@
-"""Reading a row of a preference file: which of two responses is better, or whether one is safe.
+"""Reads a row of a preference file: which of two responses is better, or whether a response is safe.
 
-The helpful reward model reads summaries only (R1, stage 4), so reasoning is removed from the responses of pairs and of
-ranked lists; a label refers to the whole response.
+The helpful reward model reads only summaries (R1, stage 4), so reasoning is removed from the responses of pairs and
+ranked lists. A label applies to the whole response.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tasks.problems.sources import short
 
 Row = dict[str, Any]
 ReadText = Callable[[Any, str, str], str]
-"""(value, its column, its place) -> the text of a response that is compared."""
+"""(value, its column, its place) -> the text of a response to be compared."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Judgments in a row about responses to a prompt."""
+    """The judgments in one row about responses to a prompt."""
 
     messages: list[Message]
     pairs: list[tuple[str, str, float]] = field(default_factory=list)  # chosen, rejected, strength
     labels: list[tuple[str, bool]] = field(default_factory=list)  # response, whether it is safe
-    tied: int = 0  # number of pairs of equal rank or equal text
+    tied: int = 0  # number of pairs with equal rank or equal text
 
 
 def read_row(row: Row, where: str, *, whole: bool = False) -> Said:
-    """Reads a row. `where`: its place ("pairs.jsonl, line 7"), for error messages. `whole`: responses of pairs keep
+    """Reads a row. `where`: its place ("pairs.jsonl, line 7"), for error messages. `whole`: responses in pairs keep
     their reasoning."""
     present = {name: value for name, value in row.items() if value is not None and value != ""}
     for columns, read in _FORMATS.items():
@@ -46,7 +46,7 @@ def read_row(row: Row, where: str, *, whole: bool = False) -> Said:
 
 
 def _ranked(row: Row, where: str, text: ReadText) -> Said:
-    """All pairs of different rank (InstructGPT, 3.5: ties are dropped)."""
+    """All pairs with different ranks (InstructGPT, 3.5: ties are dropped)."""
     responses, ranks = _list(row, "responses", where), _list(row, "ranks", where)
     if len(responses) != len(ranks) or len(responses) < 2:
         raise InputError(
@@ -62,7 +62,7 @@ def _ranked(row: Row, where: str, text: ReadText) -> Said:
 
 
 def _prompted(row: Row, where: str, text: ReadText) -> Said:
-    """Reads {prompt, chosen, rejected}; a response that is a conversation may repeat the prompt."""
+    """Reads {prompt, chosen, rejected}. A response that is a conversation may repeat the prompt."""
     prompt = _prompt(row, where)
 
     def side(name: str) -> str:
@@ -77,7 +77,7 @@ def _prompted(row: Row, where: str, text: ReadText) -> Said:
 
 
 def _conversations(row: Row, where: str, text: ReadText) -> Said:
-    """Reads {chosen, rejected}: the messages that both share before the last one are the prompt."""
+    """Reads {chosen, rejected}: the messages before the last one, which both share, are the prompt."""
     (prompt, chosen), (other, rejected) = (_conversation(row, name, where, text) for name in ("chosen", "rejected"))
     if prompt != other:
         raise InputError(f"{where}: chosen and rejected differ before the last message; only that may be another")
@@ -105,11 +105,11 @@ _FORMATS: dict[tuple[str, ...], Callable[[Row, str, ReadText], Said]] = {
     ("prompt", "chosen", "rejected"): _prompted,
     ("chosen", "rejected"): _conversations,
 }
-"""The columns of each format. A row has the first format whose columns it has."""
+"""The columns of each format. A row has the first format whose columns it contains."""
 _LABELS: dict[Any, bool] = {1: True, 0: False} | {
     word: safe for safe, words in ((True, ("safe", "true", "1")), (False, ("unsafe", "false", "0"))) for word in words
 }
-"""CSV has only text. True and 1 are the same key."""
+"""Label values; CSV has only text. True and 1 are the same key."""
 
 
 def _pair(row: Row, prompt: list[Message], chosen: str, rejected: str, where: str) -> Said:
@@ -134,13 +134,13 @@ def _checked_prompt(messages: list[Message], name: str, where: str) -> list[Mess
 
 
 def _conversation(row: Row, name: str, where: str, text: ReadText) -> tuple[list[Message], str]:
-    """(messages before the last one, summary of the last one, which is the assistant's)."""
+    """(messages before the last one, summary of the last one, which must be the assistant's)."""
     *before, last = _turns(row, name, where)
     return before, text(last["content"], name, where)
 
 
 def _turns(row: Row, name: str, where: str) -> list[Message]:
-    """A conversation that ends with the assistant's message."""
+    """A conversation that ends with a message of the assistant."""
     turns = read_messages(_list(row, name, where), name, where)
     if not turns or turns[-1]["role"] != "assistant":
         raise InputError(f"{where}: {name} must end with a message of role assistant")

@@ -1,4 +1,4 @@
-"""Preference data by a judge: pairs for the helpful reward model, labels for the safety model (R1 v2, stage 4)."""
+"""Preference data from a judge: pairs for the helpful reward model, labels for the safety model (R1 v2, stage 4)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.judges.bias import Comparison, bias
 from tasks.preferences.rows import label_row, pair_row
 
 JUDGE = "judge"
-"""Source of these rows."""
+"""Value of `source` in these rows."""
 
 
 class Judged(NamedTuple):
-    """Preference pairs by a judge, counts, and the judge's bias."""
+    """Preference pairs from a judge, counts, and the judge's bias."""
 
     rows: list[dict[str, Any]]
     counts: dict[str, int]
@@ -36,10 +36,11 @@ def pairs(
     held_out_share: float,
     seed: int,
 ) -> Judged:
-    """Pairs of summaries, what became of the others, and the judge's bias. Only summaries are compared.
+    """Pairs of summaries, counts of dropped pairs by reason, and the judge's bias. Only summaries are compared.
 
-    Each pair of a prompt's distinct summaries is judged `judgments` times in random order; the mean difference, from
-    -2 to 2, must exceed `margin`. A pair with an undecided judgment is dropped: its mean would rest on fewer votes.
+    Each pair of a prompt's distinct summaries is judged `judgments` times in random order. The mean difference, from -2
+    to 2, must exceed `margin`. A pair with an undecided judgment is dropped, because its mean would rest on fewer
+    votes.
     """
     by_prompt: dict[str, list[str]] = defaultdict(list)
     for sample in samples:
@@ -77,7 +78,7 @@ def pairs(
 def labels(
     samples: Sequence[Sample], problems: Mapping[str, Problem], judge: Judge, held_out_share: float
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(rows, counts): the whole response, 1 safe or 0 unsafe."""
+    """Returns (rows, counts). A label covers the whole response: 1 safe, 0 unsafe."""
     verdicts = judge.safe_all([Response(problems[s.problem_id], s.completion) for s in samples])
     rows = [
         label_row(problems[sample.problem_id].messages, sample.completion, verdict, JUDGE, held_out_share)
@@ -89,7 +90,8 @@ def labels(
 
 
 def _compared(votes: Sequence[float | None], orders: Sequence[bool], longer: int, margin: float) -> Comparison:
-    """Aggregates votes; they are above 0 where the response shown first is better. `orders`: whether that was b."""
+    """Aggregates votes, which are above 0 if the response shown first is better. `orders`: whether b was shown
+    first."""
     of_a = [(-v if swapped else v, swapped) for v, swapped in zip(votes, orders, strict=True) if v is not None]
     first, second = ([v for v, swapped in of_a if swapped == order] for order in (False, True))
     return Comparison(first, second, longer, abs(sum(v for v, _ in of_a)) / len(of_a) > margin)

@@ -1,4 +1,4 @@
-"""Replay: mixes preferences of earlier rounds into this one's (DSM, algorithm 1)."""
+"""Replay: mixes preferences of earlier rounds into those of this round (DSM, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tasks.preferences.rows import drop_duplicates
 
 
 def replay(rows: Sequence[dict[str, Any]], history: Sequence[Path], share: float, seed: int) -> list[dict[str, Any]]:
-    """Rows of earlier rounds to train on beside `rows`, drawn without replacement: the share `share` (from 0 to below
-    1) of all that is then trained on, or as many as there are.
+    """Rows of earlier rounds to train on in addition to `rows`, drawn without replacement. They make up `share` (from 0
+    to below 1) of all training rows, or less if there are not enough.
 
-    Held-out rows are neither drawn nor counted, so that accuracy is that on this round's responses. Rows that `rows`
-    already has are not drawn. Raises InputError if a file of `history` is missing.
+    Held-out rows are neither drawn nor counted, so that accuracy is measured on this round's responses. Rows already in
+    `rows` are not drawn. Raises InputError if a file of `history` is missing.
     """
     for path in history:
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Rows that reward models are trained on: pairs and labels, some of them held out."""
+"""Rows that reward models are trained on: pairs and labels, some of which are held out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.sft_data.statistics import prompt_text
 def pair_row(
     messages: list[Message], chosen: str, rejected: str, strength: float, source: str, held_out_share: float
 ) -> dict[str, Any]:
-    """A row of a pair. `strength`: how much better, from 0 on; a judge's mean verdict is at most 2."""
+    """The row of a pair. `strength`: how much better, at least 0; a judge's mean verdict is at most 2."""
     return {
         "messages": messages,
         "chosen": chosen,
@@ -32,7 +32,7 @@ def pair_row(
 
 
 def label_row(messages: list[Message], response: str, safe: bool, source: str, held_out_share: float) -> dict[str, Any]:
-    """A row of a response with its safety label."""
+    """The row of a response with its safety label."""
     return {
         "messages": messages,
         "response": response,
@@ -43,13 +43,13 @@ def label_row(messages: list[Message], response: str, safe: bool, source: str, h
 
 
 def held_out(messages: Sequence[Message], share: float) -> bool:
-    """Whether a prompt is held out, by its text, so that no prompt is on both sides, whatever its source."""
+    """Whether a prompt is held out. Its text decides, so no prompt is on both sides, whatever its source."""
     text = normalise(prompt_text(messages))
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 < share
 
 
 def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drops rows that repeat an earlier judgment of the same responses."""
+    """Drops rows that repeat an earlier judgment on the same responses."""
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         identity = [row["messages"], *(row.get(name) for name in ("chosen", "rejected", "response", "label"))]
@@ -58,6 +58,6 @@ def drop_duplicates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_preferences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows of pairs or labels as parquet, in the columns of `grpo.data.conversations`."""
+    """Writes rows of pairs or labels as parquet, with the columns of `grpo.data.conversations`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist([to_columns(row) for row in rows]), path)
