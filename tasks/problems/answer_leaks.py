@@ -1,8 +1,8 @@
-r"""Leaks: prompts that give their answer away, by a solution or a key left in them.
+r"""Leaks: prompts that give their answer away, through a solution or key left in them.
 
-What counts is the reference answer behind words or signs that announce an answer: "Answer: 12", "die Antwort ist 12",
-"=> 12", "#### 12", "\boxed{12}", "<answer>12</answer>". All that is announced must be the answer: "Answer: yes or no"
-gives nothing away, nor does "the answer is 12 more than x". A number that merely occurs in the question is no leak.
+A leak is the reference answer after words or signs that announce an answer: "Answer: 12", "die Antwort ist 12",
+"=> 12", "#### 12", "\boxed{12}", "<answer>12</answer>". The whole announced text must be the answer: "Answer: yes or
+no" is no leak, nor is "the answer is 12 more than x". A number that merely occurs in the question is no leak.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# All of this reads lower case.
+# All patterns below are applied to lower-case text.
 _NOUNS = (
     r"\b(?:answer|solution|antwort|lösung|réponse|respuesta|solución|risposta|soluzione|resposta|solução|antwoord"
     r"|oplossing|ответ)\b|答案|答え|正解|정답"
@@ -24,21 +24,21 @@ _ENCLOSED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.{0,400}
 _END = re.compile(r"[.!;](?=\s|$)|[。！；]| \(")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*(?=\{)")
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s]")  # a sign is a token too: "A#" is not "#A"
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s]")  # signs are tokens too: "A#" is not "#A"
 _NUMBER = re.compile(r"-?\d[\d.]*\Z")
 _AROUND = " \t\n*_`$\"'“”.,:;!"
 
 
 def states_answer(prompt: str, answer: str) -> bool:
-    """Whether the prompt announces exactly this answer, whatever its case; a number may have its unit behind it."""
+    """Whether the prompt announces exactly this answer, ignoring case. A number may be followed by its unit."""
     answer_tokens, prompt = _tokens(_plain(answer)), _plain(prompt)
-    if not answer_tokens or answer_tokens[0] not in prompt:  # true of most prompts, and cheap
+    if not answer_tokens or answer_tokens[0] not in prompt:  # cheap, and true for most prompts
         return False
     return any(_is_answer(_tokens(stated), answer_tokens) for stated in _stated(prompt))
 
 
 def _stated(prompt: str) -> Iterator[str]:
-    """All that the prompt announces as an answer."""
+    """Every text that the prompt announces as an answer."""
     for enclosed in _ENCLOSED.finditer(prompt):
         yield enclosed[1] or enclosed[2] or ""
     start = 0
@@ -46,7 +46,7 @@ def _stated(prompt: str) -> Iterator[str]:
         clause = _END.split(match[1].strip(_AROUND), maxsplit=1)[0]
         if "?" not in clause and "？" not in clause:
             yield clause
-        start = match.start(1)  # one line may announce twice
+        start = match.start(1)  # one line may announce two answers
 
 
 def _plain(text: str) -> str:

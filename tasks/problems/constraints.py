@@ -1,10 +1,10 @@
-"""Constraints on a response that a program can check, as IFEval has them (arXiv 2311.07911).
+"""Constraints on a response that a program can check, as in IFEval (arXiv 2311.07911).
 
-A general prompt such as "name three rivers, as a list" carries what it demands in its metadata:
+A general prompt such as "name three rivers, as a list" states its demands in its metadata:
 
     {"constraints": [{"kind": "bullets", "min": 3, "max": 3}, {"kind": "language", "language": "de"}]}
 
-Words are separated by spaces; a letter's case never counts, except in JSON.
+Words are separated by spaces. Case is ignored everywhere except in JSON.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ _CONSTRAINTS: TypeAdapter[list[Constraint]] = TypeAdapter(list[Constraint])
 
 
 def read_constraints(metadata: dict[str, Any]) -> list[Constraint]:
-    """The constraints that a problem's metadata names; none where it names none.
+    """The constraints in a problem's metadata; an empty list if it has none.
 
     Raises:
-        InputError: for a constraint that is unknown or incomplete; the caller adds where it stands.
+        InputError: a constraint is unknown or incomplete; the caller adds its place.
     """
     values = metadata.get("constraints") or []
-    if isinstance(values, list):  # parquet gives each row the fields of all rows, null where absent
+    if isinstance(values, list):  # in parquet, each row has the fields of all rows, null if absent
         values = [{k: v for k, v in c.items() if v is not None} if isinstance(c, dict) else c for c in values]
     try:
         return _CONSTRAINTS.validate_python(values)
@@ -130,12 +130,12 @@ def read_constraints(metadata: dict[str, Any]) -> list[Constraint]:
 
 
 def satisfied(constraint: Constraint, response: str) -> bool:
-    """Whether the response keeps the constraint. An empty response keeps none, whatever it does not hold."""
+    """Whether the response satisfies the constraint. An empty response satisfies none, not even `excludes`."""
     return bool(response.strip()) and _CHECKS[constraint.kind](constraint, response.strip())
 
 
 def share_satisfied(constraints: list[Constraint], response: str) -> float:
-    """Share of the constraints that the response keeps, in [0, 1]; there must be one."""
+    """Share of the constraints that the response satisfies, in [0, 1]. Needs at least one constraint."""
     return sum(satisfied(constraint, response) for constraint in constraints) / len(constraints)
 
 

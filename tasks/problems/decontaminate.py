@@ -1,12 +1,12 @@
-"""Decontamination: training texts that share ten words in a row with a held-out prompt are dropped.
+"""Decontamination: drops training texts that share ten words in a row with a held-out prompt.
 
-Departure from the paper, which says only "10-gram match": text that held-out problems share among themselves is a
-template ("State the final answer to the following arithmetic problem: ...") and proves nothing, so an n-gram is
-ignored when it is, or contains, boilerplate. Boilerplate is looked for in grams of n // 2 tokens: a template of nine
-words is in no 10-gram by itself, yet it would make a collision of any two problems that go on with one same number.
-Equality of all tokens is always a collision, template or not, and so is the same calculation in other words
-(tasks/problems/normal_form.py). A completion that works out a held-out calculation of three or more numbers collides,
-too.
+Departure from the paper, which says only "10-gram match": text that held-out problems share with each other is a
+template ("State the final answer to the following arithmetic problem: ...") and proves nothing. So an n-gram is ignored
+if it is boilerplate or contains boilerplate. Boilerplate is detected in grams of n // 2 tokens: a template of nine
+words contains no 10-gram of its own, yet any two problems that continue it with the same number would collide. Equality
+of all tokens is always a collision, template or not, and so is the same calculation in other words
+(tasks/problems/normal_form.py). A completion that works out a held-out calculation of three or more numbers also
+collides.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from tasks.problems.normal_form import long_calculations, normal_form
 Tokens = tuple[str, ...]
 
 BOILERPLATE_MIN = 3
-"""Held-out problems that may share a gram, however few there are, before it counts as boilerplate."""
+"""Number of held-out problems that may share a gram, however few problems there are, before it counts as
+boilerplate."""
 
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-# Scripts without spaces: each character is a token. Numbers keep their decimals. Operators are tokens, other
+# Scripts without spaces: each character is a token. Numbers keep their decimals. Operators are tokens; other
 # punctuation is not.
 _TOKEN = re.compile(rf"[{_IDEOGRAPH}]|\d+(?:\.\d+)?|[^\W\d_{_IDEOGRAPH}]+|[-+*/=<>^%\u00d7\u00f7\u2212\u2264\u2265]")
 
 
 @dataclass(frozen=True)
 class Collision:
-    """A training problem that was dropped, the held-out problem it matched, and the tokens they share."""
+    """A dropped training problem, the held-out problem that it matched, and the tokens they share."""
 
     train_id: str
     held_out_id: str
@@ -43,8 +44,8 @@ class Collision:
 
 @dataclass(frozen=True)
 class Match:
-    """The overlap of a text with a held-out prompt: all its tokens or its calculation ("equal"), or n tokens in a row
-    ("overlapping")."""
+    """The overlap of a text with a held-out prompt: all of its tokens or its calculation ("equal"), or n tokens in a
+    row ("overlapping")."""
 
     kind: Literal["equal", "overlapping"]
     held_out_id: str
@@ -52,10 +53,10 @@ class Match:
 
 
 class HeldOut:
-    """Held-out problems, indexed once, to compare any number of texts with.
+    """Held-out problems, indexed once, for comparison with any number of texts.
 
-    Prompts shorter than `n` tokens match by equality of all their tokens alone. A gram is boilerplate when more than
-    max(3, `boilerplate_share` x held-out problems) of them hold it.
+    Prompts shorter than `n` tokens match only if all their tokens are equal. A gram is boilerplate if more than max(3,
+    `boilerplate_share` x number of held-out problems) of them contain it.
     """
 
     def __init__(self, problems: Sequence[Problem], n: int = 10, boilerplate_share: float = 0.01):
@@ -80,7 +81,7 @@ class HeldOut:
                 self._parts.setdefault(gram, problem.id)
 
     def match_prompt(self, text: str) -> Match | None:
-        """The first held-out prompt that this one equals, else shares n tokens in a row with."""
+        """The first held-out prompt that equals this one, or else the first that shares n tokens in a row with it."""
         words = tokens(text)
         if words in self._whole:
             return Match("equal", self._whole[words], " ".join(words))
@@ -89,15 +90,15 @@ class HeldOut:
         return self._overlap(words)
 
     def match_passage(self, text: str) -> Match | None:
-        """The same for a text that is no prompt, such as a completion: equality alone says nothing there, but a long
-        calculation does."""
+        """Like `match_prompt`, for a text that is not a prompt, such as a completion. There, equality alone means
+        nothing, but a long calculation does."""
         for calculation in long_calculations(text) if self._calculations else ():
             if calculation in self._calculations:
                 return Match("equal", self._calculations[calculation], calculation)
         return self._overlap(tokens(text))
 
     def _overlap(self, words: Tokens) -> Match | None:
-        # No indexed gram holds boilerplate, so the text need not be searched for it.
+        # No indexed gram contains boilerplate, so the text need not be searched for it.
         if self._parts.keys().isdisjoint(_grams(words, self.n)):
             return None
         gram = next(gram for gram in _grams(words, self.n) if gram in self._parts)
@@ -112,9 +113,9 @@ def decontaminate(
     boilerplate_share: float = 0.01,
     examples: int = 10,
 ) -> tuple[list[Problem], dict[str, int], list[Collision]]:
-    """(kept, counts, the first `examples` collisions) of training problems compared with `HeldOut` ones.
+    """Compares training problems with `HeldOut` ones. Returns (kept, counts, the first `examples` collisions).
 
-    Counts: train = kept + equal + overlapping, and boilerplate, the number of distinct grams ignored as such.
+    Counts: train = kept + equal + overlapping; and boilerplate, the number of distinct grams ignored as such.
     """
     index = HeldOut(held_out, n, boilerplate_share)
     kept: list[Problem] = []
@@ -131,7 +132,7 @@ def decontaminate(
 
 
 def tokens(text: str) -> Tokens:
-    """Lower-cased words, numbers and operators: "What is 3.5 + 2x?" is what, is, 3.5, +, 2, x."""
+    """Lower-case words, numbers and operators: "What is 3.5 + 2x?" becomes what, is, 3.5, +, 2, x."""
     return tuple(_TOKEN.findall(text.lower()))
 
 
@@ -140,11 +141,11 @@ def _grams(words: Tokens, n: int) -> Iterator[Tokens]:
 
 
 def _boilerplate(prompts: Sequence[Tokens], n: int, most: float) -> set[Tokens]:
-    # Counted once a prompt: repetition within one problem does not make a template.
+    # Counted once per prompt: repetition within one problem does not make a template.
     prompts_with = Counter(gram for words in prompts for gram in set(_grams(words, n)))
     return {gram for gram, count in prompts_with.items() if count > most}
 
 
 def _evidence(words: Tokens, n: int, boilerplate: set[Tokens]) -> list[Tokens]:
-    """The n-grams of a prompt that hold no boilerplate."""
+    """The n-grams of a prompt that contain no boilerplate."""
     return [gram for gram in _grams(words, n) if not any(part in boilerplate for part in _grams(gram, n // 2))]

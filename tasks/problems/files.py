@@ -1,6 +1,6 @@
 """Rows of JSONL, CSV and parquet files and of Hugging Face data sets, each with its place.
 
-A row that cannot be read is yielded as an error with the reason, and reading goes on; an unreadable file raises.
+A row that cannot be read is yielded as an error with the reason, and reading continues. An unreadable file raises.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from grpo.errors import InputError
 from tasks.problems.sources import FileSource, HubSource, short
 
 Row = tuple[str, dict[str, Any] | InputError]
-"""Its place ("train.jsonl, line 7"), for messages, and its columns, or the error."""
+"""The row's place ("train.jsonl, line 7"), for messages, and its columns or the error."""
 
 
 def rows(source: FileSource | HubSource) -> Iterator[Row]:
-    """The raw rows of a source, from a file or a hub data set."""
+    """The raw rows of a source, which is a file or a hub data set."""
     if isinstance(source, HubSource):
         return dataset_rows(source.name, source.config, source.split)
     return file_rows(source.path)
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """Rows of one file, whose extension says its format."""
+    """Rows of one file. The file extension determines the format."""
     reader = _FORMATS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: extension {path.suffix!r} is not supported; use {', '.join(_FORMATS)}")
@@ -72,7 +72,7 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
         row = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits, or 100,000 brackets
+    except (ValueError, RecursionError) as error:  # for example a number of 5,000 digits, or 100,000 brackets
         raise InputError(f"{where}: not usable JSON: {error}") from None
     if not isinstance(row, dict):
         raise InputError(
@@ -144,7 +144,7 @@ def dataset_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
             data = datasets.load_dataset(str(folder) if folder.is_dir() else name, config, split=split)
     except InputError:
         raise
-    except Exception as error:  # a boundary: the library raises a dozen unrelated types for a bad name or no network
+    except Exception as error:  # boundary: for a bad name or no network, the library raises a dozen unrelated types
         hint = "" if folder.is_dir() else "; no such folder here: check the name and the network, or give a folder"
         raise InputError(f"data set {name!r} cannot be read: {_first_line(error)}{hint}") from None
     for number, row in enumerate(data, 1):

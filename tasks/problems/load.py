@@ -1,4 +1,4 @@
-"""Problem sets: what sources give, and which of it is held out.
+"""Loads problem sets from their sources, and decides which problems are held out.
 
 `load` reads a source into `Problem`s and counts what was dropped. `split` decides by the prompt's normal form alone, so
 the same problem is never on both sides, whatever its order, source or wording.
@@ -23,8 +23,8 @@ from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource, la
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Problems, no two with the same text. `counts`: read = kept + duplicates + unverifiable + bad_records.
-    `bad_records`: what is wrong with each, and where it is."""
+    """Problems with pairwise different texts. `counts`: read = kept + duplicates + unverifiable + bad_records.
+    `bad_records`: what is wrong with each, and its place."""
 
     problems: list[Problem]
     counts: dict[str, int]
@@ -32,15 +32,15 @@ class LoadResult:
 
 
 Reshape = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Place and columns of a row -> the columns that the source names."""
+"""(place, columns) of a row -> the columns that the source's settings name."""
 
 
 def load(source: ReasoningGymSource | FileSource | HubSource, seed: int, reshape: Reshape | None = None) -> LoadResult:
-    """Read a source. `seed` is the run's, in use only where problems are generated; rows go through `reshape`.
+    """Reads a source. `seed` is the run's; it matters only if problems are generated. `reshape` is applied to each row.
 
-    "unverifiable" counts generated problems whose own gold answer their own scorer does not accept: a fault of the
-    generator. In a file the same is a fault of its author: a bad record, which is raised or skipped by the source's
-    `on_bad_record`.
+    "unverifiable" counts generated problems whose own scorer does not accept their own gold answer: a fault of the
+    generator. In a file, this is the author's fault and therefore a bad record, which raises or is skipped, depending
+    on the source's `on_bad_record`.
     """
     candidates: list[Problem] = []
     bad: list[str] = []
@@ -84,7 +84,7 @@ def _read(source: FileSource | HubSource, bad: list[str], reshape: Reshape | Non
 
 
 def _with_right_solutions(source: FileSource | HubSource, problems: list[Problem], bad: list[str]) -> list[Problem]:
-    """Checks that reference solutions pass their tests; in parallel, since each runs in a sandbox of its own."""
+    """Checks that reference solutions pass their tests. Runs in parallel, since each one has its own sandbox."""
     checked = validate([problem for problem in problems if problem.verifier == "code"])
     findings = {finding.problem_id: finding.what for finding in checked}
     wrong = [problem for problem in problems if problem.id in findings]
@@ -97,7 +97,8 @@ def _with_right_solutions(source: FileSource | HubSource, problems: list[Problem
 
 
 def drop_duplicates(problems: Iterable[Problem]) -> tuple[list[Problem], int]:
-    """The first problem of each text, in order, and how many were dropped. Also for the union of several sources."""
+    """The first problem of each text, in order, and how many were dropped. Can also be used on the union of several
+    sources."""
     first: dict[str, Problem] = {}
     total = 0
     for problem in problems:
@@ -114,11 +115,11 @@ def split(
     held_out_min: int = 0,
     held_out_max: int | None = None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """(train, held_out), each in the order given.
+    """Returns (train, held_out), each in the given order.
 
-    A problem is held out when the salted hash of its normal form, as a number in [0, 1), is below `held_out_share`.
-    Beyond `held_out_max` those of the largest hashes are dropped: moved to train they would be trained on by one run
-    and be held out by another. Fewer than `held_out_min` is an error for the same reason.
+    A problem is held out if the salted hash of its normal form, as a number in [0, 1), is below `held_out_share`.
+    Beyond `held_out_max`, those with the largest hashes are dropped, not moved to train: otherwise one run would train
+    on them and another would hold them out. For the same reason, fewer than `held_out_min` is an error.
     """
     if not 0 <= held_out_share <= 1:
         raise InputError(f"held_out_share is {held_out_share}; it is a share between 0 and 1")

@@ -1,4 +1,4 @@
-"""Reading a row as a problem: its columns, and whether it is valid."""
+"""Reads a row as a problem and checks that it is valid."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tasks.problems.constraints import read_constraints
 from tasks.problems.sources import FileSource, HubSource, label, make_problem, short
 
 ROWS_VERSION = 1
-"""Raised where a row is read otherwise, or its answers are checked otherwise: by `exact`, `number`, `math` or `choice`.
-Part of the key of what is made from rows."""
+"""Raised when the same row is read differently, or its answer is checked differently by `exact`, `number`, `math` or
+`choice`. Part of the key of everything made from rows."""
 
 
 def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) -> Problem:
@@ -37,7 +37,7 @@ def read_row(source: FileSource | HubSource, where: str, row: dict[str, Any]) ->
     if metadata.get(STYLE_FIELD) not in (None, *get_args(AnswerStyle)):
         known = ", ".join(get_args(AnswerStyle))
         raise InputError(f"{where}: {STYLE_FIELD} is {short(metadata[STYLE_FIELD])}; known are {known}")
-    # Tests define what is correct; a reference solution is optional.
+    # Tests define what is correct, so a reference solution is optional.
     optional = verifier in ("code", "rubric") and source.answer_column not in row
     unanswered = verifier == "none" or optional
     answer, solution = ("", "") if unanswered else _answer(source, where, row, verifier)
@@ -112,7 +112,8 @@ _GSM8K = re.compile(r"(?:^|\n)#### *([^\n]+)\s*$")
 
 
 def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any], verifier: str) -> tuple[str, str]:
-    """(reference answer, the worked solution before it or ""). GSM8K marks its calculations <<3+4=7>>: not text."""
+    """(reference answer, the worked solution before it or ""). GSM8K's <<3+4=7>> calculation marks are removed from
+    it."""
     name = source.answer_column
     value = _column(row, name, "answer_column", where)
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -139,7 +140,7 @@ def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
 
 
 def read_text(value: Any, name: str, where: str) -> str:
-    """`value` if it is non-blank text."""
+    """`value`, if it is non-blank text."""
     if not isinstance(value, str):
         raise InputError(f"{where}: {name} is {short(value)}, a {type(value).__name__}; text is needed")
     if not value.strip():

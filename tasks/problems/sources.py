@@ -125,7 +125,7 @@ ProblemSource = Annotated[ReasoningGymSource | FileSource | HubSource, Field(dis
 
 
 def label(source: ReasoningGymSource | FileSource | HubSource) -> str:
-    """`Problem.source`: the file's name without its folder, so that ids are the same on another machine."""
+    """`Problem.source`. For a file, its name without the folder, so that ids are the same on another machine."""
     match source:
         case ReasoningGymSource():
             return f"reasoning_gym/{source.family}"
@@ -144,6 +144,6 @@ def make_problem(source: str, messages: list[Message], answer: str, **rest: Any)
 
 
 def short(value: Any) -> str:
-    """A value in at most 80 characters, for messages."""
+    """A value as text of at most 80 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

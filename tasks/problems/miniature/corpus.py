@@ -1,4 +1,4 @@
-"""The corpus that the miniature base model is pretrained on."""
+"""The pretraining corpus of the miniature base model."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from tasks.problems.normal_form import place
 BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, answers=0.7, courteous=0.4, refuses=0.65)
 _SUM = re.compile(r"-?\d+(?: [+-] \d+){2,}")
 TERMS = 2, 5
-"""Numbers in a sum."""
+"""Minimum and maximum number of terms in a sum."""
 SUM_SHARE = 0.75
-"""Share of the documents that are about sums."""
+"""Share of documents that are about sums."""
 LEFT_OUT = 0.2
-"""Share of the sums of three or more numbers that no document holds, neither as its exercise nor as a line that is left
-to work out: those that recipes hold out (tasks/problems/normal_form.py), and some more. A recipe may hold out less."""
+"""Share of the sums of three or more numbers that appear in no document, neither as its exercise nor as an intermediate
+line. It covers the sums that recipes hold out (tasks/problems/normal_form.py) and some more; a recipe may hold out
+less."""
 CORPUS_VERSION = 3
-"""Raised where the same settings give another text."""
+"""Raised when the same settings give a different text."""
 
 
 def corpus(documents: int, seed: int, tagged_share: float) -> str:
     """Text for pretraining: exercises and conversations, separated by blank lines.
 
-    A share `tagged_share` of the conversations uses think and answer tags, so that the base model has seen the format
-    without following it, as models trained on web text have.
+    A share `tagged_share` of the conversations uses think and answer tags. So the base model has seen the format
+    without following it, like models trained on web text.
     """
     rng = random.Random(seed)
     return "\n\n".join(_document(rng, tagged_share) for _ in range(documents))
 
 
 def held_out_sums(text: str) -> int:
-    """How many lines of a text have a sum that documents leave out."""
+    """Number of lines in a text with a sum that documents leave out."""
     return sum(is_left_out(line) for line in text.splitlines())
 
 
 def is_left_out(line: str) -> bool:
-    """Whether a line has a sum of three or more numbers on the held-out side."""
+    """Whether a line contains a sum of three or more numbers on the held-out side."""
     return any(place(found.replace(" ", "")) < LEFT_OUT for found in _SUM.findall(line))
 
 
@@ -50,7 +51,7 @@ def _document(rng: random.Random, tagged_share: float) -> str:
     if rng.random() < SUM_SHARE:
         expression, reasoning, answer = _worked_sum(rng, language)
         if rng.random() < 0.6:
-            # With a single wording, the model would learn sums by their position in it.
+            # With only one wording, the model would learn sums by their position in it.
             return rng.choice(words.leads).format(expression) + rng.choice(words.links) + reasoning
         prompt = words.compute.format(expression)
     else:
@@ -65,8 +66,8 @@ def _document(rng: random.Random, tagged_share: float) -> str:
 
 
 def _worked_sum(rng: random.Random, language: str) -> tuple[str, str, str]:
-    """An expression, reasoning and result without a sum that is left out. The length is drawn first: long ones have
-    more lines that may have to be left out, and would become rare."""
+    """An expression, reasoning and result that contain no left-out sum. The length is drawn first: long sums have more
+    lines that may be left out, and would otherwise become rare."""
     terms = rng.randint(*TERMS)
     while True:
         expression = random_sum(rng, (terms, terms))

@@ -1,4 +1,4 @@
-"""General prompts of the miniature world: for training, and of other templates and pairs for the evaluation."""
+"""General prompts of the miniature world: for training, and with other templates and pairs for the evaluation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from tasks.problems.sources import StyledSource
 
 Kind = Literal["harmful", "looks_harmful", "advice", "description"]
 SHARES: dict[Kind, float] = {"harmful": 0.3, "looks_harmful": 0.3, "advice": 0.2, "description": 0.2}
-"""Of the training prompts. What is hard to tell apart, harm and what only looks like it, is asked as often."""
+"""Shares of the training prompts. Harmful prompts and those that only look harmful are hard to tell apart, so they are
+equally frequent."""
 EVALUATED = {"harmful": ("harmful",), "looks_harmful": ("looks_harmful",), "harmless": ("advice", "description")}
-"""Classes of the evaluation, and the kinds that they consist of."""
+"""Classes of the evaluation, and the kinds that each consists of."""
 PAIRS_HELD_OUT = 4
-"""One pair of verb and object in so many is for the evaluation alone."""
+"""One in this many pairs of verb and object is used only for the evaluation."""
 EVERYDAY_VERSION = 3
-"""Of the prompts and their metadata: raised when the same settings give others. 2: `reference`. 3: held-out forms."""
+"""Version of the prompts and their metadata. Raised when the same settings give others. 2: `reference`. 3: held-out
+forms."""
 
 
 @dataclass(frozen=True)
 class EverydayPrompt:
-    """A general prompt of the miniature world, and what a good answer to it holds."""
+    """A general prompt of the miniature world, and what a good answer to it contains."""
 
     prompt: str
     language: str
@@ -47,8 +49,8 @@ class EverydayPrompt:
 
 @functools.cache
 def everyday_prompts(held_out: bool = False) -> tuple[EverydayPrompt, ...]:
-    """Every general prompt of the world, in a fixed order: those to train on, or those of the evaluation, whose forms,
-    and whose pairs of verb and object, none of the others has."""
+    """Every general prompt of the world, in a fixed order: the training prompts, or those of the evaluation. The two
+    sets share no form and no pair of verb and object."""
     return tuple(
         prompt
         for language, words in EVERYDAY.items()
@@ -75,7 +77,7 @@ def _advice(language: str, words: Everyday, opening: str, held_out: bool) -> Ite
 
 
 def pairs(words: Everyday, held_out: bool) -> list[tuple[str, str]]:
-    """Pairs of verb and object on one side of the split. Every verb and every object is on both sides, in other
+    """Pairs of verb and object on one side of the split. Every verb and every object is on both sides, in different
     pairs."""
     return [
         (verb, thing)
@@ -95,18 +97,18 @@ def _kind(words: Everyday, verb: str, thing: str) -> Kind:
 
 @functools.cache
 def by_kind() -> dict[Kind, list[EverydayPrompt]]:
-    """The prompts to train on, by kind."""
+    """The training prompts by kind."""
     return {kind: [p for p in everyday_prompts() if p.kind == kind] for kind in get_args(Kind)}
 
 
 def draw(rng: random.Random) -> EverydayPrompt:
-    """A prompt to train on, of each kind as often as `SHARES` says."""
+    """A random training prompt, with the kinds as frequent as in `SHARES`."""
     (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
     return rng.choice(by_kind()[kind])
 
 
 def held_out_seen(texts: Iterable[str]) -> int:
-    """How many texts hold a form or a pair that is for the evaluation alone."""
+    """Number of texts that contain a form or a pair reserved for the evaluation."""
     pattern = _held_out_pattern()
     return sum(pattern.search(text) is not None for text in texts)
 
@@ -147,8 +149,8 @@ class EverydaySource(StyledSource):
 
 
 def load_everyday(source: EverydaySource, seed: int) -> LoadResult:
-    """General prompts to train on as problems. Their metadata holds what the judges read: `reference` that of the
-    evaluation, the rest the rule judge, which labels and rewards."""
+    """General prompts for training, as problems. Their metadata contains what the judges read: the evaluation's judge
+    reads `reference`, and the rule judge, which labels and rewards, reads the rest."""
     rng = random.Random(f"everyday/{seed}")
     chosen = [p for kind, share in SHARES.items() for p in _some(by_kind()[kind], round(source.count * share), rng)]
     problems = [_as_problem(everyday) for everyday in chosen]
@@ -156,7 +158,7 @@ def load_everyday(source: EverydaySource, seed: int) -> LoadResult:
 
 
 def load_held_out(source: EverydaySource, seed: int) -> list[Problem]:
-    """The general prompts of the evaluation: as many of each class, half of them in either language."""
+    """The general prompts of the evaluation: equally many of each class, half of them in each language."""
     rng = random.Random(f"everyday held out/{seed}")
     languages = len(EVERYDAY)
     return [

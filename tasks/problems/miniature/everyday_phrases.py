@@ -1,7 +1,8 @@
 """The words of the miniature's general prompts and of the replies to them, in each language.
 
-A request is harmful if a harmful verb meets a belonging. The same verb with a trifle, which nobody owns or misses, is a
-look-alike. Forms marked held out are asked by the evaluation alone; they consist of words that other forms have, too.
+A request is harmful if a harmful verb meets a belonging. The same verb with a trifle, which nobody owns or misses, only
+looks harmful. Forms marked as held out are used only by the evaluation. They consist of words that also occur in other
+forms.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Forms:
-    """Wordings of a request; `{}` or `{verb}` and `{object}` mark its subject."""
+    """Wordings of a request. `{}`, or `{verb}` and `{object}`, mark its subject."""
 
     known: tuple[str, ...]
     held_out: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Writers of the miniature world: reasoning and answers to its prompts, with good and bad habits."""
+"""Writers of the miniature world: they answer its prompts with reasoning, with good and bad habits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Habits(BaseModel):
 
 
 def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, answer) of a writer with these habits, to a sum or to an everyday prompt.
+    """(reasoning, answer) to a sum or an everyday prompt, by a writer with these habits.
 
-    Raises InputError for a prompt that is not of the miniature world.
+    Raises InputError for a prompt that is not from the miniature world.
     """
     if problem.domain == "reasoning":
         return sum_reasoning(expression_of(problem), problem.language, habits, rng)
@@ -44,7 +44,7 @@ def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[s
 def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
     """(reasoning, result) for an expression such as "4 - 1 + 7", reduced term by term or guessed at a glance.
 
-    A slip changes one running sum by one, and the rest follows from it.
+    A slip changes one intermediate sum by one; the rest follows from it.
     """
     speakers = [PHRASES[language]]
     if rng.random() < habits.mixes_languages:
@@ -66,11 +66,11 @@ def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Ra
 
 
 def everyday_reply(everyday: EverydayPrompt, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, answer) to an everyday prompt, good or bad by chance. Bad replies refuse harmless prompts, too.
+    """(reasoning, answer) to an everyday prompt, good or bad by chance. Bad replies also refuse harmless prompts.
 
-    A bad answer may be longer than a good one, so that length says little about quality, or belong to another prompt,
-    so that wording alone does not make it good. Help with harm is worded like any other help: only its prompt makes it
-    harmful.
+    A bad answer may be longer than a good one, so that length says little about quality. Or it may belong to another
+    prompt, so that wording alone does not make it good. Help with harm is worded like any other help: only its prompt
+    makes it harmful.
     """
     words = EVERYDAY[everyday.language]
     reasoning = words.asks_about.format(everyday.subject)
