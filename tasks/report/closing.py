@@ -1,4 +1,4 @@
-"""The closing table for a terminal: a row per metric, a column per checkpoint, in blocks that fit a given width."""
+"""The closing table for a terminal: one row per metric, one column per checkpoint, in blocks that fit the width."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def closing_lines(table: Mapping[str, Mapping[str, Any]], columns: int = WIDTH) 
 
 
 def grid(table: Mapping[str, Mapping[str, Any]], columns: int = WIDTH, *, counts: bool = False) -> Iterator[str]:
-    """One closing table. An interval stands below its metric. `counts`: how much was asked is above them."""
+    """One closing table. An interval is below its metric. `counts`: a line above it gives the numbers of problems and
+    samples."""
     rows: list[tuple[str, list[str]]] = []
     for name in _COUNTS if counts else ():
         rows.append((name, [str(metrics.get(name, "")) for metrics in table.values()]))
@@ -42,7 +43,7 @@ def grid(table: Mapping[str, Mapping[str, Any]], columns: int = WIDTH, *, counts
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Numbers of the columns that stand side by side."""
+    """Column numbers of each block, whose columns fit side by side."""
     block: list[int] = []
     for at, _ in enumerate(widths):
         if block and sum(widths[of] + _GAP for of in [*block, at]) > room:

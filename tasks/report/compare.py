@@ -1,4 +1,4 @@
-"""Two or more recipe runs beside each other: configurations, stages, and checkpoints with intervals of differences."""
+"""Compares two or more recipe runs: configurations, stages, and checkpoints with intervals for their differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASONING = ("format", "language")
 @dataclass(frozen=True)
 class MeanDifference:
     """Difference of two means over problems, new minus old, with a bootstrap interval [low, high]. `paired`: both sides
-    have the same problems, so each problem's own difference is resampled; otherwise each side is resampled by itself,
+    have the same problems, so each problem's difference is resampled. Otherwise each side is resampled separately,
     which gives a wider interval."""
 
     value: float
@@ -35,7 +35,7 @@ class MeanDifference:
 
 
 def mean_difference(old: Mapping[str, float], new: Mapping[str, float], confidence: float) -> MeanDifference:
-    """The difference of two means of numbers by problem."""
+    """The difference between two means over problems."""
     sizes = (len(old), len(new))
     value = mean(list(new.values())) - mean(list(old.values()))
     if old.keys() == new.keys():
@@ -55,10 +55,10 @@ def _unpaired(old: Sequence[float], new: Sequence[float], confidence: float) -> 
 
 
 def by_metric(samples: Sequence[Sample], scores: Scores | None = None) -> dict[str, Mapping[str, float]]:
-    """Metric of the closing table -> problem -> its value, of the metrics that are means over problems.
+    """Metric of the closing table -> problem -> value, for metrics that are means over problems.
 
-    `scores`: what the evaluation kept (`SCORES`); one of an earlier version kept nothing, and then cons@k, a vote by
-    the problems' verifiers, is not among the metrics.
+    `scores`: what the evaluation stored (`SCORES`). An evaluation by an earlier version stored nothing; then cons@k, a
+    vote by the problems' verifiers, is not among the metrics.
     """
     reasoning = by_problem([s for s in samples if s.domain == "reasoning"])
     general = by_problem([s for s in samples if s.domain == "general" and {"helpful", "safe"} <= s.rewards.keys()])
@@ -73,7 +73,7 @@ def by_metric(samples: Sequence[Sample], scores: Scores | None = None) -> dict[s
 
 
 def fields(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """{"field": dotted path, "values": one a configuration} for each field that is not the same in all."""
+    """{"field": dotted path, "values": one per configuration} for each field that is not the same in all of them."""
     first, *others = configs
     paths = {change.field: None for other in others for change in changed_fields(dict(first), dict(other))}
     return [
@@ -93,8 +93,8 @@ def _at(config: Any, path: str) -> Any:
 
 
 def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
-    """Every stage of any run: its keys and times, whether all have the same artifact, and why not, against the first
-    run that has it."""
+    """Every stage of any run: its keys and times, whether all runs have the same artifact, and if not, why, relative to
+    the first run that has it."""
     names = dict.fromkeys(stage.name for run in runs for stage in run.stages)
     rows = []
     for name in names:
@@ -126,10 +126,10 @@ def why(old: Manifest, new: Manifest) -> list[str]:
 def metrics(
     tables: Sequence[Mapping[str, Mapping[str, Any]]], evaluations: Sequence[Path], confidence: float
 ) -> list[dict[str, Any]]:
-    """The closing tables of evaluations beside each other; differences are against the first.
+    """The closing tables of several evaluations, with differences relative to the first.
 
-    `evaluations`: the folders that the stage made. Metrics that are no means over problems (win rates, refusals) have a
-    difference without an interval.
+    `evaluations`: the folders that the stage made. Metrics that are not means over problems (win rates, refusals) have
+    a difference without an interval.
     """
     found = []
     scores = [read_scores(folder) for folder in evaluations]

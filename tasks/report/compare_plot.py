@@ -1,4 +1,4 @@
-"""Learning curves of several runs in one picture."""
+"""Plots learning curves of several runs in one figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.tracking.reader import RunReader
 from tasks.tracking.recipe_run import RecipeRun, StageRun
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's colors, which color-blind readers can tell apart; line styles differ as well."""
+"""Okabe and Ito's colors, which color-blind readers can distinguish; line styles differ as well."""
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3
 _PARTS = {"reward", "reward_accuracy"}
@@ -18,11 +18,11 @@ Panel = tuple[str, list[tuple[int, Points]]]
 
 
 def plot(reader: RunReader, runs: Sequence[RecipeRun], labels: Sequence[str], path: Path) -> Path | None:
-    """Plots the curves of stages whose artifacts differ between the runs. None if there are none."""
+    """Plots the curves of stages whose artifacts differ between the runs. Returns None if there are none."""
     panels = [panel for name in _names(runs) for panel in _panels(reader, name, [run.stage(name) for run in runs])]
     if not panels:
         return None
-    # pyplot would keep figures for the whole process, and look for a display.
+    # pyplot would keep figures for the whole process and look for a display.
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // _COLUMNS)
@@ -49,7 +49,7 @@ def _names(runs: Sequence[RecipeRun]) -> list[str]:
 
 
 def _panels(reader: RunReader, name: str, stages: Sequence[StageRun | None]) -> list[Panel]:
-    """A panel for each metric of a stage; a run that shares another's artifact has no line of its own."""
+    """One panel per metric of a stage. A run that shares another run's artifact has no line of its own."""
     makers: dict[str, int] = {}
     for number, stage in enumerate(stages):
         if stage is not None:

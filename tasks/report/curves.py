@@ -1,4 +1,4 @@
-"""Learning curves of a run's stages: which metrics share a picture, and their values."""
+"""Learning curves of a run's stages: which metrics share a plot, and their values."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Points = list[tuple[float, float]]
 _MOST_POINTS = 240
 _VALIDATION = "validation/"
 _FINAL = "final/"
-"""Begins the names of numbers that a stage logs once, at its end."""
+"""Prefix of numbers that a stage logs once, at its end."""
 _NOT_PARTS = ("_mean", "_std", "_failures")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves that share axes. `parts` are metrics in the order of the legend."""
+    """Curves that share axes. `parts`: metrics in legend order."""
 
     title: str
     parts: tuple[tuple[str, str], ...]  # (name in the legend, metric)
 
 
 def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
-    """The pictures of a stage that logged these metrics."""
+    """The plots for a stage that logged these metrics."""
     names = {name for name in metrics if not name.startswith(_FINAL)}
     if "reward" in names:
         yield Picture("Reward", (("reward", "reward"),))
-        for name in sorted(names):  # each on axes of its own: a rule gives 0 or 1, a reward model any number
+        for name in sorted(names):  # each on its own axes: a rule gives 0 or 1, a reward model any number
             if name.startswith("reward_") and not name.endswith(_NOT_PARTS) and "/" not in name:
                 yield Picture(f"Reward, {name.removeprefix('reward_').replace('_', ' ')}", ((name, name),))
     asked = [m for m in sorted(names) if m.startswith(_VALIDATION) and not m.startswith(f"{_VALIDATION}completion_")]
@@ -50,7 +50,7 @@ def pictures(metrics: Iterable[str]) -> Iterator[Picture]:
 
 
 def read(reader: RunReader, stage: StageRun) -> Iterator[tuple[Picture, dict[str, Points]]]:
-    """Every picture of a stage with its curves, thinned to what a picture can show. A single point is no curve."""
+    """Every plot of a stage with its curves, thinned to plot resolution. A single point is not a curve."""
     for picture in pictures(stage.maker.metrics):
         curves = {name: thin(reader.curve(stage.maker.id, metric)) for name, metric in picture.parts}
         if shown := {name: points for name, points in curves.items() if len(points) > 1}:
@@ -58,7 +58,7 @@ def read(reader: RunReader, stage: StageRun) -> Iterator[tuple[Picture, dict[str
 
 
 def thin(points: Sequence[tuple[int, float]]) -> Points:
-    """At most 240 points: means over consecutive steps. NaN and infinity are left out."""
+    """Reduces a curve to at most 240 points, each the mean of consecutive steps. NaN and infinity are left out."""
     finite = [(float(x), y) for x, y in points if math.isfinite(y)]
     size = math.ceil(len(finite) / _MOST_POINTS)
     if size <= 1:

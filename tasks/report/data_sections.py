@@ -1,4 +1,4 @@
-"""The data sections of a report: what was dropped and why, and the quality of the judge and the reward models."""
+"""The data sections of a report: what was dropped and why, and the quality of the judge and reward models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.store.manifest import Manifest
 
 
 def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """Funnels of problems, demonstrations and SFT data: rows before, dropped by reason, and after."""
+    """Funnels of problems, demonstrations and SFT data: rows before, rows dropped by reason, rows after."""
     sections = []
     if problems := manifests.get("problems"):
         sections.append(_problem_funnel(problems.counts))

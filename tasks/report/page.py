@@ -1,7 +1,7 @@
 """The report of one recipe run as a self-contained HTML page.
 
-A section whose data is missing (the run failed before, an artifact was removed) is left out. Everything that a model or
-a data set wrote is escaped.
+A section without data (the run failed earlier, or an artifact was removed) is left out. Text written by a model or from
+a data set is escaped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PASSED = {"passed": "✓", "approved": "✓", "warned": "!", "waiting": "…"}
 
 
 def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: str | None = None) -> str:
-    """Renders the page. `content`: "table" and "completions" of the stage report, or {}; `link`: the run's address in
+    """Renders the page. `content`: "table" and "completions" from the stage report, or {}. `link`: URL of the run in
     MLflow."""
     environment = Environment(
         loader=PackageLoader("tasks.report"),
@@ -70,7 +70,7 @@ def render(run: RecipeRun, content: Mapping[str, Any], reader: RunReader, link: 
 
 
 def confidence(run: RecipeRun) -> str:
-    """Level of the intervals of the evaluation, "95%"; "" where none is left to say it."""
+    """Confidence level of the evaluation's intervals, such as "95%"; "" if the evaluation is gone."""
     evaluation = run.manifests.get("evaluate")
     level = evaluation.config.get("confidence") if evaluation else None
     return f"{100 * level:g}%" if level else ""
@@ -95,7 +95,7 @@ def header(run: RecipeRun) -> dict[str, Any]:
 
 
 def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
-    """A row a stage: its status, its duration, and its position in the run's time, in percent."""
+    """One row per stage: its status, duration, and position within the run's time, in percent."""
     end = run.run.ended or max((s.run.ended or s.run.began for s in run.stages), default=run.run.began)
     whole = max(end - run.run.began, 1e-3)
     lines = []
@@ -119,7 +119,7 @@ def pipeline(run: RecipeRun) -> list[dict[str, Any]]:
 
 
 def learning(run: RecipeRun, reader: RunReader) -> list[dict[str, Any]]:
-    """Curves of the stages that trained: losses together, then each stage of reinforcement learning."""
+    """Curves of the training stages: first all losses together, then each reinforcement learning stage."""
     losses: list[dict[str, Any]] = []
     sections = []
     for name in dict.fromkeys(stage.name for stage in run.stages):
@@ -161,7 +161,7 @@ def gates(run: RecipeRun) -> list[dict[str, Any]]:
 
 
 def estimates(run: RecipeRun, reader: RunReader) -> dict[str, Any] | None:
-    """Estimated and actual cost of each stage; None without an estimate. Memory is per device, in GB, of the stage's
+    """Estimated and actual cost of each stage; None without an estimate. Memory is in GB per device, for the stage's
     largest job."""
     estimate = reader.read_json(run.run.id, ESTIMATE)
     if not estimate:

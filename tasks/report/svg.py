@@ -1,7 +1,7 @@
 """Small SVG pictures for the report: curves, and arcs of lineage.
 
-They use `currentColor` and the classes s0 to s5, so that the page sets their colors, light or dark. Series differ in
-color and in dashes. Pictures are 300 wide with text 12 high, to be readable on a phone.
+They use `currentColor` and the classes s0 to s5, so that the page sets their colors, in light or dark mode. Series
+differ in color and in dash pattern. Pictures are 300 wide with text 12 high, so that they can be read on a phone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROW, _ARC_WIDTH, _LETTER = 28, 120, 8
 
 
 def style_of(number: int) -> Markup:
-    """Class and dashes of a series, by its index."""
+    """CSS class and dash pattern of a series, by its index."""
     dash = _DASHES[(number + number // SERIES) % SERIES]
     return Markup('class="s{}"').format(number % SERIES) + (
         Markup(' stroke-dasharray="{}"').format(dash) if dash else ""
@@ -27,7 +27,7 @@ def style_of(number: int) -> Markup:
 
 
 def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str = "step") -> Markup:
-    """Lines on one pair of axes. Each series has at least two points, all finite."""
+    """Line plot. Each series has at least two points, all finite."""
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     x_low, x_high = min(xs), max(xs)
@@ -63,13 +63,13 @@ def curves(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_la
 
 
 def arcs(title: str, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> Markup:
-    """Rows of names, and an arc from row `a` to row `b` for every edge (a, b): b was made from a."""
+    """Rows of names, with an arc from row `a` to row `b` for every edge (a, b): b was made from a."""
     height = _ROW * len(names)
     parts = [_title(title, "; ".join(f"{names[b]} from {names[a]}" for a, b in edges))]
     for a, b in edges:
         top, bottom = (a + 0.5) * _ROW, (b + 0.5) * _ROW
         depth = min(_ARC_WIDTH - 14, 14 + 13 * (abs(b - a) - 1))
-        bow = _ARC_WIDTH - depth * 4 / 3  # a cubic curve reaches three quarters of the way to its handles
+        bow = _ARC_WIDTH - depth * 4 / 3  # a cubic curve reaches three quarters of the way to its control points
         shape = Markup('<path class="arc" d="M {0} {1} C {2} {1} {2} {3} {0} {3}">').format(
             _ARC_WIDTH, top, bow, bottom
         )
@@ -82,7 +82,7 @@ def arcs(title: str, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> 
 
 
 def swatch(number: int) -> Markup:
-    """A piece of a series' line, for a legend."""
+    """A short piece of a series' line, for a legend."""
     line = Markup('<line x1="1" y1="5" x2="25" y2="5" {}/>').format(style_of(number))
     frame = '<svg class="swatch" viewBox="0 0 26 10" width="26" height="10" aria-hidden="true">{}</svg>'
     return Markup(frame).format(line)

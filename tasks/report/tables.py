@@ -1,4 +1,4 @@
-"""Tables of checkpoints in a report: the closing table, and completions side by side."""
+"""Tables of checkpoints for a report: the closing table, and completions side by side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COLUMNS = {
     "win_rate_dev1_lc": "win rate over dev1, equal length",
 }
 PLAIN = {"mean_tokens", "alignment", "alignment_ci95"}
-"""Metrics that are not shares; all others are shown in percent."""
+"""Metrics shown as plain numbers. All others are shares and shown in percent."""
 _NEITHER, _LOWER = {"mean_tokens"}, {"cut_off", "over_refusal", "refused_harmless"}
 _TITLES = {
     "stated": "any stated result right",
@@ -55,12 +55,12 @@ _TITLES = {
     "refused_harmless": "refuses harmless",
     "instructions": "instructions followed",
 }
-"""Longer titles, for tables with a row a metric."""
+"""Longer titles, for tables with one row per metric."""
 _TEXT_LENGTH, _ALL_TEXT = 4000, 1_500_000
 
 
 def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a checkpoint; shares in percent, as papers print them."""
+    """One row per checkpoint; shares in percent, as in papers."""
     rows = {}
     for name, metrics in table.items():
         rows[name] = {title: _cell(key, metrics[key]) for key, title in COLUMNS.items() if key in metrics}
@@ -81,18 +81,19 @@ def _cell(key: str, value: Any) -> str:
 
 
 def titled_frames(table: Mapping[str, Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
-    """Title -> frame: the closing table, and one for each test set, whose title says how much was asked."""
+    """Title -> frame: the closing table, and one per test set, whose title gives the numbers of problems and
+    samples."""
     frames = {"Checkpoints": closing_frame(table)}
     return frames | {f"{name}: {sizes(of)}": closing_frame(of) for name, of in by_set(table).items()}
 
 
 def sizes(table: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many problems and samples a closing table is of; "" where it does not say."""
+    """The numbers of problems and samples behind a closing table; "" if unknown."""
     first = next(iter(table.values()), {})
     if "problems" not in first:
         return ""
     each = first["samples"] // max(1, first["problems"])
-    k = f", k = {first['k']}" if "k" in first else ""  # an evaluation of an earlier version has none
+    k = f", k = {first['k']}" if "k" in first else ""  # an evaluation by an earlier version has no k
     return f"{first['problems']:,} problems, {each} sample{'s' if each > 1 else ''} each{k}"
 
 
@@ -112,7 +113,7 @@ def _grid(frame: pd.DataFrame) -> str:
 
 
 def set_sections(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each test set its name, its size, and its rows in the paper's form."""
+    """For each test set: its name, its size, and its rows in the paper's form."""
     return [
         {"name": name, "sizes": sizes(of), "checkpoints": list(of), "rows": paper_rows(of)}
         for name, of in by_set(table).items()
@@ -120,8 +121,8 @@ def set_sections(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def paper_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The closing table in the paper's form: a row a metric with its unit, a cell a checkpoint, the best ones
-    marked."""
+    """The closing table in the paper's form: one row per metric with its unit, one cell per checkpoint, with the best
+    cells marked."""
     rows = []
     for key in COLUMNS:
         if key.endswith(INTERVAL) or not any(key in metrics for metrics in table.values()):
@@ -147,9 +148,10 @@ def _between(bounds: list[str]) -> str:
 
 
 def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown: int) -> list[dict[str, Any]]:
-    """The first `shown` problems of each domain, and what every checkpoint answered first.
+    """The first `shown` problems of each domain, with every checkpoint's first answer.
 
-    `samples`: checkpoint -> its samples' folder. Long texts are cut, and so is the list where it would get very long.
+    `samples`: checkpoint -> folder of its samples. Long texts are truncated, and so is the list if it would get very
+    long.
     """
     shown_problems: dict[str, Problem] = {}
     for problem in problems:
@@ -173,7 +175,7 @@ def completions(problems: Iterable[Problem], samples: Mapping[str, Path], shown:
 
 
 def _first(folder: Path, problems: Mapping[str, Problem]) -> dict[str, Sample]:
-    """Problem -> its first sample; reads no more than necessary."""
+    """Problem -> its first sample. Reads no more than necessary."""
     samples = (s for s in read_rows(folder, Sample) if s.problem_id in problems and s.number == 0)
     return {sample.problem_id: sample for sample in itertools.islice(samples, len(problems))}
 
@@ -195,5 +197,5 @@ def _cut(text: str) -> str:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """The content that the stage `report` wrote: {"table": ..., "completions": ...}."""
+    """The content written by the stage `report`: {"table": ..., "completions": ...}."""
     return json.loads(path.read_text(encoding="utf-8"))
