@@ -1,1 +1,1 @@
-"""SFT data: rejection sampling, filters, mixing, statistics, and the card that describes a data set."""
+"""SFT data: rejection sampling, filters, mixing, statistics, and the data card."""

@@ -1,6 +1,6 @@
-"""The data card: README.md of a data set, with the header by which `datasets.load_dataset(folder)` finds its splits.
+"""The data card: README.md of a data set, with the header that tells `datasets.load_dataset(folder)` about its splits.
 
-Everything in it is in statistics.json beside it too.
+Everything in it is also in statistics.json in the same folder.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ _SPLITS = {"train": "examples/train/*.parquet", "validation": "examples/validati
 _SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 _SHOWN_CHARACTERS = 600
 PLACE = "path/to/this/folder"
-"""Stands in the card for where the data set is, until it is exported."""
+"""Placeholder in the card for the location of the data set, until it is exported."""
 
 
 def write_card(folder: Path, statistics: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write README.md and statistics.json into `folder`, in which `tasks.sft_data.mix.mix` wrote the examples.
+    """Writes README.md and statistics.json into `folder`, which already holds the examples from
+    `tasks.sft_data.mix.mix`.
 
-    `about` is what the mix cannot know, all of it plain values and none of it needed: "title", "description",
-    "command" (that makes it again), "settings" (of the whole stage), "inputs" (name -> digest), "judge" (its kind and
-    what calibration found), "judge_prompts" (name -> digest), and whatever else should be told, which is listed.
+    `about` is what the mix cannot know, as plain values, all optional: "title", "description", "command" (which makes
+    the data again), "settings" (of the whole stage), "inputs" (name -> digest), "judge" (its kind and calibration
+    results), "judge_prompts" (name -> digest). Any other entries are listed in the card.
     """
     (folder / STATISTICS).write_text(dumps({**statistics, "about": dict(about)}), encoding="utf-8")
     (folder / CARD).write_text(card(statistics, about), encoding="utf-8")
 
 
 def dumps(value: Any) -> str:
-    """JSON as it stands in the data card. Raises ValueError for NaN."""
+    """JSON in the form used in the data card. Raises ValueError for NaN."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def card(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """The card as text: header, summary, tables, examples, how to reproduce it."""
+    """The card as text: header, summary, tables, examples, and how to reproduce it."""
     parts = [
         _header(statistics, about),
         f"# {about.get('title', 'Rejection-sampled data')}",
@@ -65,7 +66,7 @@ def _splits(statistics: Mapping[str, Any]) -> list[str]:
 
 
 def _header(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """The YAML header; each value as JSON, which YAML includes."""
+    """The YAML header. Each value is written as JSON, which is valid YAML."""
     lines = [line for line in statistics["lines"] if line["outcome"] == KEPT]
     licences = {statistics["licences"][source] for (source,) in by(lines, "source")}
     one = next(iter(licences)).lower() if len(licences) == 1 else "other"
@@ -147,7 +148,7 @@ def _lengths(statistics: Mapping[str, Any]) -> str:
 
 
 def _funnels(statistics: Mapping[str, Any]) -> str:
-    """Funnels by part, domain and source; the rows add up to "sampled"."""
+    """Funnels by part, domain and source. In each, the rows add up to "sampled"."""
     kinds = {"not_drawn": "was good but not drawn by the mix", "no_part": "belongs to no part of it"}
     notes = [f"`{name}` {text}" for name, text in kinds.items() if name in statistics["outcomes"]]
     tables = [table(*funnel(statistics["lines"], column)) for column in ("part", "domain")]
@@ -193,7 +194,7 @@ def _again(statistics: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; numbers with thousands separators, right-aligned in numeric columns."""
+    """A Markdown table. Numbers have thousands separators; numeric columns are right-aligned."""
     rows = [list(row) for row in rows]
     numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(head))]
     rule = "|".join("---:" if right else "---" for right in numeric)
@@ -214,7 +215,7 @@ def _plain(value: Any) -> str | int | float:
 
 
 def fenced(text: str, language: str = "text", longest: int = _SHOWN_CHARACTERS) -> str:
-    """A code block that no run of backticks in the text can close; long text is truncated, code is not."""
+    """A code block that backticks in the text cannot close. Long text is truncated, code is not."""
     if language == "text" and len(text) > longest:
         text = text[:longest] + " …"
     ticks = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,7 +1,7 @@
-"""Cold-start demonstrations: few, correct, readable (R1, stage 1).
+"""Cold-start demonstrations: few, correct and readable (R1, stage 1).
 
-Written or sampled ones pass the filters of the data factory. tasks/sft_data/teacher/rewriting.py rewrites R1-Zero's, as
-the paper does.
+Written or sampled demonstrations pass the same filters as SFT data. tasks/sft_data/teacher/rewriting.py rewrites those
+of R1-Zero, as the paper does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def miniature_writer(habits: Habits, seed: int) -> Writer:
 
 
 def solution(problem: Problem) -> tuple[str, str]:
-    """The worked solution that came with the problem, as its reasoning."""
+    """The worked solution that came with the problem, used as reasoning."""
     worked = problem.metadata.get("solution")
     if not worked:
         raise InputError(
@@ -43,7 +43,7 @@ def solution(problem: Problem) -> tuple[str, str]:
 
 
 def written(problems: Iterable[Problem], writer: Writer, settings: FilterSettings) -> tuple[list[Any], dict[str, int]]:
-    """(examples, counts by reason) of demonstrations that pass the same filters as sampled ones."""
+    """(examples, counts by reason) of written demonstrations that pass the same filters as sampled ones."""
     examples = []
     reasons: Counter[str] = Counter()
     for problem in problems:
@@ -73,14 +73,14 @@ def sampled(
 
 
 def without(held_out: HeldOut, examples: Sequence[Any]) -> tuple[list[Any], int]:
-    """The examples whose completions share nothing with held-out problems, and how many do. Their prompts are training
-    prompts, which share nothing."""
+    """The examples whose completions share nothing with held-out problems, and the number of dropped ones. Their
+    prompts are training prompts, which share nothing with held-out problems."""
     kept = [example for example in examples if held_out.match_passage(example["completion"]) is None]
     return kept, len(examples) - len(kept)
 
 
 def as_sample(problem: Problem, completion: str) -> Sample:
-    """A written completion with the rewards that the filters read."""
+    """A written completion as a sample, with the rewards that the filters read."""
     response = Response.to(problem, completion, tokens=0, finished=True, max_tokens=0)
     parts = response.parts
     rules = {name: REWARDS[name] for name in ("accuracy", "format", "language")}

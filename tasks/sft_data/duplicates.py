@@ -1,8 +1,8 @@
-"""Duplicates: equal completions of one prompt, and completions that share most of their word shingles.
+"""Duplicates: equal completions to one prompt, and completions that share most of their word shingles.
 
-Exact duplicates are equal but for case and white space, and are found by digest. For near duplicates, MinHash
-signatures (the library rensa; half a kilobyte per text, 0.1 us per comparison) rule out nearly all pairs; only pairs
-near the threshold are compared by their shingles. So the verdict is exact, whatever the library's hash functions.
+Exact duplicates are equal except for case and white space, and are found by digest. For near duplicates, MinHash
+signatures (the library rensa; half a kilobyte per text, 0.1 us per comparison) rule out nearly all pairs. Only pairs
+near the threshold are compared by their shingles, so the result is exact, whatever hash functions the library uses.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rensa import RMinHash
 from tasks.sft_data.filters import words_of
 
 SLOTS = 128
-"""Hash functions of a signature."""
+"""Number of hash functions in a signature."""
 MARGIN = 0.2
-"""An estimate from SLOTS hash functions has a standard deviation of at most 0.044. Pairs whose estimate is this far
-below the threshold are not compared further."""
+"""An estimate from SLOTS hash functions has a standard deviation of at most 0.044. A pair whose estimate is this far
+below the threshold is not compared further."""
 
 
 def completion_digest(prompt: str, completion: str) -> int:
-    """64-bit unsigned digest of a completion and its problem's text (`Problem.text`, not the id); equal for duplicates.
+    """64-bit unsigned digest of a completion and its problem's text (`Problem.text`, not the id). Equal for duplicates.
 
     Among 800,000 different pairs, the probability of any collision is 2e-8.
     """
@@ -35,7 +35,7 @@ def _normal(text: str) -> str:
 
 
 class Shingles:
-    """A text's set of shingles, runs of `size` words. A shorter text is one shingle."""
+    """A text's set of shingles: runs of `size` words. A shorter text is a single shingle."""
 
     def __init__(self, text: str, size: int):
         self.text, self.size = text, size
@@ -43,8 +43,8 @@ class Shingles:
         self.signature.update(self._runs())
 
     def jaccard(self, other: Shingles) -> float:
-        """Jaccard similarity: size of the intersection over size of the union, from 0 to 1."""
-        # Not kept: the sets of a shard's long completions would take gigabytes.
+        """Jaccard similarity, from 0 to 1: size of the intersection divided by size of the union."""
+        # Not stored: the sets of a shard's long completions would take gigabytes.
         mine, theirs = set(self._runs()), set(other._runs())
         shared = len(mine & theirs)
         return shared / (len(mine) + len(theirs) - shared)

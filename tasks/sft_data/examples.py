@@ -1,4 +1,4 @@
-"""Supervised examples: prompts with the completions to learn, as parquet shards that grpo/ trains on."""
+"""SFT examples: prompts with the completions to learn, as parquet shards that grpo/ trains on."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
 
 
 def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:
-    """Texts of up to `count` examples, evenly spaced over a folder of shards: prompt, original if there is one,
-    completion."""
+    """Texts of up to `count` examples, evenly spaced over a folder of shards: prompt, original (if any), completion."""
     from pyarrow.dataset import dataset  # imports pandas
 
     data = dataset(folder, format="parquet")
@@ -55,7 +54,8 @@ def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:
 
 
 def write_examples(folder: Path, examples: Sequence[dict[str, Any]]) -> None:
-    """Writes shards part-NNNNN.parquet in `folder`, which is created, in the columns of `grpo.data.conversations`."""
+    """Writes shards part-NNNNN.parquet into `folder`, which is created, with the columns of
+    `grpo.data.conversations`."""
     folder.mkdir(parents=True, exist_ok=True)
     schema = _SCHEMA
     if any("original" in row for row in examples):  # the trajectory that was rewritten

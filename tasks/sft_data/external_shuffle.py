@@ -1,4 +1,4 @@
-"""Sorting more rows than memory holds, through bucket files of a range of positions each."""
+"""Sorts more rows than fit into memory, through bucket files that each cover a range of positions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS, PART_BYTES = 4096, 64 * 2**20
-"""Maximum rows of a parquet file; fewer where they would exceed the next limit."""
+"""Maximum rows and bytes of a parquet file; whichever limit is reached first applies."""
 
-_BUCKETS = 256  # open files
+_BUCKETS = 256  # open files at a time
 _BUFFER_BYTES = 64 * 2**20
 
 
 class Shuffle:
     """Takes rows in any order, each with its position from 0 to `rows` - 1, and writes them in order.
 
-    Parts are `out`/part-NNNNN.parquet; without rows the folder is not created. `size` is the approximate total size in
-    bytes, which decides how many rows make a part. Memory holds a buffer and, at the end, one bucket: a part, or
-    several where there are more than _BUCKETS parts. `work` is removed at the end.
+    Output files are `out`/part-NNNNN.parquet; without rows, the folder is not created. `size` is the approximate total
+    size in bytes, which decides how many rows make a part. Memory holds a buffer and, at the end, one bucket: one part,
+    or several if there are more than _BUCKETS parts. `work` is removed at the end.
     """
 
     def __init__(self, out: Path, work: Path, rows: int, size: int, schema: pa.Schema):
@@ -74,7 +74,7 @@ class Shuffle:
         self._work.rmdir()
 
     def _write(self, number: int) -> int:
-        """Writes a bucket's parts, removes it, and returns their number of rows."""
+        """Writes a bucket's parts, deletes the bucket, and returns its number of rows."""
         with pa.ipc.open_stream(self._path(number)) as stream:
             table = stream.read_all()
         order = np.argsort(table["place"].to_numpy())

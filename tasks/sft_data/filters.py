@@ -1,9 +1,9 @@
-"""Filters that reject single samples, each by the name of its reason.
+"""Filters that reject single samples, each named after its reason.
 
 The paper names wrong answers, mixed languages, overlong paragraphs and code blocks in the reasoning. Truncation,
-length, format and repetition are checked because such samples are unusable. It publishes no thresholds: those below are
-ours. Filters of whole problems are in tasks/sft_data/problem_filters.py; comparison of samples with each other is in
-tasks/sft_data/rejection.py.
+length, format and repetition are also checked, because such samples are unusable. The paper publishes no thresholds;
+those below are ours. Filters of whole problems are in tasks/sft_data/problem_filters.py; comparison of samples with
+each other is in tasks/sft_data/rejection.py.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class FilterSettings(BaseModel):
 
 
 def truncated(sample: Sample, settings: FilterSettings) -> bool:
-    """It ran into the token limit."""
+    """It reached the token limit."""
     return sample.finish_reason == "length"
 
 
 def too_long(sample: Sample, settings: FilterSettings) -> bool:
-    """Prompt and completion together do not fit into the context of the model to be trained."""
+    """Prompt and completion together exceed the context of the model to be trained."""
     return settings.context is not None and sample.prompt_tokens + sample.tokens > settings.context
 
 
@@ -119,19 +119,19 @@ def incorrect(sample: Sample, settings: FilterSettings) -> bool:
 
 
 def mixed_language(sample: Sample, settings: FilterSettings) -> bool:
-    """Too much of its reasoning is in another language than the problem's."""
+    """Too much of its reasoning is in a different language from the problem's."""
     return _reward(sample, "language") < settings.language_min
 
 
 def overlong_paragraph(sample: Sample, settings: FilterSettings) -> bool:
-    """A paragraph of the reasoning, between blank lines, is too long to read."""
+    """A paragraph of the reasoning (text between blank lines) is too long to read."""
     most = settings.paragraph_max_words
-    # A paragraph has no more words than characters, so most need no counting.
+    # A paragraph has no more words than characters, so the words of most need not be counted.
     return any(len(p) > most and len(words_of(p)) > most for p in re.split(r"\n\s*\n", sample.reasoning))
 
 
 def code_in_reasoning(sample: Sample, settings: FilterSettings) -> bool:
-    """A fenced code block in the reasoning. In the summary it is allowed."""
+    """A fenced code block in the reasoning. It is allowed in the summary."""
     return "```" in sample.reasoning
 
 
@@ -150,7 +150,7 @@ FILTERS: dict[str, Callable[[Sample, FilterSettings], bool]] = {
     "code_in_reasoning": code_in_reasoning,
     "repetition": repetition,
 }
-"""In order of evaluation, cheap ones first. The first that matches is the reason."""
+"""In order of evaluation, cheap filters first. The first that matches is the reason."""
 
 
 def reject(sample: Sample, settings: FilterSettings) -> str | None:
@@ -159,7 +159,7 @@ def reject(sample: Sample, settings: FilterSettings) -> str | None:
 
 
 def is_correct(sample: Sample) -> bool:
-    """Whether the answer earned full accuracy. Raises InputError where the sample was not scored for it."""
+    """Whether the answer earned full accuracy. Raises InputError if the sample has no accuracy score."""
     return _reward(sample, "accuracy") >= 1
 
 
@@ -168,7 +168,7 @@ _WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-cased words, separated by white space. In scripts without spaces, each character is a word."""
+    """Lower-case words, separated by white space. In scripts without spaces, each character is a word."""
     return _WORD.findall(text.lower())
 
 

@@ -1,11 +1,12 @@
-"""Mixing: shards of judged samples become the shuffled parquet of a data set. Samples need not fit into memory.
+"""Mixing: turns shards of judged samples into the shuffled parquet files of a data set. Samples need not fit into
+memory.
 
-The first of two passes over the shards keeps some 50 bytes of every kept sample: hashes of its identity and of its
-text. They alone decide what is drawn, what is held out, and the order. The second pass distributes the drawn samples to
-bucket files, each for a range of positions; then every bucket is sorted and written as parts.
+The first of two passes over the shards keeps about 50 bytes per kept sample: hashes of its identity and of its text.
+They alone decide what is drawn, what is held out, and the order. The second pass distributes the drawn samples to
+bucket files, one per range of positions; then every bucket is sorted and written as parts.
 
 The identity hash covers the seed, the problem and the sample's number, and alone decides which of two samples of a part
-is drawn first. So the draw depends neither on the order of the shards, nor on their size, nor on other parts.
+is drawn first. So the draw does not depend on the order or size of the shards, or on other parts.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ SCHEMA = pa.schema(
         ("engine", pa.string()),
     ]
 )
-"""SFT reads `prompt` and `completion`. `tokens` is the length of the response as sampled, chain of thought included,
-even where `think` is false and the completion has none."""
+"""SFT reads `prompt` and `completion`. `tokens` is the length of the response as sampled, including the chain of
+thought, even if `think` is false and the completion has none."""
 
 _CANDIDATE = np.dtype(
     [
@@ -68,16 +69,17 @@ _CANDIDATE = np.dtype(
 )
 TRAINED, HELD_OUT, DUPLICATE, NOT_DRAWN, NO_PART_ASKS, NO_SUMMARY = range(6)
 OUTCOMES = (KEPT, KEPT, "duplicate", "not_drawn", "no_part", "no_summary")
-"""Names of the outcomes above, for samples that the filters kept. All but the first two are reasons in the funnel."""
+"""Names of the outcomes above, for samples that the filters kept. All except the first two are reasons in the
+funnel."""
 
 
 def mix(shards: Sequence[Path], problems: Problems, settings: MixSettings, seed: int, out: Path) -> dict[str, Any]:
-    """Write `out`/examples/train and /validation (no folder where nothing is held out) and return the statistics.
+    """Writes `out`/examples/train and /validation (no folder if nothing is held out) and returns the statistics.
 
     `shards` are parquet files of `Sample`s with verdicts. Output of an earlier call in `out` is removed first. Equal
     samples, settings and seed give equal bytes.
 
-    Raises InputError where a column or a problem is missing, a source is in two parts, or no sample is left.
+    Raises InputError if a column or a problem is missing, a source is in two parts, or no sample is left.
     """
     buckets = out / "buckets"
     for stale in (out / "examples", buckets):
@@ -125,7 +127,7 @@ def _survey(shards: Sequence[Path], problems: Problems, settings: MixSettings, s
 
 
 class _Prompts:
-    """The problems of a shard, with a salted hash of each prompt's text that decides whether it is held out."""
+    """The problems of a shard. Each has a salted hash of its prompt's text that decides whether it is held out."""
 
     def __init__(self, problems: Mapping[str, Problem], seed: int):
         self.problems = problems
@@ -162,11 +164,12 @@ def _hash(table: pa.Table, prompts: _Prompts, settings: MixSettings, seed: int, 
 
 
 def _completions(table: pa.Table, settings: MixSettings) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """The text to train on of each sample (empty: no summary), and whether it includes the chain of thought."""
+    """The text to train on of each sample (empty if it has no summary), and whether it includes the chain of
+    thought."""
     thinking = [s for s in pc.unique(table["source"]).to_pylist() if settings.keeps_thought(s, "general")]
     of_source = pc.is_in(table["source"], value_set=pa.array(thinking, pa.string()))
     think = pc.or_(pc.not_equal(table["domain"], "general"), of_source)
-    think = pc.and_(think, pc.not_equal(table["completion"], table["summary"]))  # a given one may have no thought
+    think = pc.and_(think, pc.not_equal(table["completion"], table["summary"]))  # a given example may have no thought
     return pc.if_else(think, table["completion"], table["summary"]), think
 
 
@@ -180,7 +183,8 @@ def _draw(survey: Survey, settings: MixSettings) -> np.ndarray:
     if NO_PART in names:
         outcome[part == names.index(NO_PART)] = NO_PART_ASKS
     eligible = np.flatnonzero(outcome == NOT_DRAWN)
-    # Of equal texts, the first by part and then by hash stays, so adding a part later in the alphabet changes nothing.
+    # Of equal texts, the first by part name and then by hash is kept, so adding a part later in the alphabet changes
+    # nothing.
     order = eligible[np.lexsort((c["draw"][eligible], part[eligible], c["text"][eligible]))]
     outcome[order[1:][c["text"][order[1:]] == c["text"][order[:-1]]]] = DUPLICATE
     sizes = settings.wanted()
@@ -195,7 +199,7 @@ def _draw(survey: Survey, settings: MixSettings) -> np.ndarray:
 
 
 def _hold_out(c: np.ndarray, stratum: np.ndarray, outcome: np.ndarray, share: float) -> None:
-    """Holds out prompts of each stratum (part and language), by hash, until `share` of its examples is reached.
+    """Holds out prompts of each stratum (part and language), in hash order, until `share` of its examples is reached.
 
     A prompt held out in one stratum is held out in all, so that no prompt is on both sides.
     """
@@ -254,7 +258,7 @@ def _write(
 
 
 def _examples(table: pa.Table, parts: list[str], problems: Mapping[str, Problem], settings: MixSettings) -> pa.Table:
-    """Rows of the data set for rows of a shard."""
+    """Rows of the data set, made from rows of a shard."""
     ids = table["problem_id"].combine_chunks().dictionary_encode()
     prompts = pa.array([problems[name].messages for name in ids.dictionary.to_pylist()], CONVERSATION)
     completion, think = _completions(table, settings)

@@ -49,7 +49,7 @@ class Part(BaseModel):
 
 
 def _both_domains() -> dict[str, Part]:
-    # The paper's sums: 626,933 reasoning, 177,812 general.
+    # The paper's totals: 626,933 reasoning, 177,812 general.
     return {
         "reasoning": Part(domains=["reasoning"], share=626_933),
         "general": Part(domains=["general"], share=177_812),
@@ -92,14 +92,14 @@ class MixSettings(BaseModel):
     examples: int = Field(default=3, ge=0, le=100, description="Samples that the card shows of each part and reason.")
     sources: list[MixSource] = Field(
         default_factory=list,
-        exclude_if=lambda sources: not sources,  # left out of records and keys, which stay those of earlier versions
+        exclude_if=lambda sources: not sources,  # if empty, not in records and keys, so that earlier keys stay valid
         description="SFT rows that exist already, beside the sampled ones. They pass the same filters. R1: general "
         "data out of DeepSeek-V3's SFT set.",
     )
 
     @property
     def all_parts(self) -> dict[str, Part]:
-        """The parts, and one for each source that has a count or a share."""
+        """The parts, plus one for each source that has a count or a share."""
         own = [source for source in self.sources if source.count is not None or source.share is not None]
         return self.parts | {s.name: Part(sources=[s.name], count=s.count, share=s.share) for s in own}
 
@@ -147,12 +147,13 @@ class MixSettings(BaseModel):
         return self
 
     def size(self, sampled: float) -> float:
-        """Examples in all, where so many sampled ones are kept and each source of known size gives all it has."""
+        """Total number of examples if `sampled` sampled ones are kept and each source of known size contributes all it
+        has."""
         given = sum(source.count or source.limit or 0 for source in self.sources)
         return sampled + given if self.total is None else min(sampled + given, self.total)
 
     def wanted(self) -> dict[str, int | None]:
-        """Number of examples wanted of each part; None: all. Shares are rounded by the method of largest remainders."""
+        """Number of examples wanted of each part; None: all. Shares are rounded by the largest remainder method."""
         parts = self.all_parts
         if self.total is None:
             return {name: part.count for name, part in parts.items()}
@@ -167,7 +168,7 @@ class MixSettings(BaseModel):
         return {name: sizes[name] for name in parts}
 
     def part_of(self, source: str, domain: str) -> str:
-        """The part that a sample belongs to, or NO_PART. The order of the parts decides nothing."""
+        """The part that a sample belongs to, or NO_PART. Does not depend on the order of the parts."""
         parts = self.all_parts
         named = sorted(name for name, part in parts.items() if matches(source, part.sources))
         if len(named) > 1:
@@ -181,7 +182,7 @@ class MixSettings(BaseModel):
         return self.think != "never" and matches(source, self.think)
 
     def licence(self, source: str) -> str:
-        """The licence given for a source, by its name before any pattern, or "unknown"."""
+        """The licence given for a source, or "unknown". An exact name takes precedence over a pattern."""
         if of_source := next((s.licence for s in self.sources if s.name == source and s.licence), None):
             return of_source
         fitting = sorted((name != source, -len(name), name) for name in self.licences if matches(source, [name]))
@@ -189,5 +190,5 @@ class MixSettings(BaseModel):
 
 
 def matches(source: str, names: Iterable[str]) -> bool:
-    """Whether one of the names is the source's, or a pattern that it fits (* ? [abc])."""
+    """Whether one of the names equals the source's name, or is a pattern that matches it (* ? [abc])."""
     return any(source == name or fnmatchcase(source, name) for name in names)

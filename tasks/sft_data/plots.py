@@ -22,14 +22,14 @@ def plot(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def new_figure(height: float) -> Any:
     """An empty figure, 8 inches wide."""
-    # pyplot would keep figures for the whole process, and look for a display.
+    # pyplot would keep figures for the whole process and look for a display.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(8, height), layout="constrained")
 
 
 def _funnel(statistics: Mapping[str, Any]) -> Any:
-    """A bar for each outcome, parts side by side in it; kept at the bottom."""
+    """One bar per outcome, with the parts side by side; kept samples at the bottom."""
     (_, _, *parts), (_, *rows) = funnel(statistics["lines"], "part")
     figure = new_figure(1.6 + 0.3 * len(rows))
     axes = figure.add_subplot()
@@ -52,7 +52,7 @@ def _funnel(statistics: Mapping[str, Any]) -> Any:
 
 
 def _tokens(statistics: Mapping[str, Any]) -> Any:
-    """A histogram of the examples' lengths, parts on top of each other."""
+    """A histogram of the examples' lengths, with the parts stacked."""
     edges, parts = statistics["tokens"]["edges"], statistics["tokens"]["parts"]
     figure = new_figure(3.6)
     axes = figure.add_subplot()

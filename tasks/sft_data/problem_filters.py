@@ -1,4 +1,4 @@
-"""Filters of whole problems: a problem that fails one loses all of its samples."""
+"""Filters of whole problems: if a problem fails one, all of its samples are dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def leaked(entry: ProblemSamples, settings: FilterSettings) -> bool:
 
 
 def contaminated(entry: ProblemSamples, settings: FilterSettings) -> bool:
-    """The prompt equals a held-out one, or shares a run of words with one."""
+    """The prompt equals a held-out prompt, or shares a run of words with one."""
     return entry.held_out is not None and entry.held_out.match_prompt(entry.problem.text) is not None
 
 
@@ -35,7 +35,7 @@ def too_easy(entry: ProblemSamples, settings: FilterSettings) -> bool:
 
 
 def too_hard(entry: ProblemSamples, settings: FilterSettings) -> bool:
-    """Hardly any sample is correct, and those that are may be lucky guesses."""
+    """Hardly any sample is correct, and the correct ones may be lucky guesses."""
     return settings.pass_rate_min > 0 and _rated(entry, settings) and pass_rate(entry) < settings.pass_rate_min
 
 
@@ -45,7 +45,8 @@ PROBLEM_FILTERS: dict[str, Callable[[ProblemSamples, FilterSettings], bool]] = {
     "leaked": leaked,
     "contaminated": contaminated,
 }
-"""In order of evaluation, cheap ones first. The first that matches is the reason for all of the problem's samples."""
+"""In order of evaluation, cheap filters first. The first that matches is the reason for all of the problem's
+samples."""
 
 
 def reject_problem(entry: ProblemSamples, settings: FilterSettings) -> str | None:
@@ -54,7 +55,7 @@ def reject_problem(entry: ProblemSamples, settings: FilterSettings) -> str | Non
 
 
 def pass_rate(entry: ProblemSamples) -> float:
-    """Share of correct ones among all samples, whatever else is wrong with them."""
+    """Share of correct answers among all samples, whatever else is wrong with them."""
     return sum(map(is_correct, entry.samples)) / len(entry.samples)
 
 

@@ -1,6 +1,6 @@
-"""Rejection sampling: which of a policy's samples become training data (R1, stage 3a).
+"""Rejection sampling: decides which of a policy's samples become training data (R1, stage 3a).
 
-Rules come first, then exact duplicates are dropped, then each problem's samples are drawn at random until enough are
+Rules come first. Then exact duplicates are dropped. Then each problem's samples are drawn at random until enough are
 kept. Only drawn samples are shown to the judge, which is the most expensive check. Every dropped sample has a reason.
 """
 
@@ -46,10 +46,10 @@ def select(
 ) -> list[Sample]:
     """The same samples, in the same order, with `verdict` ("kept" or "dropped") and `reason` filled in.
 
-    `samples` must hold all samples of each problem. `judged` names the judge's checks: "reasoning" (is the answer
+    `samples` must contain all samples of each problem. `judged` names the judge's checks: "reasoning" (is the answer
     correct), "general" (is the response safe), "quality" (is a general response good enough). The result does not
-    depend on the order of the samples as long as their numbers differ. Raises InputError where a sample's problem, or a
-    reward that a filter reads, is missing.
+    depend on the order of the samples, as long as their numbers differ. Raises InputError if a sample's problem is
+    missing, or a reward that a filter reads.
     """
     groups = _by_problem(samples, problems)
     reasons = _by_rule(samples, groups, problems, settings, held_out)
@@ -70,7 +70,7 @@ def select(
 
 
 def _by_problem(samples: Sequence[Sample], problems: Mapping[str, Problem]) -> dict[str, list[int]]:
-    """Indices of each problem's samples, in order of their numbers, whatever order they were sampled in."""
+    """Indices of each problem's samples, sorted by sample number, in whatever order they were sampled."""
     groups: dict[str, list[int]] = {}
     for i in sorted(range(len(samples)), key=lambda i: (samples[i].problem_id, samples[i].number)):
         groups.setdefault(samples[i].problem_id, []).append(i)
@@ -114,13 +114,13 @@ def _drop_duplicates(
 
 
 def _draw_key(seed: int, sample: Sample) -> bytes:
-    # Not the mix's hash, or the mix would prefer problems that had more samples to draw from.
+    # Different from the mix's hash: otherwise the mix would prefer problems that had more samples to draw from.
     name = f"{seed}\0{sample.problem_id}\0{sample.number}"
     return hashlib.blake2b(name.encode(), digest_size=8, person=b"surplus").digest()
 
 
 class _Draw:
-    """Draw of at most `room` of one problem's samples, those that passed the rules, in random order."""
+    """Draws at most `room` of one problem's samples that passed the rules, in random order."""
 
     def __init__(self, order: list[int], samples: Sequence[Sample], settings: FilterSettings, room: int):
         self.waiting, self.samples, self.settings, self.room = order, samples, settings, room
@@ -129,7 +129,7 @@ class _Draw:
         self._shingles: dict[int, Shingles] = {}
 
     def next(self, reasons: list[str]) -> list[int]:
-        """Samples to judge now. A near duplicate of one of them waits, as that one may yet be dropped."""
+        """Samples to judge now. A near duplicate of one of them waits, because that one may still be dropped."""
         waiting = []
         for i in self.waiting:
             if self._near(i, self.kept):
@@ -164,11 +164,11 @@ def _judged(
     judge: Judge,
     judged: Collection[str],
 ) -> dict[int, str]:
-    """The judge's reason to drop each sample of the batch; "" where it finds none or is not asked."""
+    """The judge's reason to drop each sample of the batch; "" if it finds none or is not asked."""
     reasons = dict.fromkeys(batch, "")
     for name, (domain, ask) in _QUESTIONS.items():
         members = [i for i in batch if not reasons[i] and samples[i].domain == domain]
-        if domain == "reasoning":  # a judge has verified some already, when they were scored
+        if domain == "reasoning":  # some were already verified by a judge when they were scored
             members = [i for i in members if problems[samples[i].problem_id].verifier not in BY_JUDGE]
         if name in judged and members:
             reasons |= zip(members, ask(judge, [samples[i] for i in members], problems), strict=True)
@@ -177,7 +177,7 @@ def _judged(
 
 def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
     claims = [Claim(problems[s.problem_id].text, problems[s.problem_id].answer, s.answer) for s in samples]
-    # Undecided samples are never kept: nothing says that they are correct.
+    # Undecided samples are never kept, because nothing shows that they are correct.
     return ["" if verdict == "correct" else f"judged_{verdict}" for verdict in judge.correct_all(claims)]
 
 
@@ -200,16 +200,16 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Judge, Sequence[Sample], Mapping[str,
     "general": ("general", _harmful),
     "quality": ("general", _poor),
 }
-"""The judge's checks by name, with the domain of their samples, in order. A sample that fails one skips the next."""
+"""The judge's checks by name, in order, with the domain of their samples. A sample that fails one skips the next."""
 
 
 def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Runs `select` on one shard in a process of its own. Writes the samples with verdicts to `out` and returns the
-    judge's counts; if `out` exists already, returns the counts beside it.
+    """Runs `select` on one shard in its own process. Writes the samples with verdicts to `out` and returns the judge's
+    counts. If `out` already exists, returns the counts stored next to it.
 
     `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (problems), "seed"
-    and "replies" (a folder for the judge's); for given examples also "tokenizer", the folder of the policy's, by
-    which they are measured first.
+    and "replies" (folder for the judge's replies). For given examples also "tokenizer", the folder of the policy's
+    tokenizer, with which they are measured first.
     """
     counts_file = out.with_suffix(".json")
     if out.exists() and counts_file.exists():
@@ -240,8 +240,8 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
 
 @functools.lru_cache(maxsize=1)
 def judge_of(settings: str, replies: str | None = None) -> Judge:
-    """The judge of these settings (JSON), one per process, so that a local model is loaded once. `replies`: the folder
-    in which it remembers what it was asked."""
+    """The judge with these settings (JSON), one per process, so that a local model is loaded once. `replies`: the
+    folder that stores its replies."""
     return make_judge(JudgeSettings.model_validate_json(settings), Path(replies) if replies else None)
 
 

@@ -1,7 +1,7 @@
-"""Shards: problem sets cut into files that are sampled one by one, and the samples of a shard read in batches.
+"""Shards: problem sets split into files that are sampled one by one, and batches of a shard's samples.
 
-A shard's key covers its problems, the policy, the engine with its sampling settings, and the seed, not its position. So
-when a source is added, samples of the other sources' shards are reused.
+A shard's key covers its problems, the policy, the engine with its sampling settings, and the seed, but not its
+position. So if a source is added, samples of the other sources' shards are reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grpo.errors import InputError
 from tasks.sft_data.statistics import DROPPED, KEPT
 
 VERSION = 1
-"""Part of every key; raised when equal settings give other samples."""
+"""Part of every key; raised when the same settings give different samples."""
 COLUMNS = (
     *("problem_id", "completion", "summary", "domain", "source", "language", "policy", "engine", "verdict", "reason"),
     *("number", "tokens", "prompt_tokens"),
@@ -33,7 +33,7 @@ _BATCH_ROWS, _BATCH_BYTES = 8192, 32 * 2**20
 
 @dataclass(frozen=True)
 class ProblemShard:
-    """Problems of one source, in a row."""
+    """Consecutive problems of one source."""
 
     key: str
     source: str
@@ -41,7 +41,7 @@ class ProblemShard:
     problems: Path
 
     def samples(self, folder: Path) -> Path:
-        """Where the job of grpo/sampling/job.py writes this shard's samples."""
+        """Path where the job of grpo/sampling/job.py writes this shard's samples."""
         return folder / self.key / "shard-00000.parquet"
 
 
@@ -50,9 +50,9 @@ def cut(
 ) -> list[ProblemShard]:
     """Writes the problems into files of at most `size` in `folder`, by source, and returns the shards in order.
 
-    `limits`: the most problems of each domain, drawn by hash of (seed, id) from all of its sources. `made_by`: all that
-    the samples depend on besides the problems. Hashes decide which problems are drawn and which share a shard: adding a
-    source changes at most the last shards of the others, and none where the limit is not reached.
+    `limits`: maximum number of problems of each domain, drawn by hash of (seed, id) from all of its sources. `made_by`:
+    everything else that the samples depend on. Hashes decide which problems are drawn and which share a shard. So
+    adding a source changes at most the last shards of the others, and none if the limit is not reached.
     """
     table = pq.read_table(problems)
     keys = np.array([_key(seed, name) for name in table["id"].to_pylist()], dtype=np.uint64)
@@ -91,7 +91,7 @@ def _write(table: pa.Table, source: str, made_by: Mapping[str, Any], folder: Pat
 
 
 def sample_batches(shard: Path) -> Iterator[tuple[int, pa.Table]]:
-    """(number of the first row, rows) of a shard of judged samples, in batches that are bounded in rows and bytes.
+    """(number of the first row, rows) of a shard of judged samples, in batches of limited rows and bytes.
 
     Raises InputError for an unreadable file, a missing column, or a sample without a verdict.
     """

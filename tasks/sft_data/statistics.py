@@ -1,7 +1,7 @@
 """Outcomes of all samples of a data set in numbers: plain dicts for the card, the terminal and the plots.
 
-A tally has one line for each part, domain, source, language and outcome; all tables are sums of its lines, so all of
-them add up to the number of samples.
+A tally has one line for each combination of part, domain, source, language and outcome. All tables are sums of its
+lines, so all of them add up to the number of samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BINS = 20
 
 
 class Cell(NamedTuple):
-    """Part, domain and source that samples are counted by."""
+    """Part, domain, source and language by which samples are counted."""
 
     part: str
     domain: str
@@ -38,7 +38,8 @@ class Cell(NamedTuple):
 
 
 class Dropped:
-    """Samples and tokens that the filters dropped, by cell and reason; and of each reason those of the smallest ids."""
+    """Samples and tokens that the filters dropped, by cell and reason. For each reason, keeps the samples with the
+    smallest ids, to show."""
 
     def __init__(self, examples: int):
         self.lines: dict[tuple[Cell, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -74,7 +75,7 @@ _BY_ID = [("problem_id", "ascending"), ("number", "ascending")]
 
 
 class Shown:
-    """Samples to show of each part and outcome of the mix: those that came first in the draw."""
+    """Samples to show for each part and outcome of the mix: those that came first in the draw."""
 
     def __init__(self, outcome_of: Mapping[int, str], selected: np.ndarray):
         self.wanted = selected
@@ -87,7 +88,7 @@ class Shown:
     ) -> Shown:
         parts = sorted({cell.part for cell in cells})
         part = np.array([parts.index(cell.part) for cell in cells])[candidates["cell"]]
-        known = np.array([names.index(name) for name in names])[outcome]  # one number for outcomes of one name
+        known = np.array([names.index(name) for name in names])[outcome]  # one number per outcome name
         outcome_of: dict[int, str] = {}
         for number in np.unique(known):
             for other in range(len(parts)):
@@ -99,7 +100,7 @@ class Shown:
         return cls(outcome_of, selected)
 
     def add(self, numbers: np.ndarray, rows: pa.Table) -> None:
-        """Keeps those of these candidates, given as rows of the data set, that are to be shown."""
+        """Stores those of these candidates (rows of the data set) that were chosen to be shown."""
         chosen = np.flatnonzero(self.wanted[numbers])
         shown = map(from_columns, rows.take(chosen).to_pylist())
         for number, row in zip(numbers[chosen].tolist(), shown, strict=True):
@@ -114,7 +115,7 @@ class Shown:
 
 
 def shown_row(row: Mapping[str, Any], part: str, prompt: str) -> dict[str, Any]:
-    """A sample for display: its ids, prompt and completion, truncated."""
+    """A sample for display: its ids, and its truncated prompt and completion."""
     kept = {name: row[name] for name in ("problem_id", "number", "source", "language")}
     texts = {"prompt": prompt, "completion": row["completion"]}
     cut = {k: v if len(v) <= _SHOWN_CHARACTERS else v[:_SHOWN_CHARACTERS] + " …" for k, v in texts.items()}
@@ -122,7 +123,7 @@ def shown_row(row: Mapping[str, Any], part: str, prompt: str) -> dict[str, Any]:
 
 
 def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """The user's messages, a line each."""
+    """The user's messages, one per line."""
     return "\n".join(message["content"] for message in messages if message["role"] == "user")
 
 
@@ -141,7 +142,7 @@ class Tally:
     def of(
         cls, dropped: Dropped, cells: Sequence[Cell], candidates: np.ndarray, outcome: np.ndarray, names: Sequence[str]
     ) -> Tally:
-        """`outcome` of each candidate is a number in `names`; the first two are kept, to train on and held out."""
+        """`outcome` of each candidate is an index into `names`; the first two are kept, for training and held out."""
         lines = {key: list(line) for key, line in dropped.lines.items()}
         held_out: Counter[Cell] = Counter()
         group = candidates["cell"].astype(np.int64) * len(names) + outcome
@@ -160,7 +161,7 @@ class Tally:
         return cls(lines, held_out, histograms(lengths))
 
     def outcomes(self) -> dict[str, int]:
-        """Samples by outcome: kept, and every reason."""
+        """Number of samples by outcome: kept, and every reason."""
         counts: Counter[str] = Counter()
         for (_, outcome), (samples, _) in self._lines.items():
             counts[outcome] += samples
@@ -223,9 +224,10 @@ class Tally:
 
 
 def histograms(lengths: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Token counts by part in bins of one width: {"edges": [0, w, 2w, ...], "parts": {name: {"counts": [...], ...}}}.
+    """Token counts by part, in bins of equal width: {"edges": [0, w, 2w, ...], "parts": {name: {"counts": [...],
+    ...}}}.
 
-    A length that is an edge belongs to the bin above it. Quantiles are lengths that occur.
+    A length that equals an edge belongs to the bin above it. Quantiles are lengths that occur in the data.
     """
     longest = max((int(values.max()) for values in lengths.values() if len(values)), default=0)
     width = _bin_width(longest + 1)
@@ -245,7 +247,7 @@ def histograms(lengths: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def bins(tokens: Mapping[str, Any]) -> list[tuple[int, int, list[int]]]:
-    """Rows (from, below, examples of each part) without the empty bins at either end."""
+    """Rows (from, below, examples of each part), without the empty bins at either end."""
     counts = list(zip(*(part["counts"] for part in tokens["parts"].values()), strict=True))
     filled = [i for i, of_parts in enumerate(counts) if any(of_parts)]
     edges = tokens["edges"]
@@ -253,13 +255,13 @@ def bins(tokens: Mapping[str, Any]) -> list[tuple[int, int, list[int]]]:
 
 
 def _bin_width(span: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50, ... with which that many bins cover lengths below `span`."""
+    """The smallest of 1, 2, 5, 10, 20, 50, ... with which that number of bins covers lengths below `span`."""
     power = 10 ** max(0, math.floor(math.log10(max(1, span / _BINS))))
     return next(width for width in (power, 2 * power, 5 * power, 10 * power) if width * _BINS >= span)
 
 
 def by(lines: Sequence[Mapping[str, Any]], *columns: str, what: str = "samples") -> dict[tuple[str, ...], int]:
-    """Sums of the lines' samples (or tokens) by columns, in the columns' order."""
+    """Sums of the lines' samples (or tokens), grouped by columns."""
     sums: Counter[tuple[str, ...]] = Counter()
     for line in lines:
         sums[tuple(line[column] for column in columns)] += line[what]
@@ -267,9 +269,10 @@ def by(lines: Sequence[Mapping[str, Any]], *columns: str, what: str = "samples")
 
 
 def funnel(lines: Sequence[Mapping[str, Any]], column: str) -> tuple[list[str], list[list[Any]]]:
-    """A table of samples by outcome, a column for each value of `column`; reasons from most to least, kept at the end.
+    """A table of samples by outcome, with a column for each value of `column`. Reasons are in descending order, kept at
+    the end.
 
-    The first row is what was sampled: the sum of all the others.
+    The first row is the number of sampled ones: the sum of all other rows.
     """
     values = sorted({line[column] for line in lines})
     cells = by(lines, "outcome", column)
@@ -281,7 +284,7 @@ def funnel(lines: Sequence[Mapping[str, Any]], column: str) -> tuple[list[str], 
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Reads the statistics beside a data set's card."""
+    """Reads the statistics stored next to a data set's card."""
     path = folder / STATISTICS
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A data set of the store in the terminal: funnel, sizes, lengths, and samples with their outcomes."""
+"""Shows a data set of the store in the terminal: funnel, sizes, lengths, and samples with their outcomes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tasks.store.store import Store
 
 STAGE = "sft_data"
 _BAR = 24
-_LINES = 12  # of a sample, unless one reason alone is looked at
+_LINES = 12  # lines per sample, unless only one reason is shown
 
 
 def find(store: Store, reference: str) -> Manifest:
-    """The data set that a digest, a key, the beginning of either, `sft_data` or `latest:sft_data` stands for."""
+    """The data set with this digest or key (or a prefix of either), or for `sft_data` or `latest:sft_data`."""
     manifest = store.check(store.resolve(f"latest:{STAGE}" if reference == STAGE else reference))
     if manifest.stage != STAGE:
         raise InputError(f"{reference}: is an artifact of stage {manifest.stage!r}; this shows those of {STAGE!r}")
@@ -38,9 +38,9 @@ def find(store: Store, reference: str) -> Manifest:
 
 
 def look(manifest: Manifest, reason: str | None, count: int) -> dict[str, Any]:
-    """Statistics of a data set with up to `count` samples of each outcome, or of `reason` alone, under "samples".
+    """Statistics of a data set, with up to `count` samples of each outcome, or of `reason` alone, under "samples".
 
-    Raises InputError where no sample has the outcome `reason`.
+    Raises InputError if no sample has the outcome `reason`.
     """
     folder = manifest.path
     statistics = read(folder) if (folder / STATISTICS).is_file() else _counted(_shards(folder))
@@ -58,7 +58,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _counted(shards: Sequence[Path]) -> dict[str, Any]:
-    """Statistics from the samples alone, for a data set that was written without statistics."""
+    """Statistics computed from the samples alone, for a data set that was written without statistics."""
     lines: Counter[tuple[str, ...]] = Counter()
     tokens: Counter[tuple[str, ...]] = Counter()
     for shard in shards:
@@ -79,7 +79,7 @@ def _counted(shards: Sequence[Path]) -> dict[str, Any]:
 
 
 def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: int) -> list[dict[str, Any]]:
-    """From the data set and the shards where they hold such samples, else those that the statistics kept."""
+    """Samples from the data set and the shards if they contain any, or else those stored in the statistics."""
     examples = sorted((folder / TRAIN).glob("*.parquet"))
     if outcome == KEPT and examples:
         rows = [from_columns(row) for row in ds.dataset(examples).head(count, batch_size=1024).to_pylist()]
@@ -93,7 +93,7 @@ def _samples(folder: Path, statistics: Mapping[str, Any], outcome: str, count: i
 
 
 def _of_outcome(shards: Sequence[Path], outcome: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of an outcome; the mix alone knows duplicates across shards."""
+    """The first rows with an outcome. Duplicates across shards are known only to the mix."""
     condition = (pc.field("reason") == ("" if outcome == KEPT else outcome)) & (
         pc.field("verdict") == (KEPT if outcome == KEPT else DROPPED)
     )
@@ -110,7 +110,7 @@ def to_json(view: Mapping[str, Any]) -> str:
 
 
 def show(view: Mapping[str, Any], console: Console, *, whole: bool = False) -> None:
-    """Print a view; `whole` shows samples in full."""
+    """Prints a view. `whole` shows samples in full."""
     console.print(f"[bold]{view['stage']}[/] {view['digest'][:16]}, made {view['created'][:19]}, {view['path']}")
     console.print(f"{view['kept']:,} examples of {view['sampled']:,} samples")
     for warning in view.get("warnings", []):

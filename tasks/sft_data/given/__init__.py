@@ -1,1 +1,1 @@
-"""Given examples: SFT rows of others that enter the mix beside sampled ones."""
+"""Given examples: SFT rows from elsewhere that enter the mix in addition to sampled ones."""

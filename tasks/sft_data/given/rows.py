@@ -1,4 +1,4 @@
-"""Reading a row of a mix source: the prompt's messages and the completion, whatever the columns are called."""
+"""Reads a row of a mix source: the prompt's messages and the completion, whatever the columns are called."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tasks.problems.sources import short
 from tasks.sft_data.given.settings import MixSource
 
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-"""ShareGPT's names of who speaks, and the field's."""
+"""Speaker names of ShareGPT and the usual role names -> role."""
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"))
 _CONVERSATIONS = ("messages", "conversations")
 
 
 def source_rows(source: MixSource) -> Iterator[Row]:
-    """The raw rows of a source with their places, streamed. Raises InputError where there are none."""
+    """The raw rows of a source with their places, streamed. Raises InputError if there are none."""
     if source.path is not None and not source.path.expanduser().is_dir():
         rows = file_rows(source.path.expanduser())
     else:
@@ -32,7 +32,8 @@ def source_rows(source: MixSource) -> Iterator[Row]:
 
 
 def read_example(source: MixSource, row: dict[str, Any], where: str) -> tuple[list[Message], str, str]:
-    """(messages of the prompt, completion, reference answer or ""). Of a conversation the last turn is learnt."""
+    """(messages of the prompt, completion, reference answer or ""). In a conversation, the completion is the last
+    turn."""
     answer = "" if source.answer_column is None else _answer(row, source.answer_column, where)
     if source.prompt_column is not None and source.completion_column is not None:
         return *_pair(row, source.prompt_column, source.completion_column, where), answer
@@ -69,7 +70,7 @@ def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
 
 
 def _turns(value: Any, name: str, where: str) -> list[Message]:
-    """Messages of {role, content}, of ShareGPT's {from, value}, or the user's text."""
+    """Messages from {role, content}, from ShareGPT's {from, value}, or from the user's text."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "from" in value[0]:
         unknown = next((turn for turn in value if _ROLES.get(str(turn.get("from"))) is None), None)
         if unknown is not None:

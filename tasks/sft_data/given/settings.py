@@ -1,4 +1,4 @@
-"""Settings of a mix source: a set of SFT rows that somebody else made."""
+"""Settings of a mix source: a set of SFT rows made by someone else."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ class MixSource(BaseModel):
 
     @property
     def place(self) -> Path | str:
-        """The local file or folder, or the name on the hub."""
+        """The local file or folder, or the hub name."""
         return self.path if self.path is not None else str(self.dataset)

@@ -1,4 +1,4 @@
-"""Shards of a mix source: its rows as problems and samples, so that they pass the filters that sampled ones pass.
+"""Shards of a mix source: turns its rows into problems and samples, so that the filters for sampled ones apply.
 
 Rows are streamed; memory holds one shard.
 """
@@ -33,12 +33,12 @@ from tasks.sft_data.given.settings import MixSource
 
 _END_OF_THOUGHT = re.compile(r"</(?:think|reasoning)>")
 GIVEN = "given"
-"""Policy and engine of these samples."""
+"""Value of `policy` and `engine` in these samples."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GivenShard:
-    """Files of the problems and of the samples of some rows in a row; the samples are not measured yet."""
+    """Files with the problems and the samples of some consecutive rows. The samples are not measured yet."""
 
     source: MixSource
     problems: Path
@@ -47,7 +47,8 @@ class GivenShard:
 
 @dataclasses.dataclass
 class Taken:
-    """A source in shards; `counts`: rows = taken + bad_records, and of each bad record what is wrong and where."""
+    """A source in shards. `counts`: rows = taken + bad_records. `bad_records`: what is wrong with each, and its
+    place."""
 
     shards: list[GivenShard]
     counts: dict[str, int]
@@ -56,9 +57,9 @@ class Taken:
 
 def take(source: MixSource, folder: Path, size: int, style: AnswerStyle = "tags") -> Taken:
     """Writes a source's rows into shards of at most `size` in `folder`. A second call returns what the first wrote.
-    `style`: the form that chains of thought with their answers are brought into.
+    `style`: the form into which chains of thought and their answers are converted.
 
-    Raises InputError for the first bad record, unless they are skipped, and where no row is good.
+    Raises InputError for the first bad record, unless bad records are skipped, and if no row is good.
     """
     done = folder / "taken.json"
     if not done.is_file():
@@ -101,7 +102,7 @@ def _examples(source: MixSource, style: AnswerStyle, bad: list[str]) -> Iterator
 def _example(
     source: MixSource, style: AnswerStyle, number: int, messages: list[Message], completion: str, answer: str
 ) -> tuple[Problem, Sample]:
-    """`number` is the row's in its source. Rows with the same prompt have the same problem id."""
+    """`number` is the row's number in its source. Rows with the same prompt get the same problem id."""
     identity = json.dumps([source.name, messages], ensure_ascii=False)
     problem = Problem(
         id=hashlib.sha256(identity.encode()).hexdigest()[:16],
@@ -134,7 +135,7 @@ def _example(
 
 
 def _in_form(problem: Problem, completion: str) -> tuple[str, Parts]:
-    """A completion, its thought and answer in the problem's form if it has them, and its parts."""
+    """A completion with its parts. If it has a thought and an answer, they are converted into the problem's form."""
     form = form_of(problem)
     parts = form.parse(completion)
     if _is_complete(completion, parts) and not parts.well_formed:
@@ -146,12 +147,12 @@ def _in_form(problem: Problem, completion: str) -> tuple[str, Parts]:
 
 
 def _is_complete(completion: str, parts: Parts) -> bool:
-    """Whether there is one chain of thought that ends, with something behind it."""
+    """Whether there is exactly one chain of thought, which ends and is followed by text."""
     return bool(parts.reasoning and parts.summary and len(_END_OF_THOUGHT.findall(completion)) == 1)
 
 
 def measured(samples: Sequence[Sample], problems: Mapping[str, Problem], tokenizer_folder: str) -> list[Sample]:
-    """The samples with the rewards that filters read, and their lengths by the policy's tokenizer."""
+    """The samples with the rewards that filters read, and with lengths measured by the policy's tokenizer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, **TOKENIZER_OPTIONS)
@@ -167,7 +168,7 @@ def measured(samples: Sequence[Sample], problems: Mapping[str, Problem], tokeniz
 
 
 def _rewards(sample: Sample, problem: Problem) -> dict[str, float]:
-    """Without a chain of thought there is no format to keep, and no language of it to measure."""
+    """Without a chain of thought, there is no format to check and no language of it to measure."""
     text = sample.completion
     complete = _is_complete(text, form_of(problem).parse(text))
     rewards = {

@@ -1,4 +1,4 @@
-"""Asking a teacher general prompts, for an answer with its chain of thought (R1, stage 3a)."""
+"""Asks a teacher general prompts, for answers with a chain of thought (R1, stage 3a)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from grpo.errors import InputError
 from tasks.sft_data.teacher.rewriting import FORM, QUESTION, filled, form_told
 
 ANSWER = f"{FORM}\n\n{QUESTION}"
-"""Ours: the paper asks "by prompting", which is not published."""
+"""Our wording: the paper does this "by prompting", and its prompt is not published."""
 
 
 def asked(problems: Sequence[Problem], instruction: str | None = None) -> list[Problem]:
-    """The problems with the instruction around the last message of the user; ids and all else stay."""
+    """The problems with the instruction around the user's last message. Ids and everything else stay the same."""
     text = instruction or ANSWER
     if QUESTION not in text:
         raise InputError(f"sft_data.teacher.instruction has no {QUESTION}; the teacher would not see the prompt")

@@ -1,8 +1,8 @@
-"""Rewriting of R1-Zero's trajectories into a readable chain of thought and a summary (R1, stage 1).
+"""Rewrites R1-Zero's trajectories into a readable chain of thought and a summary (R1, stage 1).
 
-R1-Zero's right answers are hard to read: languages change, and nothing is said to the reader. The paper has them
-rewritten by DeepSeek-V3 and checked by people. Here a teacher rewrites them; what it wrote passes the same filters,
-and must be right again.
+R1-Zero's right answers are hard to read: they mix languages and are not addressed to a reader. In the paper,
+DeepSeek-V3 rewrites them and people check them. Here a teacher rewrites them; its output passes the same filters, and
+must be right again.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Question:
 
 Solution:
 {TRAJECTORY}"""
-"""Ours; the paper's prompt is not published in full."""
+"""Our wording; the paper's prompt is not published in full."""
 FORMS = {
     "tags": "Write the thought between <think> and </think>, then only the result between <answer> and </answer>.",
     "boxed": "Write the thought between <think> and </think>, then a summary of a few sentences that explains the "
     "solution to the reader and ends with the result in \\boxed{}.",
     "summary": "Write the thought between <think> and </think>, then the answer for the reader.",
 }
-"""The form in words for a teacher, by answer style (`auto` takes boxed); summary: where nothing is boxed."""
-_LONGEST = 200_000  # characters of a trajectory
+"""Answer style -> the form in words for a teacher (`auto` uses boxed). summary: if nothing is boxed."""
+_LONGEST = 200_000  # maximum characters of a trajectory
 
 
 def trajectories(samples: Iterable[Sample], settings: FilterSettings) -> tuple[dict[str, Sample], dict[str, int]]:
-    """The first right and readable sample of each problem, and counts of all by reason."""
+    """The first right and readable sample of each problem, and counts of all samples by reason."""
     chosen: dict[str, Sample] = {}
     reasons: Counter[str] = Counter()
     for sample in samples:
@@ -58,7 +58,7 @@ def trajectories(samples: Iterable[Sample], settings: FilterSettings) -> tuple[d
 def requests(
     problems: Sequence[Problem], chosen: Mapping[str, Sample], instruction: str | None = None
 ) -> list[Problem]:
-    """The problems with the request to rewrite their trajectory as the prompt; all else is the problem's."""
+    """The problems with a request to rewrite their trajectory as the prompt. Everything else is unchanged."""
     text = instruction or INSTRUCTION
     if missing := [name for name in (QUESTION, TRAJECTORY) if name not in text]:
         raise InputError(f"cold_start_data.rewriter.instruction has no {missing[0]}; the rewriter would not see it")
@@ -72,13 +72,13 @@ def requests(
 
 
 def form_told(problem: Problem) -> str:
-    """The form of a completion to the problem, in words for a teacher."""
+    """The form of a completion to the problem, described to a teacher."""
     form = form_of(problem)
     return FORMS["tags" if form.style == "tags" else "summary" if form.whole else "boxed"]
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with its placeholders replaced in one pass, so that braces in a model's text stay what they are."""
+    """The text with its placeholders replaced in one pass, so that braces in a model's text are left alone."""
     for name in values:
         text = text.replace(name, f"\0{name}\0")
     return "".join(values.get(piece, piece) for piece in text.split("\0"))
@@ -90,7 +90,7 @@ def _request(text: str, problem: Problem, sample: Sample) -> str:
 
 
 Rewrite = Callable[[Problem], str | None]
-"""Problem -> the rewritten completion; None: none came."""
+"""Problem -> the rewritten completion; None if there is none."""
 
 
 def rewritten(
@@ -98,7 +98,7 @@ def rewritten(
 ) -> tuple[list[Any], dict[str, int]]:
     """(examples, counts by reason) of rewritten trajectories that pass the filters and are right again.
 
-    An example has the trajectory in a column `original`, for whoever looks at it.
+    An example keeps the trajectory in the column `original`, for inspection.
     """
     examples = []
     reasons: Counter[str] = Counter()

@@ -39,13 +39,13 @@ class Teacher(BaseModel):
 
     @property
     def identity(self) -> str:
-        """The name of the teacher in its samples' field `policy`."""
+        """The teacher's name in the field `policy` of its samples."""
         if isinstance(self.engine, Endpoint):
             return self.engine.model
         return self.engine.function if isinstance(self.engine, OwnEngine) else str(self.model)
 
     def task(self, model: str | None = None) -> dict[str, Any]:
-        """Fields of a sampling task. `model`: where the model lies here, if not by its name."""
+        """Fields of a sampling task. `model`: where the model is on this machine, if not found by its name."""
         return {
             "model": model or self.model or self.identity,
             "policy": self.identity,
