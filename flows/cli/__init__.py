@@ -1,1 +1,1 @@
-"""The command r1: one module per subcommand."""
+"""The command r1. Each subcommand has a module."""

@@ -1,4 +1,4 @@
-"""`python -m flows.cli` and the program r1. Imports nothing by itself, so that Ctrl-C is heeded from the start."""
+"""`python -m flows.cli` and the program r1. Imports nothing at module level, so that Ctrl-C works from the start."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ def main() -> int:
         from flows.cli.main import main as run
 
         return run()
-    except KeyboardInterrupt:  # while importing; a command that runs says more
+    except KeyboardInterrupt:  # during imports; a running command says more
         print("stopped", file=sys.stderr)
         return 130
-    except MemoryError:  # while importing, too
+    except MemoryError:  # also during imports
         print("error: memory ran out", file=sys.stderr)
         return 2
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Python's report of errors in callbacks, save those of exhausted memory: the command fails of it, and says so."""
+    """Prints Python's report of an error in a callback, except for exhausted memory: then the command fails and says
+    so."""
     if not isinstance(unraisable.exc_value, MemoryError):
         sys.__unraisablehook__(unraisable)
 

@@ -1,4 +1,4 @@
-"""The commands `r1 stages` and `r1 show`: the artifacts in the store, and their lineage."""
+"""The commands `r1 stages` and `r1 show`: artifacts in the store, and their lineage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stages(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """`r1 show`: an artifact and its inputs. Returns the exit code."""
+    """`r1 show`: shows an artifact and its inputs. Returns the exit code."""
     from flows.stage_contract.references import artifact
     from tasks.store.stale import stale_reasons
 
@@ -94,7 +94,7 @@ def _lineage(m: Any, known: dict[str, Any], depth: int, seen: set[str]) -> Itera
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths and values of nested settings; lists of plain values stay whole."""
+    """Dotted paths and values of nested settings. Lists of plain values are not split."""
     if isinstance(value, dict) and (value or not path):
         for name, inner in value.items():
             yield from _flat(inner, f"{path}.{name}" if path else name)

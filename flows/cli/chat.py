@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Starts a chat in a process of its own. Returns its exit code."""
+    """Starts a chat in its own process. Returns the exit code of that process."""
     path, template = find_model(args.model)
     command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(args.temperature)]
     command += ["--max-new-tokens", str(args.max_new_tokens)]

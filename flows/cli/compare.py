@@ -1,4 +1,4 @@
-"""The command `r1 compare`: what differs between runs, in configuration, stages, checkpoints and learning curves."""
+"""The command `r1 compare`: differences between runs, in configuration, stages, checkpoints and learning curves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what differs between two or more runs. Returns the exit code."""
+    """Prints the differences between two or more runs. Returns the exit code."""
     from tasks.report.compare_plot import plot
     from tasks.tracking.recipe_run import load_run
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
-    """The comparison as plain values, without the picture; `runs` are RecipeRuns."""
+    """The comparison as plain values, without the plot. `runs` are RecipeRuns."""
     from flows.stages.evaluate import read_table
     from tasks.report.compare import fields, metrics, stages
 
@@ -85,7 +85,7 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the comparison for people."""
+    """Prints the comparison in readable form."""
     from flows.progress import duration
     from tasks.report.tables import PLAIN
     from tasks.store.diff import shorten
@@ -149,7 +149,7 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Lines of an aligned table: words left-aligned, numbers right-aligned."""
+    """Lines of an aligned table: text left-aligned, numbers right-aligned."""
     columns = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     lines = [{name: name for name in columns}, *rows]

@@ -1,4 +1,4 @@
-"""`r1 deploy`: register pools, queues, deployments, schedules and automations; show the difference first."""
+"""`r1 deploy`: registers pools, queues, deployments, schedules and automations, after showing what would change."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _block(client: Any, option: str, name: str) -> str:
 
 
 async def _credential(client: Any, text: str) -> tuple[str, str]:
-    """Variable and template of a --credential: a worker reads the block when it starts a run, and nothing else."""
+    """Variable and template of a --credential. A worker reads the block when it starts a run; nothing else reads it."""
     variable, equals, place = text.partition("=")
     kind, slash, rest = place.partition("/")
     if not (equals and slash and re.fullmatch(r"[A-Za-z_]\w*", variable)):
@@ -135,7 +135,7 @@ def _agreed() -> bool:
 
 
 def _detail(error: Any) -> str:
-    """The server's message, on one line."""
+    """The server's error message, on one line."""
     try:
         detail = error.response.json().get("detail") or error.response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command `r1 env`: what a bug report needs to say about an installation."""
+"""The command `r1 env`: the information about an installation that a bug report needs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ PACKAGES = (
     *("prefect", "mlflow", "pydantic", "numpy", "pandas", "pyarrow", "numba"),
     *("vllm", "bitsandbytes", "ray", "trl", "flash-attn"),
 )
-"""Packages whose versions decide what runs; those that are optional come last."""
+"""Packages whose versions affect runs. Optional packages come last."""
 _SHOWN = ("R1FLOW_", "PREFECT_", "MLFLOW_", "HF_", "TRANSFORMERS_", "CUDA_", "NCCL_", "OMP_", "VLLM_", "PYTHON")
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|AUTH|CREDENTIAL")
-"""Variables that are shown by name alone: more than `is_secret_name` knows, which judges fields of a recipe."""
+"""Environment variables of which only the name is shown. Matches more than `is_secret_name`, which is meant for recipe
+fields."""
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     command = commands.add_parser("env", help="versions, devices, home and servers: what a bug report needs")
     command.add_argument("--json", action="store_true", help="print them as one JSON object")
-    command.set_defaults(variables=dict(os.environ))  # the user's: r1flow adds its own before a command runs
+    command.set_defaults(variables=dict(os.environ))  # the user's variables: r1flow adds its own before a command runs
 
 
 def own_version() -> str:
-    """The version of r1flow; in a clone with its commit, "-dirty" where files differ from it."""
+    """The version of r1flow. In a clone, with its commit, and "-dirty" if files differ from it."""
     number, code = _version("r1flow") or "not installed", code_version()
     return number if code in (number, "unknown") else f"{number} (commit {code})"
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def environment(variables: dict[str, str]) -> dict[str, Any]:
-    """Everything of `r1 env` as plain values, without secrets. `variables`: the environment."""
+    """All output of `r1 env` as plain values, without secrets. `variables`: the environment."""
     from tasks.evaluation.programs import missing_walls
 
     place = home()
@@ -117,7 +118,7 @@ def _mlflow() -> str:
 
 
 def _server(url: str) -> str:
-    """An address and whether something answers there."""
+    """A server's address, and whether something answers there."""
     import httpx
 
     try:

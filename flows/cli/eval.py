@@ -1,4 +1,4 @@
-"""The command `r1 eval`: any model on test sets, without a recipe."""
+"""The command `r1 eval`: evaluates any model on test sets, without a recipe."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def _export(evaluation: ModelEvaluation, problems: dict[str, Any], folder: Path)
 
 
 def settings(args: argparse.Namespace) -> tuple[ModelEvaluation, list[EvaluationSet]]:
-    """The evaluation and the sets that the arguments name.
+    """The evaluation and the test sets that the arguments name.
 
     Raises:
-        InputError: one of them is wrong.
+        InputError: an argument is wrong.
     """
     from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""`r1 export`: a checkpoint or a data set of the store in Hugging Face's form, in a folder or on the hub."""
+"""`r1 export`: writes a checkpoint or a data set of the store in Hugging Face's form, to a folder or to the hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA_SETS = {
     "cold_start_data": {"train": "examples/*.parquet"},
     "sft_data": {"train": "examples/train/*.parquet", "validation": "examples/validation/*.parquet"},
 }
-"""Stages whose artifact is a data set: splits and their files."""
+"""Stages whose artifact is a data set -> its splits and their files."""
 
 
 def add(commands: Any) -> None:
@@ -75,7 +75,7 @@ def _card(made: Any, args: argparse.Namespace) -> tuple[str, str]:
     from tasks.export.model_card import About, card, lineage
     from tasks.tracking.lineage import provenance
 
-    # A folder is found from the one around it: `datasets` takes no "." for a name.
+    # Named from its parent folder, because `datasets` does not accept "." as a name.
     place = args.push or f"./{args.folder.expanduser().absolute().name}"
     if made.stage in DATA_SETS:
         return made.stage, data_card(made, DATA_SETS[made.stage], args.licence, place)
@@ -106,7 +106,7 @@ def _list(made: Any, card: str) -> None:
 
 
 def _push(made: Any, card: str, args: argparse.Namespace) -> str:
-    """Uploads the artifact from second names of its files, without a copy."""
+    """Uploads the artifact through hard links to its files, without a copy."""
     from tasks.export.folder import link, write
     from tasks.export.hub import push
     from tasks.trainer.processes import process_name
@@ -114,7 +114,7 @@ def _push(made: Any, card: str, args: argparse.Namespace) -> str:
     store().check(made, every_byte=True)
     pushes = home() / "pushes"
     pushes.mkdir(exist_ok=True)
-    for left in pushes.iterdir():  # by a push that was killed
+    for left in pushes.iterdir():  # left by a push that was killed
         if process_name(int(left.name.partition("-")[0])) is None:
             shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=pushes) as parent:

@@ -36,7 +36,7 @@ from grpo.errors import InputError
 
 MODULES = [recipes, run, plan, runs, artifacts, why, data, compare, report, eval, chat, serve]
 MODULES += [promote, export, verify, prune, ui, deploy, up, env]
-"""In the order of `r1 --help`; each adds what it can do."""
+"""In the order of `r1 --help`. Each module adds its subcommands."""
 
 COMMANDS = {
     "recipes": recipes.recipes,
@@ -65,19 +65,19 @@ COMMANDS = {
 }
 
 _OF_THE_DISK = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-"""No fault of ours: what cannot be written or read, and a disk that is full."""
+"""Errors that are not our fault: a path that cannot be read or written, or a full disk."""
 
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Prints the version, which takes reading metadata and asking git, only when it is asked for."""
+        """Prints the version. Computed only on request, because it reads metadata and runs git."""
         print(f"r1flow {env.own_version()}")
         parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Prints one line, as for all other bad input, instead of the usage."""
+        """Prints one line, as for any other bad input, instead of the usage."""
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """One line for an error that nobody expected, most often of a library; the traceback goes to a file."""
+    """Prints one line for an unexpected error, usually from a library. The traceback goes to a file."""
     from tasks.trainer.processes import OUT_OF_MEMORY, is_full, says_full, says_out_of_memory
 
     if says_out_of_memory(error):

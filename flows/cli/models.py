@@ -1,4 +1,4 @@
-"""Models as commands name them: a checkpoint, an artifact, a Hugging Face folder, a name on the hub."""
+"""Models as named in commands: a checkpoint, an artifact, a Hugging Face folder, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 
 _PLAIN = ("base", "r1_zero")
-"""Stages whose models continue plain text."""
+"""Stages whose models continue plain text and do not chat."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -18,7 +18,7 @@ def find_model(name: str) -> tuple[str, Path | None]:
     """The folder or hub name of a model, and its plain-text template if it has no chat template.
 
     Raises:
-        InputError: nothing has this name, an artifact that has is no checkpoint, or a folder is no model.
+        InputError: nothing has this name, the artifact with this name is not a checkpoint, or a folder is no model.
     """
     from flows.stage_contract.references import CHAMPION, artifact
     from flows.stages.base_model import ZERO_TEMPLATE_FILE
@@ -50,8 +50,8 @@ def find_model(name: str) -> tuple[str, Path | None]:
 
 
 def plain_template(checkpoint: Manifest) -> Path | None:
-    """The plain-text template of a checkpoint that was not trained to chat; None for one that was, and where the base
-    model, which has the template, is no longer in the store."""
+    """The plain-text template of a checkpoint that was not trained to chat. None if it was, or if the base model, which
+    has the template, is no longer in the store."""
     from flows.stages.base_model import ZERO_TEMPLATE_FILE
 
     if checkpoint.stage not in _PLAIN:

@@ -1,4 +1,4 @@
-"""Options of `r1 run` and `r1 plan`. Light on imports: `r1 --help` loads this."""
+"""Options of `r1 run` and `r1 plan`. Keeps imports light, because `r1 --help` loads this module."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 
 
 def add_estimate(command: argparse.ArgumentParser) -> None:
-    """Adds the options of `r1 plan` for the estimate."""
+    """Adds the estimate options of `r1 plan`."""
     command.add_argument("--estimate", action="store_true", help="time, memory, disk and network of each stage")
     command.add_argument("--device", metavar="NAME", help="H200, H100, A100 or cpu; default: what this machine has")
     command.add_argument("--config", type=Path, metavar="FILE", help="config.json of the base model")

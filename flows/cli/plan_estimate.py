@@ -1,4 +1,4 @@
-"""`r1 plan --estimate`: from the command line's assumptions to a table."""
+"""`r1 plan --estimate`: turns the command line's assumptions into a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tasks.estimate.stages import Assumed, Estimate
 
 
 def assumptions_of(args: argparse.Namespace, default: str | None = None) -> Assumptions:
-    """The assumptions given on the command line. `default`: the device where none is given; None: this machine's."""
+    """The assumptions given on the command line. `default`: the device if none is given; None: this machine's
+    device."""
     if args.device is not None and args.device not in DEVICES:
         raise InputError(f"--device {args.device}: give one of {', '.join(DEVICES)}, and --assume for what differs")
     device = calibrate(home()) if args.calibrate else _device(args.device or default)
@@ -53,7 +54,7 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
     """The estimate of `r1 plan` as plain values.
 
     Raises:
-        InputError: in one line, if a stage does not fit the device.
+        InputError: a stage does not fit the device; the message is one line.
     """
     assumptions = assumptions_of(args, recipe.device)
     if not any(pair.startswith("prompt_tokens=") for pair in args.assume):
@@ -70,7 +71,7 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
 
 
 def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
-    """Prints a table; the last line sums over `running`, the stages that would run."""
+    """Prints a table. The last line is the sum over `running`, the stages that would run."""
     device = estimated["device"]
     print(f"\nestimate for {device['name']}, from earlier builds, settings and assumptions ({FILE} of a run has all):")
     sizes = " ".join(f"{name:>8}" for name in ("host GB", "disk GB", "net GB"))
@@ -85,5 +86,5 @@ def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
 
 
 def _origin(of: Mapping[str, Any]) -> str:
-    """ "settings", "measured 0123456789ab", or "scaled 0123456789ab": by which artifact."""
+    """Where an estimate comes from: "settings", "measured 0123456789ab" or "scaled 0123456789ab", with the artifact."""
     return "settings" if of["source"] == "computed" else f"{of['source']} {of['source_key'][:12]}"

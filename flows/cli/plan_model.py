@@ -1,4 +1,4 @@
-"""How a base model in a local folder would run, for `r1 plan`: packed, plain or not at all."""
+"""How a base model in a local folder would run, for `r1 plan`: packed, plain, or not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grpo.errors import InputError
 
 WEIGHTS = "*.safetensors"
 SHARE_OF_MEMORY = 0.5
-"""Weights above this share of the machine's memory are not loaded to plan."""
+"""Weights larger than this share of the machine's memory are not loaded for a plan."""
 
 
 def check(recipe: Recipe) -> dict[str, Any] | None:
-    """The result of `grpo.check_model`, in a process of its own: a model's files are untrusted, and its memory is given
-    back. None without a local folder.
+    """The result of `grpo.check_model`, run in its own process because a model's files are untrusted and its memory is
+    to be freed afterwards. None without a local folder.
 
     Raises:
         InputError: no stage can run the model.
@@ -41,7 +41,7 @@ def check(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """One line of `r1 plan`: the way the base model would run, and why it is not the packed one."""
+    """One line of `r1 plan`: how the base model would run, and why it would not run packed, if so."""
     if found["attention"] is None:
         return f"base.model is not checked: {found['reason']}"
     why = f", not packed ({found['reason']}): slower, see docs/models.md" if found["reason"] else ""

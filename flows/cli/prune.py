@@ -1,4 +1,4 @@
-"""`r1 prune`: removes artifacts that no kept run needs, and old runs that made none of those that stay."""
+"""`r1 prune`: removes artifacts that no kept run needs, and old runs that made none of the kept artifacts."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
 def _old_runs(
     args: argparse.Namespace, removed: list[Manifest], named: dict[str, list[str]], out: TextIO
 ) -> list[dict[str, Any]]:
-    """Lists runs that are older than the user says and made nothing that stays; with --yes, deletes them and their
-    report pages. `removed`: artifacts that go, or are gone."""
+    """Lists runs that are older than the given age and made no artifact that stays. With --yes, deletes them and their
+    report pages. `removed`: artifacts that are being removed or already gone."""
     record = tracking()
     if record.sqlite and not record.sqlite.exists():
         return []
@@ -115,7 +115,8 @@ def _old_runs(
 
 
 def _forget_models(manifests: list[Manifest]) -> None:
-    """Removes the files of models in MLflow whose artifact is gone: hard links, which would keep the space in use."""
+    """Removes the MLflow files of models whose artifact is gone. They are hard links and would keep the space in
+    use."""
     there = {manifest.digest for manifest in store().list()}
     record = tracking()
     if record.sqlite and not record.sqlite.exists():
@@ -126,16 +127,16 @@ def _forget_models(manifests: list[Manifest]) -> None:
 
 
 def _kept(references: list[str]) -> tuple[dict[str, list[str]], set[str]]:
-    """Digests to keep by reason, and those that live runs use.
+    """Digests to keep by reason, and digests that live runs use.
 
     Raises:
-        InputError: a reference names nothing, or MLflow cannot be reached, which knows the promoted models.
+        InputError: a reference names nothing, or MLflow, which knows the promoted models, cannot be reached.
     """
     from flows.stage_contract.references import artifact
 
     named = {"named": [artifact(reference).digest for reference in references]}
     record = tracking()
-    if record.sqlite and not record.sqlite.exists():  # this home never recorded a run
+    if record.sqlite and not record.sqlite.exists():  # this home has never recorded a run
         return named, set()
     from tasks.tracking.audit import digests_in_use, promoted
 

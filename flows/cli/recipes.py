@@ -1,4 +1,4 @@
-"""The commands `r1 recipes` and `r1 init`: the recipes that are shipped, and a copy of one to change."""
+"""The commands `r1 recipes` and `r1 init`: list the shipped recipes, and copy one to edit it."""
 
 from __future__ import annotations
 

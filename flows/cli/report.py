@@ -1,4 +1,4 @@
-"""The command `r1 report`: one recipe run as one HTML page."""
+"""The command `r1 report`: writes one recipe run as an HTML page."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_node(rendezvous)
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
-    # Checked first: a mistake needs no server, and leaves no empty database.
+    # Checked first, because a mistake then needs no server and leaves no empty database.
     everything_exists = _check(args, recipe)
     if everything_exists and rendezvous is None and not keeps_runs():
         return _run(args, recipe, PIPELINES[args.flow].flow.fn)
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
-    """Checks everything else that can be wrong. Returns whether the run will make nothing: such a run needs no Prefect
-    server of its own, whose start takes longer than all the rest."""
+    """Checks everything else that can be wrong. Returns whether the run will make nothing. Such a run needs no Prefect
+    server of its own, whose start takes longer than everything else."""
     from flows.prefect_flows import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan

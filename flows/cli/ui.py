@@ -1,4 +1,5 @@
-"""Both user interfaces on loopback, Prefect's (flows) and MLflow's (runs), until Ctrl-C; `r1 up` has more."""
+"""`r1 ui`: serves both user interfaces on loopback, Prefect's (flows) and MLflow's (runs), until Ctrl-C. `r1 up` starts
+more."""
 
 from __future__ import annotations
 

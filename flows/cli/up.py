@@ -1,8 +1,8 @@
-"""`r1 up` and `r1 down`: an installation on this machine, in the background.
+"""`r1 up` and `r1 down`: an installation on this machine that runs in the background.
 
-Servers of Prefect and MLflow on loopback, the deployments, a worker for each work pool (for the pool of stages that
-train or sample, one per GPU), and a sweeper of orphaned flow runs. A small supervisor keeps all of them alive;
-`up.json` in the home folder has its process id and the addresses of the servers.
+It consists of Prefect and MLflow servers on loopback, the deployments, a worker for each work pool (for the pool of
+stages that train or sample, one per GPU), and a sweeper of orphaned flow runs. A small supervisor keeps all of them
+alive. Its process id and the addresses of the servers are in `up.json` in the home folder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from tasks.trainer.gpus import gpus
 from tasks.trainer.processes import process_name
 
 MARK = "R1FLOW_INSTALLATION"
-"""Environment variable of all processes of an installation and their children; its value is the home folder."""
+"""Environment variable of all processes of an installation and their children. Its value is the home folder."""
 LIMITS = {"r1-cpu": 16, "r1-tasks": 2}
-"""Concurrent flow runs by pool: recipes only wait, stages without a GPU share the processor. r1-gpu: one a worker."""
+"""Maximum concurrent flow runs per pool: recipes only wait, and stages without a GPU share the CPU. In r1-gpu, one per
+worker."""
 START_S, STOP_S = 1800.0, 180.0
 POLL_WORK_S = 3
 
@@ -135,7 +136,7 @@ def _supervisor(place: Path) -> int | None:
 
 
 def _end_rest(place: Path) -> None:
-    """Ends the processes of an installation whose supervisor was killed."""
+    """Ends the remaining processes of an installation whose supervisor was killed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
         told: set[int] = set()
@@ -148,20 +149,21 @@ def _end_rest(place: Path) -> None:
 
 
 def _marked(place: Path) -> set[int]:
-    """Processes with the installation's mark in their environment."""
+    """Ids of processes with the installation's mark in their environment."""
     mark = f"{MARK}={place}".encode()
     pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0") and process_name(int(folder.name)):
                 pids.add(int(folder.name))
-        except OSError:  # it has ended, or belongs to another
+        except OSError:  # it has ended, or belongs to another user
             continue
     return pids - {os.getpid()}
 
 
 def workers(number: int, settings: dict[str, str]) -> list[Service]:
-    """A worker for each pool, and `number` for stages that train or sample, each with its own GPU if there are any."""
+    """A worker for each pool, and `number` workers for stages that train or sample, each with its own GPU if there are
+    any."""
     devices = gpus()
     start = [*PYTHON, "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     places: list[tuple[str, str, dict[str, str]]] = [("r1-cpu", "r1-cpu", {}), ("r1-tasks", "r1-tasks", {})]
@@ -179,7 +181,7 @@ def workers(number: int, settings: dict[str, str]) -> list[Service]:
 
 
 def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: int) -> int:
-    """Runs the supervisor of the installation."""
+    """Runs the installation's supervisor."""
     place = home()
     logs = place / "logs"
     prefect, mlflow = services.prefect_url(prefect_port), services.mlflow_url(mlflow_port)
@@ -216,7 +218,7 @@ def supervise(prefect_port: int, mlflow_port: int, postgres_port: int, number: i
         state["ready"] = True
         tell()
         supervisor.watch()
-        # Flows first, then the sweeper that records their end, then the servers.
+        # Flows stop first, then the sweeper that records their end, then the servers.
         supervisor.stop(*(service.name for service in supervisor.services if service.name.startswith("worker-")))
         supervisor.stop("take-up")
     except InputError as error:

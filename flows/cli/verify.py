@@ -1,4 +1,4 @@
-"""`r1 verify`: compares the store with itself, with MLflow and with Prefect, and mends what it can."""
+"""`r1 verify`: checks the store for consistency, also with MLflow and Prefect, and repairs what it can."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what is wrong, and mends it with --repair. Returns 0 where nothing is left that is wrong, else 1."""
+    """Prints what is wrong, and repairs it with --repair. Returns 0 if nothing wrong is left, else 1."""
     found: list[dict[str, Any]] = []
     for finding in findings(quick=args.quick):
         done = finding.repair() if args.repair and finding.repair else ""
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def findings(*, quick: bool) -> Iterator[Flaw]:
-    """What is wrong in the store, in MLflow and in Prefect. MLflow and Prefect are left out where this home never used
-    them and no server is named.
+    """Yields what is wrong in the store, in MLflow and in Prefect. Skips MLflow and Prefect if this home has never used
+    them and no server is configured.
 
     Raises:
-        InputError: a server that is named does not answer.
+        InputError: a configured server does not answer.
     """
     from tasks.store.audit import audit
     from tasks.tracking.audit import audit_tracking
@@ -71,8 +71,8 @@ def findings(*, quick: bool) -> Iterator[Flaw]:
 
 @contextlib.contextmanager
 def _prefect() -> Iterator[bool | None]:
-    """A Prefect server to ask: the one in the settings, or else one for the home's database. Yields whether its workers
-    are all on this machine, None if there is nothing to ask."""
+    """Provides a Prefect server: the configured one, or else one for the home's database. Yields whether all its
+    workers are on this machine, or None if there is no server to ask."""
     from flows.prefect_server import keeps_runs, prefect_server
 
     if not keeps_runs() and not (home() / "prefect" / "prefect.db").exists():

@@ -1,4 +1,4 @@
-"""Why two artifacts of a stage have different keys: which field, which input, which version. The command `r1 why`."""
+"""The command `r1 why`: why two artifacts of a stage have different keys (fields, inputs, version)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tasks.store.manifest import Manifest
 
 
 def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """The differences of two artifacts as plain values; those of an input have its own under "why".
+    """The differences between two artifacts, as plain values. A difference in an input has its own differences under
+    "why".
 
-    `known`: digest -> manifest, of the artifacts whose inputs can be looked into.
+    `known`: digest -> manifest, for artifacts whose inputs can be examined.
 
     Raises:
-        InputError: if they are artifacts of two stages.
+        InputError: the artifacts belong to different stages.
     """
     if old.stage != new.stage:
         raise InputError(f"{old.key[:12]} is of stage {old.stage!r}, {new.key[:12]} of {new.stage!r}; give two of one")
