@@ -1,1 +1,1 @@
-"""Things that `r1 up` and `r1 deploy` keep running and registered: servers, PostgreSQL, workers, Prefect objects."""
+"""What `r1 up` and `r1 deploy` keep running and registered: servers, PostgreSQL, workers, Prefect objects."""

@@ -14,12 +14,14 @@ from flows.home import PREFECT_PASSWORD
 def prefect_password(home: Path) -> str:
     """The password of this home's Prefect server, created on first use.
 
-    Concurrent callers get the same one: the file appears complete, by a link that fails if another came first.
+    Concurrent callers get the same password: the complete file appears through a link, which fails if another caller
+    was first.
     """
     path = home / PREFECT_PASSWORD
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
-        # A name of its own for each caller: threads of a process call this too. mkstemp's files have mode 0600.
+        # A separate draft for each caller, because threads of one process call this too. mkstemp's files have mode
+        # 0600.
         descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"r1flow:{secrets.token_urlsafe(32)}")

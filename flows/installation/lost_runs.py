@@ -1,6 +1,7 @@
-"""Flow runs that Prefect calls Running although their process is gone, of `r1 up` and of terminals.
+"""Flow runs that Prefect calls Running although their process is gone, started by `r1 up` or in terminals.
 
-`flows.installation.orphans` ends those of a running installation by itself, but not those of `r1 run` in a terminal.
+In a running installation, `flows.installation.orphans` ends such runs by itself, but not those of `r1 run` in a
+terminal.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from tasks.tracking.client import Tracking
 
 
 def audit_prefect(record: Tracking, *, local: bool) -> Iterator[Flaw]:
-    """Flow runs without a process at the server of the present settings.
+    """Yields flow runs without a process, on the server of the current settings.
 
-    `local`: its workers are all on this machine, so that a deployed run without a process here has none. A run of a
-    terminal is known by the process that its recipe's run in MLflow names; one without such a run is left alone.
+    `local`: all of the server's workers are on this machine, so a deployed run without a process here has none. A run
+    in a terminal is identified by the process that its recipe's MLflow run names; without such an MLflow run it is left
+    alone.
     """
     present = living()
     with get_client(sync_client=True) as client:
@@ -48,7 +50,7 @@ def _is_alive(outer: FlowRun, present: set[str], record: Tracking, local: bool) 
 
 
 def _outermost(client: SyncPrefectClient, run: FlowRun) -> FlowRun:
-    """The flow run whose process runs this one: itself, or the one around it."""
+    """The flow run whose process runs this one: itself, or its parent."""
     while run.deployment_id is None and run.parent_task_run_id is not None:
         outer = client.read_task_run(run.parent_task_run_id).flow_run_id
         if outer is None:

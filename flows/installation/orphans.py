@@ -1,9 +1,9 @@
-"""Orphaned flow runs of a local installation: none stays Running after its process is gone.
+"""Handles orphaned flow runs of a local installation, so that none stays Running after its process is gone.
 
-Workers report the crash of a flow while they live. If the worker or the machine died with the flow, nobody reports it.
-Here all workers are on this machine, so its processes tell: a stage without a process has crashed, and its recipe
-starts it again; a recipe without a process is scheduled again, reuses finished stages and waits for those that still
-run.
+While they are alive, workers report the crash of a flow. If the worker or the machine died together with the flow,
+nobody reports it. Here all workers are on this machine, so its processes tell the truth: a stage without a process has
+crashed, and its recipe starts it again. A recipe without a process is scheduled again, reuses finished stages and waits
+for those that still run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from flows.run.dispatch_decisions import TRIES
 
 POLL_S = 5.0
 LOST_S, NOT_BEGUN_S = 20.0, 120.0
-"""Seconds without a process after which a flow run counts as orphaned. Workers report first. A pending run gets longer,
-since processes take time to start."""
+"""Seconds without a process after which a running or a pending flow run counts as orphaned. Workers report sooner. A
+pending run gets longer, because processes take time to start."""
 _LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
@@ -41,8 +41,8 @@ class OrphanSweeper:
     recipes: set[UUID] = field(default_factory=set)  # flow runs that were alive
 
     def sweep(self, last: bool = False) -> None:
-        """Ends flow runs that have had no process for long (at once in the `last` sweep), and schedules crashed recipes
-        again."""
+        """Ends flow runs that have been without a process for too long (in the `last` sweep, immediately), and
+        schedules crashed recipes again."""
         live_runs = {run.id: (run, self._deployed(run)) for run in runs_in(self.client, _LIVE)}
         runs = [run for run, deployed in live_runs.values() if deployed is not None]
         present = living()
@@ -59,7 +59,7 @@ class OrphanSweeper:
                 self._end(run)
         if self.recipes:
             for run in runs_in(self.client, [StateType.CRASHED], sorted(self.recipes)):
-                if str(run.id) in present:  # it is alive, but was too busy to send its heartbeat
+                if str(run.id) in present:  # it is alive, but too busy to send its heartbeat
                     continue
                 self.recipes.discard(run.id)
                 if run.run_count < TRIES:
@@ -67,7 +67,7 @@ class OrphanSweeper:
 
     def _deployed(self, run: FlowRun) -> UUID | None:
         """The flow run whose process runs this one: itself, or the recipe around it. None if it runs in a terminal,
-        whose process does not carry the run's id."""
+        because that process does not carry the run's id."""
         while run.deployment_id is None:
             if run.parent_task_run_id is None:
                 return None
@@ -90,7 +90,7 @@ class OrphanSweeper:
 
 
 def runs_in(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] | None = None) -> list[FlowRun]:
-    """Flow runs in states of these types, of all or of those with these ids."""
+    """Flow runs in states of these types: all of them, or those with these ids."""
     filters: dict[str, Any] = {"state": {"type": {"any_": types}}}
     if ids is not None:
         filters["id"] = {"any_": ids}
@@ -103,13 +103,13 @@ def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
 
 
 def living() -> set[str]:
-    """Ids of flow runs that have a process on this machine: Prefect puts the id into its environment."""
+    """Ids of flow runs with a process on this machine. Prefect puts the id into the process's environment."""
     mark = b"PREFECT__FLOW_RUN_ID="
     run_ids = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             values = path.read_bytes().split(b"\0")
-        except OSError:  # it has ended, or belongs to another
+        except OSError:  # it has ended, or belongs to another user
             continue
         run_ids |= {value.removeprefix(mark).decode() for value in values if value.startswith(mark)}
     return run_ids

@@ -1,7 +1,7 @@
-"""A Postgres cluster in the home folder, for the records of Prefect and MLflow when many runs are active.
+"""A PostgreSQL cluster in the home folder that stores the records of Prefect and MLflow when many runs are active.
 
-It listens on loopback and requires a password that only the owner of the home folder can read. Postgres refuses to run
-as root; there it runs as the user that its package created.
+It listens on loopback and requires a password that only the owner of the home folder can read. PostgreSQL refuses to
+run as root; in that case it runs as the user that its package created.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYSTEM_USER = "postgres"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster at a port; `folder` holds its data, its password and its log."""
+    """A cluster on a port. `folder` holds its data, its password and its log."""
 
     folder: Path
     port: int
@@ -37,7 +37,7 @@ class Cluster:
         return self.folder / "data"
 
     def service(self) -> Service:
-        """The server as a service. SIGINT ends it at once and cleanly."""
+        """The server as a service. SIGINT stops it immediately and cleanly."""
         place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", ""]
         return Service("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
 
@@ -48,7 +48,7 @@ class Cluster:
         return Databases(f"postgresql+asyncpg://{place}/{prefect}", f"postgresql+psycopg://{place}/{mlflow}")
 
     def make(self) -> None:
-        """Creates the cluster on disk unless it exists. A creation that was killed is started over."""
+        """Creates the cluster on disk unless it exists. Starts over if an earlier creation was killed."""
         if (self.folder / "password").is_file():
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -56,9 +56,9 @@ class Cluster:
         self.folder.chmod(0o700)
         if os.geteuid() == 0:
             shutil.chown(self.folder, SYSTEM_USER)
-            home = self.folder.parent  # which is open to us alone; the other user has to pass
+            home = self.folder.parent  # only accessible to us; the other user must be able to pass through
             home.chmod(stat.S_IMODE(home.stat().st_mode) | 0o001)
-        password = self.folder / "password.partial"  # the other user must read it, too
+        password = self.folder / "password.partial"  # the other user must be able to read it
         password.touch(0o600)
         password.write_text(f"{secrets.token_hex(16)}\n")
         if os.geteuid() == 0:
@@ -88,7 +88,7 @@ class Cluster:
 
 
 def check() -> None:
-    """Raises InputError if something is missing that a cluster needs."""
+    """Raises InputError if something that a cluster needs is missing."""
     for program in ("initdb", "postgres"):
         _program(program)
     if importlib.util.find_spec("psycopg") is None:
@@ -105,7 +105,7 @@ def check() -> None:
 
 
 def _program(name: str) -> str:
-    """Path of a program of Postgres. Debian keeps them outside PATH, in a folder a version."""
+    """Path of a PostgreSQL program. Debian keeps them outside PATH, in one folder per version."""
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
     program = shutil.which(name) or (str(installed[-1]) if installed else None)
     if program is None:
@@ -120,7 +120,7 @@ def _user() -> str:
 
 
 def _as_user(keep_alive: bool = False) -> list[str]:
-    """Prefix of a command that must not run as root. A change of user resets the parent-death signal."""
+    """Prefix for a command that must not run as root. A change of user resets the parent-death signal."""
     if os.geteuid() != 0:
         return []
     ending = ["--pdeathsig", "INT"] if keep_alive else []

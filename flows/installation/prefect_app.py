@@ -1,9 +1,9 @@
-"""Prefect's server as an installation runs it: it answers to its own address alone, a link signs a browser in, and the
-report pages of runs are shown.
+"""Prefect's server as an installation runs it: it only answers requests for its own address, has a sign-in link for
+browsers, and shows the report pages of runs.
 
-Prefect itself checks the password (PREFECT_SERVER_API_AUTH_STRING) of every request and websocket. What it lacks is
-here. It takes any Host header, so that a page whose domain resolves to 127.0.0.1 would count as the same origin. And
-its sign-in form would have to be filled in by hand.
+Prefect itself checks the password (PREFECT_SERVER_API_AUTH_STRING) of every request and websocket. This module adds
+what it lacks. Prefect accepts any Host header, so a page whose domain resolves to 127.0.0.1 would count as the same
+origin. And its sign-in form would have to be filled in by hand.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from flows.home import REPORT_PAGES, REPORTS, home
 
 HOSTS = ["127.0.0.1", "localhost"]
 SIGN_IN = "/r1-sign-in"
-"""Path of the page that signs a browser in. The password follows in the fragment, which browsers send to no server."""
+"""Path of the page that signs a browser in. The password is in the URL fragment, which browsers send to no server."""
 PAGE = """<!doctype html><title>r1flow</title><script>
 localStorage.setItem("prefect-password", btoa(decodeURIComponent(location.hash.slice(1))));
 location.replace("/");
 </script>"""
-"""Stores the password where Prefect's own sign-in form stores it."""
+"""Page that stores the password where Prefect's own sign-in form stores it."""
 
 
 REPORT_POLICY = (
     "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; "
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 )
-"""Content-Security-Policy of a report. It shows text that models wrote, so it is an origin of its own: what it might
-run reads neither the password nor Prefect."""
+"""Content-Security-Policy of a report. A report shows text that models wrote, so it gets a separate origin: any script
+in it can read neither the password nor Prefect."""
 
 
 async def _report(request: Request) -> Response:
@@ -62,7 +62,7 @@ class OwnPages:
 
 
 def create_app() -> ASGIApp:
-    """The factory that uvicorn calls."""
+    """The app factory that uvicorn calls."""
     from prefect.server.api.server import create_app as create_prefect_app
 
     return TrustedHostMiddleware(OwnPages(create_prefect_app()), allowed_hosts=HOSTS, www_redirect=False)

@@ -1,4 +1,4 @@
-"""Compares the desired resources with those of a Prefect server, and creates or updates what differs."""
+"""Compares the desired resources with those on a Prefect server, and creates or updates those that differ."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tasks.store.diff import Change, changed_fields
 
 @dataclass(frozen=True)
 class ResourceDiff:
-    """A desired resource and the server's `old` one, None if the server has none. `retired`: one of an earlier version,
-    to be deleted."""
+    """A desired resource and the server's `old` version of it, None if the server has none. `retired`: a resource of an
+    earlier version, to be deleted."""
 
     resource: Resource
     old: Resource | None
@@ -47,7 +47,7 @@ class ResourceDiff:
 
 
 async def compare(client: PrefectClient, resources: Iterable[Resource]) -> list[ResourceDiff]:
-    """The diffs between desired resources and the server's.
+    """The differences between the desired resources and the server's.
 
     Raises:
         InputError: a pool exists with another type, which Prefect cannot change.
@@ -63,7 +63,7 @@ async def compare(client: PrefectClient, resources: Iterable[Resource]) -> list[
 
 
 RETIRED = {"weekly", "nightly-evaluation", "r1flow"}
-"""Names that deployments had in earlier versions, where all of them were called r1flow."""
+"""Names of deployments in earlier versions, where all of them were called r1flow."""
 
 
 async def _read_retired(client: PrefectClient) -> list[Resource]:
@@ -82,7 +82,7 @@ async def _read_retired(client: PrefectClient) -> list[Resource]:
 
 
 def _still_switched(diff: ResourceDiff, retired: Iterable[Resource]) -> ResourceDiff:
-    """A renamed deployment, with its schedules switched on or off as they were under the old name."""
+    """A renamed deployment, with its schedules active or paused as under the old name."""
     if diff.old is not None or not diff.resource.fields.get("schedules"):
         return diff
     flow = diff.resource.name.split("/")[0]
@@ -94,8 +94,8 @@ def _still_switched(diff: ResourceDiff, retired: Iterable[Resource]) -> Resource
 
 
 def _with_server_defaults(pool: Resource, old: Resource) -> Resource:
-    """The desired pool, with the server's default for each variable that the server knows: users set image, volumes and
-    nodes of their cluster in the UI."""
+    """The desired pool, with the server's default for each variable that the server knows, because users set image,
+    volumes and nodes of their cluster in the UI."""
     server_type, desired_type = old.fields["type"], pool.fields["type"]
     if server_type != desired_type:
         raise InputError(
@@ -185,7 +185,7 @@ async def _read_deployment(client: PrefectClient, resource: Resource) -> Resourc
 
 
 async def _write_deployment(client: PrefectClient, diff: ResourceDiff) -> None:
-    """Creates or replaces a deployment and its schedules; existing schedules stay switched on or off."""
+    """Creates or replaces a deployment and its schedules. Existing schedules stay active or paused as they are."""
     fields = dict(diff.resource.fields)
     active = {**diff.resource.switches["active"], **(diff.old.switches["active"] if diff.old else {})}
     schedules = []

@@ -1,6 +1,6 @@
-"""The resources that deployments/ describes: pools, queues, deployments with schedules, automations, a limit for GPUs.
+"""The resources described in deployments/: pools, queues, deployments with schedules, automations, a GPU limit.
 
-Each is a `Resource` of plain values, so that it can be compared with what the server has.
+Each is a `Resource` of plain values, so that it can be compared with the server's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FOLDER = Path(__file__).parents[2] / "deployments"
 
 @dataclass(frozen=True)
 class Resource:
-    """A pool, queue, deployment, automation or limit. `switches` apply only at creation; afterwards the server's values
-    stay."""
+    """A pool, queue, deployment, automation or limit. `switches` are applied only at creation; after that, the server's
+    values stay."""
 
     kind: Literal["pool", "queue", "deployment", "automation", "limit"]
     name: str
@@ -99,10 +99,10 @@ def desired(
 ) -> list[Resource]:
     """All resources, in an order in which they can be created. Forms of stages are filled with values of `recipe`.
 
-    `pools` is a type of work pool that `folder`/pools has a file of. `notify` is the id of the block that sends
-    notifications (None: no automation that notifies). `gpus` is the number of slots of the limit for GPUs (None: it
-    stays as it is). `credentials` go into the environment of all pools: variable -> a template of Prefect's that a
-    worker fills in from a block. InputError: no such type, or a file that cannot be read.
+    `pools` is a type of work pool that has a file in `folder`/pools. `notify` is the id of the block that sends
+    notifications (None: no notification automation). `gpus` is the number of slots of the GPU limit (None: unchanged).
+    `credentials` go into the environment of all pools: variable -> a Prefect template that a worker fills in from a
+    block. Raises InputError for an unknown type, or a file that cannot be read.
     """
     types = sorted(path.stem for path in (folder / "pools").glob("*.yaml"))
     if pools not in types:
@@ -173,8 +173,8 @@ def _deployments(entries: list[dict[str, Any]]) -> Iterator[Resource]:
 
 
 def build_step(recipe: str = "tiny") -> dict[str, Any]:
-    """What prefect.yaml refers to as `r1flow`: the version of the code, and by deployment the values with which the
-    forms of stages open. Prefect's own command calls this as a build step."""
+    """What prefect.yaml refers to as `r1flow`: the version of the code, and for each deployment the initial values of
+    its form. Prefect's own command calls this as a build step."""
     filled = form_values(load_recipe(recipe))
     entries = _read(FOLDER / "prefect.yaml")["deployments"]
     return {
@@ -188,7 +188,7 @@ def _cron(schedule: _Schedule) -> dict[str, Any]:
 
 
 def load(entrypoint: str) -> Any:
-    """The flow that a module entrypoint names."""
+    """The flow at an entrypoint such as package.module.function."""
     module, _, name = entrypoint.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -197,7 +197,7 @@ def load(entrypoint: str) -> Any:
 
 
 def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Entrypoint of a stage -> initial values of its form: the recipe's section; of students the first one's."""
+    """Entrypoint of a stage -> initial values of its form: the recipe's section (for students, the first student's)."""
     forms: dict[str, dict[str, Any]] = {}
     for pipeline in PIPELINES.values():
         try:
@@ -208,17 +208,17 @@ def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
                 values = {"config": _form_value(step.config(recipe)), **extra, "seed": recipe.seed}
                 forms.setdefault(entrypoint_of(flow), values)
         except InputError:
-            continue  # a recipe without a section for this graph
+            continue  # the recipe lacks a section that this graph needs
     return forms
 
 
 def _form_value(section: BaseModel) -> dict[str, Any]:
-    """Only the fields that the recipe sets. The others stay unset, and the form shows their defaults."""
+    """Only the fields that the recipe sets. The form shows the defaults of the others."""
     return section.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
 def entrypoint_of(flow: Any) -> str:
-    """package.module.function of a flow."""
+    """A flow's entrypoint, package.module.function."""
     return f"{flow.fn.__module__}.{flow.fn.__name__}"
 
 
@@ -235,7 +235,7 @@ def _automations(entries: list[Mapping[str, Any]], notify: str | None) -> Iterat
 
 
 def automation_fields(automation: AutomationCore) -> dict[str, Any]:
-    """The compared fields of an automation as plain values; sets of events are sorted."""
+    """The fields of an automation that are compared, as plain values. Sets of events are sorted."""
     return _ordered(automation.model_dump(mode="json", include={"description", "trigger", "actions"}))
 
 

@@ -1,4 +1,4 @@
-"""Servers of Prefect and MLflow on loopback: their commands, addresses and health."""
+"""Prefect and MLflow servers on loopback: their commands, addresses and health."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tasks.store.whole_file import write_whole
 from tasks.tracking.connection import default_uri
 
 START_S = 600.0
-"""Timeout of a server's start on a busy machine; a server that fails ends sooner."""
+"""Timeout in seconds for starting a server on a busy machine. A server that fails ends sooner."""
 OTHER_SCHEMA = {
     "mlflow": ("out-of-date database schema", "copy it, then `mlflow db upgrade` with its address"),
     # The server upgrades an older database by itself.
     "prefect": ("Can't locate revision", "install the version that wrote it, or a newer one"),
 }
-"""Messages of a server's log about a database that it cannot use, and their remedies."""
+"""Server -> log message about a database that it cannot use, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Databases:
 
 
 def sqlite(home: Path) -> Databases:
-    """Databases as files in the home folder. MLflow's is created here, because a server killed while it creates one
-    leaves it incomplete."""
+    """Databases as files in the home folder. MLflow's is created here, because a server that is killed while creating
+    it would leave it incomplete."""
     uri = default_uri(home)
     path = uri.removeprefix("sqlite:///")
     if not Path(path).exists():
@@ -48,12 +48,12 @@ def sqlite(home: Path) -> Databases:
 
 
 def prefect_url(port: int) -> str:
-    """Prefect's API on this machine."""
+    """URL of Prefect's API on this machine."""
     return f"http://{HOST}:{port}/api"
 
 
 def mlflow_url(port: int) -> str:
-    """MLflow's server on this machine."""
+    """URL of the MLflow server on this machine."""
     return f"http://{HOST}:{port}"
 
 
@@ -63,13 +63,13 @@ def sign_in_url(home: Path, port: int) -> str:
 
 
 def prefect_server(home: Path, port: int, databases: Databases) -> Service:
-    """The Prefect server as a service. It wants the home's password, and no page of another origin may read it."""
+    """The Prefect server as a service. It requires the home's password, and pages of other origins cannot read it."""
     factory = ("--factory", "flows.installation.prefect_app:create_app")
     place = ("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on")
     command = (*PYTHON, "uvicorn", *factory, *place)
     settings = {
-        "R1FLOW_HOME": str(home),  # its reports are shown
-        "PREFECT_UI_API_URL": prefect_url(port),  # the pages use port 4200 by default
+        "R1FLOW_HOME": str(home),  # to show its reports
+        "PREFECT_UI_API_URL": prefect_url(port),  # by default, the pages use port 4200
         "PREFECT_API_URL": prefect_url(port),
         "PREFECT_API_AUTH_STRING": prefect_password(home),
         "PREFECT_SERVER_API_AUTH_STRING": prefect_password(home),
@@ -79,13 +79,14 @@ def prefect_server(home: Path, port: int, databases: Databases) -> Service:
         private_database()
     else:
         settings["PREFECT_API_DATABASE_CONNECTION_URL"] = databases.prefect
-        # Seconds. A busy machine takes longer than Prefect's 5 to connect; the server would answer with an error.
+        # Seconds. On a busy machine, connecting takes longer than Prefect's default of 5, and the server would return
+        # an error.
         settings |= {"PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_TIMEOUT": "60"}
     return Service("prefect", command, settings)
 
 
 def mlflow_server(home: Path, port: int, databases: Databases) -> Service:
-    """The MLflow server as a service. Artifacts are in the home folder, where clients find them with and without the
+    """The MLflow server as a service. Artifacts are in the home folder, where clients find them with or without the
     server."""
     command = [*PYTHON, "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri()]
@@ -95,7 +96,7 @@ def mlflow_server(home: Path, port: int, databases: Databases) -> Service:
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Raises InputError if a port, given as option -> port, is invalid, given twice, or in use."""
+    """Raises InputError if a port is invalid, given twice, or in use. `ports`: option -> port."""
     for option, port in ports.items():
         if not 1 <= port <= 65535:
             raise InputError(f"{option} {port}: give a port from 1 to 65535")
@@ -106,10 +107,10 @@ def check_ports(ports: Mapping[str, int]) -> None:
 
 
 def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Until something answers at the port.
+    """Waits until something answers on the port.
 
     Raises:
-        InputError: the service ended, or does not answer in time; the message says why as far as its log does.
+        InputError: the service ended, or does not answer in time; the message gives the reason if the log shows one.
     """
     deadline = time.monotonic() + START_S
     log = logs / f"{service.name}.log"
@@ -128,5 +129,5 @@ def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool
 
 
 def write_state(home: Path, state: Mapping[str, object]) -> None:
-    """Replaces the state file of a running installation atomically."""
+    """Atomically replaces the state file of a running installation."""
     write_whole(home / STATE, json.dumps(state, indent=2))

@@ -1,6 +1,6 @@
 """Keeps long-running processes alive, and ends all their descendants when it ends.
 
-It adopts orphans and ends them: what a dead service leaves behind (a flow of a killed worker, a child of a killed
+It adopts orphans and ends them: whatever a dead service leaves behind (a flow of a killed worker, a child of a killed
 server) would hold a GPU or a port that the next one needs.
 """
 
@@ -22,20 +22,20 @@ from tasks.trainer.processes import adopt_orphans, descendants, die_with_parent,
 POLL_S = 0.5
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 CALM_S = 120.0
-"""A service that ran this long is restarted without delay."""
+"""A service that ran for at least this many seconds is restarted without delay."""
 GRACE_S = 45.0
-"""Seconds between SIGTERM and SIGKILL for a service and its descendants: a flow stops its trainer, which writes a
-checkpoint."""
+"""Seconds between SIGTERM and SIGKILL for a service and its descendants, because a flow stops its trainer, which then
+writes a checkpoint."""
 
 LOG_BYTES = 16 * 2**20
-"""Size from which a log is put aside as `<name>.log.1`, in the place of the one before it."""
+"""Size in bytes from which a log is moved to `<name>.log.1`, replacing the previous one."""
 LOGS_S = 60.0
-"""Time between two looks at the sizes of logs."""
+"""Seconds between two checks of log sizes."""
 
 
 @dataclass
 class Service:
-    """A process to keep alive; it logs to `<logs>/<name>.log`."""
+    """A process to keep alive. It logs to `<logs>/<name>.log`."""
 
     name: str
     command: Sequence[str]
@@ -122,7 +122,7 @@ class Supervisor:
             self._changed()
 
     def _end_orphans(self) -> None:
-        """Ends the orphans of dead services; each gets time to clean up."""
+        """Ends the orphans of dead services. Each gets time to clean up."""
         deadline = time.monotonic() + GRACE_S
         told: set[int] = set()
         while orphans := self._orphans():
@@ -135,7 +135,7 @@ class Supervisor:
             time.sleep(0.1)
 
     def _orphans(self) -> set[int]:
-        """Live children that are not services; reaps dead ones."""
+        """Live child processes that are not services. Also reaps dead ones."""
         services = {service.process.pid for service in self.services if service.process}
         pids = set()
         for pid in children(os.getpid()) - services:
@@ -147,7 +147,7 @@ class Supervisor:
         return pids
 
     def stop(self, *names: str) -> None:
-        """Stops these services, or all, the last one first. Returns when they and their descendants are gone."""
+        """Stops these services, or all of them, in reverse order. Returns when they and their descendants are gone."""
         chosen = [service for service in reversed(self.services) if not names or service.name in names]
         for service in chosen:
             if service.process is None:
@@ -168,9 +168,9 @@ class Supervisor:
 
 
 def put_aside_large_logs(logs: Path) -> None:
-    """Copies and empties the logs that have grown large: their processes hold them open, and append."""
+    """Copies and then empties logs that have grown large, because their processes keep them open for appending."""
     for log in logs.glob("*.log"):
-        with contextlib.suppress(OSError):  # the disk may be full: the next look tries again
+        with contextlib.suppress(OSError):  # the disk may be full: the next check tries again
             if log.stat().st_size > LOG_BYTES:
                 shutil.copyfile(log, log.with_suffix(".log.partial"))
                 log.with_suffix(".log.partial").replace(log.with_suffix(".log.1"))
@@ -178,7 +178,7 @@ def put_aside_large_logs(logs: Path) -> None:
 
 
 def children(pid: int) -> set[int]:
-    """Direct children, from /proc; empty where there is none."""
+    """Direct children of a process, from /proc; empty if there is no /proc."""
     pids: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
