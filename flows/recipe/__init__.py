@@ -1,1 +1,1 @@
-"""Recipes: the typed configuration, its loading from TOML with overrides, and lists for deployment forms."""
+"""Recipes: the typed configuration, loading it from TOML with overrides, and value lists for deployment forms."""

@@ -1,4 +1,4 @@
-"""A shipped recipe as the text of a recipe of one's own: each field with its description above it, the first time."""
+"""Turns a shipped recipe into a text for the user to edit, with each field's description above its first use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FIELD = re.compile(r"([\w-]+) *=")
 
 
 def commented(text: str, name: str, origin: str) -> str:
-    """The recipe `text` under another name, with descriptions as comments. Everything but the name is equal.
+    """The recipe `text` under another name, with descriptions as comments. Everything except the name stays the same.
 
     Raises:
-        ValueError: a comment changed what the file says.
+        ValueError: a comment changed the meaning of the file.
     """
     opening = (
         f"A copy of the recipe {origin!r}: `r1 plan FILE` shows what it would run. Stages whose settings are still "
@@ -48,7 +48,7 @@ def commented(text: str, name: str, origin: str) -> str:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Lines of a TOML file; a value that goes over several lines is one statement."""
+    """Statements of a TOML file: lines, or several lines for a multi-line value."""
     waiting: list[str] = []
     for line in text.splitlines():
         waiting.append(line)
@@ -67,7 +67,8 @@ def _is_whole(statement: str) -> bool:
 
 
 def _description(path: Sequence[str]) -> str:
-    """The description of the field at a path; where it may be of several models, that of the first."""
+    """The description of the field at a path. If the field may belong to several models, the first one's
+    description."""
     models: list[Any] = [Recipe]
     for part in path[:-1]:
         models = [member for model in models if part in model.model_fields for member in members(model, part)]

@@ -1,4 +1,4 @@
-"""Sections of the stages that make training data: the cold start's demonstrations, and rejection sampling.
+"""Recipe sections of the stages that make training data: cold-start demonstrations, and rejection sampling.
 
 Sources: R1 = arXiv 2501.12948 (v2: the Nature version).
 """

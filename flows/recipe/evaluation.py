@@ -1,4 +1,4 @@
-"""The section of the evaluation."""
+"""The recipe section of the evaluation."""
 
 from __future__ import annotations
 

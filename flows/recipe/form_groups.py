@@ -1,4 +1,4 @@
-"""How the settings of large sections are grouped in Prefect's forms: the usual ones first, the others by subject."""
+"""Groups the settings of large sections in Prefect's forms: common ones first, the others by subject."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ OBJECTIVES = (
     *("grpo", "grpo_sequence", "grpo_single_update", "dapo", "bnpo", "dr_grpo", "gspo", "gspo_token", "cispo"),
     "likelihood",
 )
-"""Names of the objectives, to choose from without loading torch."""
+"""Names of the objectives, so that a form can list them without loading torch."""
 
 CHOICES: dict[tuple[str, str], tuple[str, ...]] = {("RL", "objective"): OBJECTIVES}
-"""Settings whose values are names that only their users know, by model and field."""
+"""(model, field) -> names that the field accepts, for fields that only the code using them checks."""
 
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "RL": {
@@ -97,5 +97,5 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "Recipe's run": ("parent_run_id", "label", "key"),
     },
 }
-"""Model -> subject -> fields. The fields of the subject "" come first and keep their titles; those of others have it in
-front. What is not named comes last."""
+"""Model -> subject -> fields. The fields of subject "" come first and keep their titles; the titles of others start
+with the subject. Fields that are not listed come last."""

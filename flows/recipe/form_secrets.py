@@ -1,6 +1,7 @@
-"""Secrets in Prefect's forms, as JSON schema: a server refuses them before it creates a run and stores its parameters.
+"""Refuses secrets in Prefect's forms with a JSON schema, so that a server rejects them before it creates a run and
+stores its parameters.
 
-The rule of `grpo.secret_values.secret_in`, which is asked again when a run has begun.
+The rule is that of `grpo.secret_values.secret_in`, which is checked again when a run begins.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from grpo.secret_values import ASSIGNED_PATTERN, NAME_PATTERN, UNNAMED_PATTERN, 
 
 
 def without_secrets(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a form that takes no secret: in no field at any depth, and in no override of a recipe."""
+    """The JSON schema of a form, changed to refuse secrets: in any field at any depth, and in any override of a
+    recipe."""
     table = {
         "propertyNames": _none_of("SecretValue"),
         "patternProperties": {
@@ -34,7 +36,7 @@ _SECRETS = {
     "KeyInsteadOfName": {"type": "string", "pattern": UNNAMED_PATTERN},
     "Something": {"type": ["string", "number", "array", "object"], "minLength": 1, "minItems": 1, "minProperties": 1},
 }
-"""What a form does not take, of "Something" below the name of a secret."""
+"""Schemas of what a form refuses. "Something" is refused only under the name of a secret."""
 
 
 def _none_of(kind: str) -> dict[str, Any]:

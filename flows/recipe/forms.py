@@ -1,9 +1,8 @@
-"""Parameters of flows in Prefect's forms: their descriptions, and the values that are refused before a run starts.
+"""Parameters of flows in Prefect's forms: their descriptions, and values that are refused before a run starts.
 
-Prefect makes a JSON schema of a flow's signature and checks the values of every run against it on the server. It takes
-constraints from `Annotated`, but sets descriptions itself, from the docstring or to none. `Explained` sets them through
-the schema. `with_form` defines a flow with the signature that its form is drawn from, for `r1 deploy` and `prefect
-deploy`.
+Prefect makes a JSON schema from a flow's signature, and its server checks the values of every run against it. It reads
+constraints from `Annotated`, but takes descriptions only from the docstring. `Explained` sets them through the schema.
+`with_form` defines a flow with the signature from which its form is made, for `r1 deploy` and `prefect deploy`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Explained:
-    """Description of a field in a form, and the names to choose from, for a list each of its items.
+    """Description of a field in a form, and the names to choose from (for a list, for each of its items).
 
-    A field that may be left out is drawn as what it is, without a switch between its type and "None". Prefect takes
-    null for it from a form, since it is not required and has no default.
+    An optional field is shown with its own type, without a switch between that type and "None". Prefect accepts null
+    for it from a form, because it is not required and has no default.
     """
 
     text: str
@@ -52,7 +51,7 @@ class _MayBeLeftOut:
 
 
 class _Arranged:
-    """A model whose fields, and those of models in it, are ordered and titled by GROUPS."""
+    """A model whose fields, including those of nested models, are ordered and titled according to GROUPS."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
         shown = handler(schema)
@@ -114,12 +113,12 @@ def with_form(
     function: _F,
     choices: Mapping[str, Callable[[], Sequence[str]]] | None = None,
 ) -> Flow[..., Any]:
-    """The flow that `define` makes of a function, with the signature of its form. Short fields come first, so that
-    nobody has to scroll past a whole configuration to the inputs. `choices`: parameter -> function that lists its
-    values."""
+    """The flow that `define` makes from a function, with the signature of its form. Short fields come first, so that
+    users need not scroll past a whole configuration to reach the inputs. `choices`: parameter -> function that lists
+    its values."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    # When a flow is defined, Prefect makes the schema of its signature: a fifth of what a command imports. The form has
-    # its own signature, so Prefect is shown one without types.
+    # When a flow is defined, Prefect makes a schema from its signature, which takes a fifth of a command's import time.
+    # The form has its own signature, so Prefect is given one without types.
     untyped = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     function.__signature__ = inspect.Signature(untyped)  # type: ignore[attr-defined]
     defined = define(function)
@@ -182,7 +181,7 @@ def _arrange(model: dict[str, Any]) -> None:
 
 
 def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The type of an optional field besides null."""
+    """The type of an optional field, without null."""
     kinds = [kind for kind in values.get("anyOf", ()) if kind != {"type": "null"}]
     alone = len(kinds) == 1 and len(values["anyOf"]) == 2 and "type" in kinds[0]
     return kinds[0] if alone and not kinds[0].keys() & {"enum", "const"} else None

@@ -1,4 +1,4 @@
-"""Loading a shipped recipe or a TOML file, with overrides; mistakes are reported on one line."""
+"""Loads a shipped recipe or a TOML file, with overrides. Mistakes are reported on one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.secret_values import secret_in, walk
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 LARGEST = 2**53
-"""Largest integer of a recipe: beyond it JSON in a browser, and so a form of Prefect's, changes numbers."""
+"""Largest integer in a recipe. Beyond it, JSON in a browser, and so Prefect's forms, would change the number."""
 
 
 def shipped() -> list[str]:
@@ -27,10 +27,10 @@ def shipped() -> list[str]:
 
 
 def shipped_text(name: str) -> str:
-    """The TOML text of a recipe that comes with the project.
+    """The TOML text of a shipped recipe.
 
     Raises:
-        InputError: none has this name.
+        InputError: there is none with this name.
     """
     known = shipped()
     if name not in known:
@@ -53,7 +53,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
     if fault := _odd_number(values):
         raise InputError(f"{where}: {fault}")
     try:
-        # Strict like JSON: lists and tables are converted, but true is not a number, nor is "3".
+        # Strict as for JSON: lists and tables are converted, but neither true nor "3" is a number.
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {_explain(error, values)}") from None
@@ -64,7 +64,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # also of a number with thousands of digits
+    except ValueError as error:  # also raised for a number with thousands of digits
         message = " ".join(str(error).partition(";")[0].split())
         raise InputError(f"{where}: not valid TOML: {message}") from None
     except RecursionError:
@@ -75,12 +75,13 @@ _TOO_DEEP = "lists or tables are nested too deeply; no field needs more than ten
 
 
 def _odd_number(values: Any) -> str | None:
-    """What is wrong with the first number that JSON, forms and databases would change: NaN, and beyond 2^53."""
+    """What is wrong with the first number that JSON, forms or databases would change: NaN, or an integer beyond
+    2^53."""
     for place, value in walk(values):
         if isinstance(value, float) and value != value:
             return f"{place}: this is not a number (nan)"
         if isinstance(value, int) and abs(value) > LARGEST:
-            digits = int(value.bit_length() * 0.30103) + 1  # Python writes no number of more than 4,300
+            digits = int(value.bit_length() * 0.30103) + 1  # Python prints no number with more than 4,300 digits
             return f"{place}: {digits:,} digits are too many; the largest number here is 2^53"
     return None
 
@@ -104,7 +105,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
-        parsed = {"value": raw}  # a bare word is read as a string
+        parsed = {"value": raw}  # a bare word is taken as a string
     except ValueError as error:
         raise InputError(f"--set {path}: {str(error).partition(';')[0]}") from None
     except RecursionError:
@@ -141,7 +142,7 @@ def _index(place: list[Any], key: str, override: str) -> int:
 def _explain(error: ValidationError, values: dict[str, Any]) -> str:
     """The first mistake on one line: field, problem, value, and the closest known name.
 
-    Unknown fields come first: where a name is misspelled, the correct one is missing too.
+    Unknown fields come first, because if a name is misspelled, the correct one is reported as missing too.
     """
     first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     location, kind = _without_kinds(first["loc"], values)
@@ -160,7 +161,7 @@ def _explain(error: ValidationError, values: dict[str, Any]) -> str:
 
 
 def _without_kinds(location: tuple[int | str, ...], values: Any) -> tuple[tuple[int | str, ...], str | None]:
-    """A mistake's location without the kinds that pydantic writes into it, and the kind of the table that holds it."""
+    """A mistake's location without the kinds that pydantic inserts, and the kind of the table that contains it."""
     place, parts, kind = values, [], None
     for number, part in enumerate(location):
         if isinstance(place, dict) and place.get("kind") == part and number < len(location) - 1:

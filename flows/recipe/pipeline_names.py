@@ -1,4 +1,4 @@
-"""Names of the pipelines, for the command line: flows/prefect_flows.py itself takes seconds to load."""
+"""Names of the pipelines, for the command line, because flows/prefect_flows.py takes seconds to load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of the process reward model."""
+"""The recipe section of the process reward model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe: one typed, checked configuration with a section per stage. Modules beside this one have the sections."""
+"""The recipe: a typed, validated configuration with one section per stage. The sections are in neighboring modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of a recipe, one per stage and in the paper's order: typed, checked settings.
+"""Recipe sections, one per stage and in the paper's order: typed, validated settings.
 
 Sources: R1 = arXiv 2501.12948 (v2: the Nature version), DSM = DeepSeekMath, arXiv 2402.03300.
 """

@@ -1,4 +1,4 @@
-"""Suggestions for a field that the recipe does not have: what a misspelled or a bare name may have meant."""
+"""Suggestions for a field that the recipe does not have: what a misspelled or incomplete name may have meant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 3
 
 
 def members(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
-    """Models that a field's value, or an item of its list, can be."""
+    """Models that a field's value, or an item of its list, can have."""
     return list(_models(model.model_fields[field].annotation))
 
 
@@ -28,7 +28,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 def suggestion(location: tuple[int | str, ...], kind: str | None = None) -> str:
     """What an unknown field at `location` may have meant, as the end of a message; "" if nothing is close.
 
-    `kind`: of the table that the field was given to, where tables of several kinds may stand.
+    `kind`: kind of the table that contains the field, if tables of several kinds are allowed there.
     """
     models, wrong = _models_at(location), str(location[-1])
     own = [model for model in models if kind is None or kind in get_args(model.model_fields["kind"].annotation)]
@@ -43,16 +43,16 @@ def suggestion(location: tuple[int | str, ...], kind: str | None = None) -> str:
 
 
 def _models_at(location: tuple[int | str, ...]) -> list[type[BaseModel]]:
-    """Models that the table around an unknown field can be."""
+    """Possible models of the table that contains an unknown field."""
     models: list[type[BaseModel]] = [Recipe]
     for part in location[:-1]:
-        if isinstance(part, str):  # of a list, every item has the same models
+        if isinstance(part, str):  # in a list, every item has the same models
             models = [m for model in models if part in model.model_fields for m in members(model, part)] or models
     return models
 
 
 def paths_of(name: str) -> list[str]:
-    """Dotted paths of all fields with this name, those of the fewest parts, in the recipe's order."""
+    """Dotted paths of all fields with this name, in the recipe's order; only those with the fewest parts."""
     level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
     for _ in range(5):
         if found := [f"{path}{name}" for path, model in level if name in model.model_fields]:
