@@ -1,4 +1,5 @@
-"""The home folder, with all files that r1flow writes (~/.r1flow, or R1FLOW_HOME), and settings of its services."""
+"""The home folder (~/.r1flow, or R1FLOW_HOME), which holds all files that r1flow writes, and settings of its
+services."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from tasks.tracking.connection import default_uri
 from tasks.tracking.database import close_file
 
 LOGGERS = "flows.progress,flows,tasks,grpo"
-"""Loggers whose lines belong to the Logs of a flow run (PREFECT_LOGGING_EXTRA_LOGGERS). The pools name them too."""
+"""Loggers whose lines appear in the logs of a flow run (PREFECT_LOGGING_EXTRA_LOGGERS). The pools name them too."""
 GPU_LIMIT = "r1-gpus"
-"""Prefect's global concurrency limit with a slot for each GPU."""
+"""Name of Prefect's global concurrency limit with one slot per GPU."""
 STATE = "up.json"
-"""The state of a running installation: its supervisor and the addresses of its servers."""
+"""File with the state of a running installation: its supervisor and the addresses of its servers."""
 POSTGRES = "postgres"
-"""The folder of this home's PostgreSQL cluster."""
+"""Folder of this home's PostgreSQL cluster."""
 REPORTS = "reports"
-"""The folder of the report pages of runs."""
+"""Folder of the report pages of runs."""
 REPORT_PAGES = "/r1-reports/"
-"""Path under which this home's Prefect server shows them."""
+"""URL path under which this home's Prefect server shows the report pages."""
 PREFECT_PASSWORD = "credentials/prefect"
-"""File with the password of this home's Prefect server, in the form that PREFECT_API_AUTH_STRING takes."""
+"""File with the password of this home's Prefect server, in the form of PREFECT_API_AUTH_STRING."""
 
 
 def home() -> Path:
-    """The home folder, absolute: R1FLOW_HOME, or ~/.r1flow."""
+    """The home folder as an absolute path: R1FLOW_HOME, or ~/.r1flow."""
     return Path(os.environ.get("R1FLOW_HOME") or Path.home() / ".r1flow").expanduser().absolute()
 
 
@@ -43,7 +44,7 @@ def store() -> Store:
 
 def tracking() -> Tracking:
     """MLflow at MLFLOW_TRACKING_URI, or a database in the home folder."""
-    by_worker = "PREFECT__FLOW_RUN_ID" in os.environ  # nobody is there who could correct an address
+    by_worker = "PREFECT__FLOW_RUN_ID" in os.environ  # nobody is there to correct an address
     return Tracking(os.environ.get("MLFLOW_TRACKING_URI") or default_uri(home()), expected=by_worker)
 
 
@@ -57,12 +58,12 @@ def prepare_environment() -> None:
     defaults = {
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # The command prints one line for a failure; Prefect would add a traceback.
+        # The command prints one line for a failure. Prefect would add a traceback.
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_EXTRA_LOGGERS": LOGGERS,
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged outside of a flow stays here
-        "PYTHONSAFEPATH": "1",  # so that no folder of the user's own, such as flows/, hides ours in processes of ours
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # log lines outside of a flow stay here
+        "PYTHONSAFEPATH": "1",  # so that a folder of the user, such as flows/, does not hide ours
         "DO_NOT_TRACK": "1",
         "MPLCONFIGDIR": str(home() / "matplotlib"),  # MLflow imports matplotlib, which caches fonts
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -75,10 +76,10 @@ def prepare_environment() -> None:
 
 
 def _open_to_us_alone(place: Path) -> None:
-    """Makes the home folder, or closes it to other users, and its databases too.
+    """Creates the home folder, or denies other users access to it and to its databases.
 
-    A group keeps its rights in a folder that gives its files to the group (setgid). What is not ours, is everybody's
-    (sticky, as /tmp) or is more than a home of r1flow stays as it is.
+    In a folder that passes its group on to its files (setgid), the group keeps its access. A folder stays as it is if
+    it is not ours, belongs to everybody (sticky bit, like /tmp), or is more than a home of r1flow.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = place.stat()
@@ -89,22 +90,22 @@ def _open_to_us_alone(place: Path) -> None:
         return
     closed = 0o007 if state.st_mode & stat.S_ISGID else 0o077
     if os.geteuid() == 0 and (place / POSTGRES).exists():
-        closed &= ~0o001  # the cluster is another user's, who has to pass
+        closed &= ~0o001  # the cluster belongs to another user, who must be able to pass through
     if state.st_mode & closed:
         place.chmod(stat.S_IMODE(state.st_mode) & ~closed)
     for database in [*place.glob("*.db*"), *place.glob("prefect/*.db*")]:
-        with contextlib.suppress(OSError):  # it is another's of the group, or was temporary
+        with contextlib.suppress(OSError):  # it belongs to another user of the group, or was temporary
             close_file(database)
 
 
 def report_address(file: str) -> str | None:
-    """Address of a report page on this home's Prefect server; None while `r1 up` and `r1 ui` are down."""
+    """URL of a report page on this home's Prefect server; None while neither `r1 up` nor `r1 ui` is running."""
     prefect = str(read_state(home()).get("prefect") or "")
     return prefect.removesuffix("/api") + REPORT_PAGES + file if prefect else None
 
 
 def read_state(home: Path) -> dict[str, object]:
-    """The last state that this home's installation wrote; empty if there is none."""
+    """The last state written by this home's installation; empty if there is none."""
     try:
         state = json.loads((home / STATE).read_text())
     except (OSError, ValueError):

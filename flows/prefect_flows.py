@@ -1,6 +1,6 @@
 """The pipelines: the graphs of flows/stage_graphs.py, each with the Prefect flow that runs it.
 
-The flows have the same parameters: the fields of their form in Prefect's UI.
+All flows have the same parameters, which are the fields of their form in Prefect's UI.
 """
 
 # Annotations are evaluated here, not kept as strings: Prefect may load this file by its path, as a module of another
@@ -45,7 +45,7 @@ from flows.stage_graphs import (
 from grpo.errors import InputError
 
 LISTED_ROUNDS = 4
-"""Rounds of alignment whose stages forms list."""
+"""Rounds of alignment whose stages are listed in forms."""
 _F = TypeVar("_F", bound=Callable[..., dict[str, Any]])
 
 
@@ -55,23 +55,23 @@ def name_of_run() -> str:
     recipe, overrides = parameters.get("recipe_file") or parameters["recipe"], parameters.get("overrides") or []
     try:
         return run_label(load_recipe(recipe, overrides, parameters.get("seed")), overrides)
-    except InputError:  # the run ends by it
+    except InputError:  # the run itself will fail with it
         return f"{recipe}: refused"
 
 
 def stage_names(graph: Callable[[Recipe], Sequence[Step]]) -> list[str]:
-    """The stages of a graph with all recipes that are shipped, up to LISTED_ROUNDS rounds of alignment."""
+    """The stages of a graph over all shipped recipes, with up to LISTED_ROUNDS rounds of alignment."""
     names: dict[str, None] = {}
     for name in shipped():
         for overrides in ([], [f"alignment.rounds={LISTED_ROUNDS}"]):
-            with contextlib.suppress(InputError):  # the recipe lacks what this graph or a second round needs
+            with contextlib.suppress(InputError):  # the recipe lacks a section that this graph or a second round needs
                 names |= dict.fromkeys(step.name for step in graph(load_recipe(name, overrides)))
     return list(names)
 
 
 def _recipe_flow(name: str, graph: Callable[[Recipe], Sequence[Step]]) -> Callable[[_F], Flow[..., dict[str, Any]]]:
-    """Decorator: the flow of a recipe, whose form lists the stages of its graph."""
-    # Students have the names that a recipe gives them.
+    """Decorator that makes a recipe's flow. Its form lists the stages of the graph."""
+    # Students have the names that a recipe gives them, so their stages are not listed.
     listed = () if graph is distill_graph else ("start", "only", "force")
     choices = dict.fromkeys(listed, partial(stage_names, graph))
     named = flow(name=name, flow_run_name=name_of_run)
@@ -210,4 +210,4 @@ PIPELINES: dict[PipelineName, Pipeline] = {
     "dev1": Pipeline(dev1_graph, train_dev1),
     "process_supervision": Pipeline(process_supervision_graph, process_supervision),
 }
-"""By the name that `--flow` takes."""
+"""Name in `--flow` -> pipeline."""

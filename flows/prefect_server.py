@@ -1,7 +1,7 @@
-"""A temporary Prefect server for one run, where the user has configured none and none is running.
+"""A temporary Prefect server for one run, used if the user has configured none and none is running.
 
-Prefect would start one itself, but in our process group: Ctrl-C would end it under a flow that still has to report, and
-it would outlive a killed flow. This one has a session of its own and dies with its parent.
+Prefect would start one itself, but in our process group. Ctrl-C would then end it while a flow still has to report, and
+it would outlive a killed flow. This one has its own session and dies with its parent.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from tasks.tracking.database import make_private
 
 HOST = "127.0.0.1"
 START_S = 300.0
-"""A server starts in seconds, on a machine that is busy with much else in minutes."""
+"""Timeout in seconds for the start of a server. It normally takes seconds, but minutes on a very busy machine."""
 ANSWER_S = 60.0
-"""Timeout of the first answer of a server that may be busy."""
+"""Timeout in seconds for the first answer of a server that may be busy."""
 OPEN_FILES = 128
-"""Files that a server may have to open: some 25, 3 for each of up to 15 connections to its database, and one for each
-connection of a client."""
+"""Files that a server may have to open: about 25, plus 3 for each of up to 15 database connections, plus one per client
+connection."""
 
 _short_lived = False
 
 
 def keeps_runs() -> bool:
-    """Whether flows report to a permanent server whose pages somebody can open."""
+    """Whether flows report to a permanent server, whose pages can be opened."""
     from prefect.settings import PREFECT_API_URL
 
     return bool(PREFECT_API_URL.value()) and not _short_lived
 
 
 def without_heartbeat() -> Any:
-    """Turns off heartbeats for flows in the block. Prefect waits up to a second for each flow's heartbeat thread to
-    stop, and nobody reads the heartbeats."""
+    """Context manager that turns off heartbeats of flows. For each flow, Prefect waits up to a second for the heartbeat
+    thread to stop, and nobody reads the heartbeats."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     if PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value() is None:
-        return contextlib.nullcontext()  # copying the settings takes 50 ms, for each stage
+        return contextlib.nullcontext()  # copying the settings takes 50 ms per stage
     return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
 @contextlib.contextmanager
 def prefect_server(logs: Path) -> Iterator[None]:
-    """Flows in the block report to the server in the user's settings, or else to a temporary one, which logs into
+    """Flows in the block report to the server in the user's settings, or else to a temporary one, which logs to
     `logs`."""
     global _short_lived
     from prefect.settings import (
@@ -85,7 +85,7 @@ def prefect_server(logs: Path) -> Iterator[None]:
 
 
 class _OwnServer:
-    """A temporary Prefect server, started on construction."""
+    """A temporary Prefect server. It starts on construction."""
 
     def __init__(self, logs: Path) -> None:
         check_open_files()
@@ -93,15 +93,15 @@ class _OwnServer:
         self.log = logs / "prefect-run.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + START_S
-        # Blocks are for its pages, which nobody opens.
+        # Blocks are only for its pages, which nobody opens.
         settings = {
             "PREFECT_UI_ENABLED": "0",
             "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",
             "PREFECT_SERVER_API_AUTH_STRING": self.password,
         }
         private_database()
-        # If several servers create the tables of a new home together, all but one die. So they start one after the
-        # other: each locks its log, and we unlock it once the server answers.
+        # If several servers create the tables of a new home at the same time, all but one fail. So they start one after
+        # the other: each locks its log, and we unlock it once the server answers.
         self.output = self.log.open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flows.prefect_server", str(self.port), str(os.getpid())],
@@ -113,7 +113,7 @@ class _OwnServer:
         )
 
     def wait(self) -> str:
-        """Waits for the server. Returns the address of its API."""
+        """Waits for the server. Returns the URL of its API."""
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > self.deadline:
                 raise InputError(f"the local Prefect server did not start; see {self.log}")
@@ -122,8 +122,8 @@ class _OwnServer:
         return f"http://{HOST}:{self.port}/api"
 
     def _answers(self) -> bool:
-        """Whether it answers. The kernel accepts connections for a server that cannot, and Prefect's client would then
-        try for minutes."""
+        """Whether it answers. The kernel also accepts connections for a server that cannot, and Prefect's client would
+        then keep trying for minutes."""
         import httpx
 
         if not is_open(self.port):
@@ -144,7 +144,7 @@ class _OwnServer:
 
 
 def check_open_files() -> None:
-    """Raises InputError where a server may open too few files: it would start, and then accept no connections."""
+    """Raises InputError if a server may open too few files: it would start, and then accept no connections."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < OPEN_FILES:
         raise InputError(
@@ -154,17 +154,19 @@ def check_open_files() -> None:
 
 
 def private_database() -> None:
-    """Creates the empty file of a local server's SQLite database; the server would make it by the umask."""
+    """Creates an empty private file for a local server's SQLite database. The server would create it with the umask's
+    permissions."""
     if folder := os.environ.get("PREFECT_HOME"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         make_private(Path(folder) / "prefect.db")
 
 
 def check_server(url: str | None) -> str:
-    """The server's address, after it was asked once: Prefect's client would try for a minute, and end in a traceback.
+    """Sends one request to the server and returns its URL. Prefect's client would try for a minute and end in a
+    traceback.
 
     Raises:
-        InputError: none is named, or what answers there is not Prefect's API.
+        InputError: no server is given, or what answers there is not Prefect's API.
     """
     import httpx
 
@@ -181,7 +183,7 @@ def check_server(url: str | None) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that is free now."""
+    """A TCP port that is currently free."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -195,7 +197,7 @@ def is_open(port: int) -> bool:
 
 
 def main(port: str, parent: str) -> None:
-    """Waits until no other server of this home is starting, then becomes the server. On Linux it first asks the kernel
+    """Waits until no other server of this home is starting, then becomes the server. On Linux, it first asks the kernel
     to end it when its parent ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -1,7 +1,7 @@
-"""Progress of a recipe: on a terminal one live line, in a log a line every few seconds.
+"""Progress of a recipe: one live line in a terminal, or a line every few seconds in a log.
 
-Everything goes to stderr; stdout is for results. The logger of this module gets the same lines. It has no handler of
-its own: PREFECT_LOGGING_EXTRA_LOGGERS gives it Prefect's, which sends them to the Logs of the current flow run.
+Everything goes to stderr; stdout is for results. This module's logger gets the same lines. It has no handler of its
+own: PREFECT_LOGGING_EXTRA_LOGGERS adds Prefect's, which sends them to the logs of the current flow run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo.secret_values import masked
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
-logger.propagate = False  # the console has the line already
+logger.propagate = False  # the console already has the line
 logger.addHandler(logging.NullHandler())
 
 LOG_EVERY_S = 10.0
@@ -27,7 +27,7 @@ _SHOWN = ("reward", "loss", "accuracy")
 
 
 class Progress:
-    """The progress display of the process; stages run one after another."""
+    """The progress display of this process. Stages run one after another."""
 
     _current: ClassVar[Progress | None] = None
 
@@ -53,7 +53,7 @@ class Progress:
         self.tell(f"{stage}: starting")
 
     def update(self, stage: str, job: str, record: dict[str, Any]) -> str:
-        """Shows one record of a job's metrics: step, main metric, speed, time left. Returns the record."""
+        """Shows one record of a job's metrics: step, main metric, speed, time left. Returns it as text."""
         now = time.monotonic()
         step, of = int(record["step"]), int(record.get("of", 0))
         if self._job != (stage, job):
@@ -94,13 +94,13 @@ class Progress:
         logger.error("%s: %s", stage, f"failed: {masked(reason)}" if reason else "stopped")
 
     def say(self, line: str) -> None:
-        """Prints a line that stays. It may name a server's address, so secrets are masked."""
+        """Prints a permanent line. Masks secrets, because it may contain a server's address."""
         self._clear()
         self.console.print(masked(line), markup=False)
         self.tell(line)
 
     def tell(self, line: str) -> None:
-        """Logs a line without showing it here."""
+        """Logs a line without printing it here."""
         logger.info("%s", masked(line))
 
     def _show(self, line: str) -> None:
@@ -120,14 +120,14 @@ class Progress:
 
 
 def finished_line(stage: str, status: str, seconds: float, numbers: Mapping[str, float | None]) -> str:
-    """How a stage ended, for a log: `sft: made in 3m20s · examples 1,024 · loss 0.412`."""
+    """How a stage ended, as a log line: `sft: made in 3m20s · examples 1,024 · loss 0.412`."""
     shown = _numbers({name: value for name, value in numbers.items() if value != 0}, 12)
     made = f"made in {duration(seconds)}" if status == "ran" else "reused"
     return f"{stage}: {made}{' · ' if shown else ''}{shown}"
 
 
 def checkpoint_line(name: str, metrics: Mapping[str, object]) -> str:
-    """A row of the closing table, for a log: `dev1: pass@1 0.512 · format 0.960`."""
+    """A row of the closing table, as a log line: `dev1: pass@1 0.512 · format 0.960`."""
     numbers = {metric: value for metric, value in metrics.items() if isinstance(value, float)}
     return f"{name}: {_numbers(numbers, 8)}"
 
@@ -138,7 +138,7 @@ def _numbers(numbers: Mapping[str, float | None], most: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text: 45s, 3m20s or 2h05m."""
+    """A duration as text: 45s, 3m20s or 2h05m."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
