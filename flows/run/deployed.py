@@ -14,16 +14,16 @@ from grpo.errors import InputError
 
 
 def deployment_of(step: Step) -> str:
-    """Prefect's name of a step's deployment, FLOW/DEPLOYMENT. Both are the stage's, which titles the deployment."""
+    """Prefect's name of a step's deployment, FLOW/DEPLOYMENT. Both parts are the name of the stage's flow."""
     flow: Any = step.flow.func if isinstance(step.flow, partial) else step.flow
     return f"{flow.name}/{flow.name}"
 
 
 def check_deployments(graph: Iterable[Step]) -> None:
-    """Check before a run that all steps have a deployment on the server.
+    """Checks before a run that every step has a deployment on the server.
 
     Raises:
-        InputError: one has none.
+        InputError: a step has none.
     """
     with get_client(sync_client=True) as client:
         for name in dict.fromkeys(deployment_of(step) for step in graph):

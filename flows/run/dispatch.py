@@ -1,8 +1,8 @@
-"""Dispatch: stages run as flow runs of their own on work pools, not in the recipe's process.
+"""Dispatch: stages run as their own flow runs on work pools, not in the recipe's process.
 
-The store knows whether a stage is done, Prefect knows which flow run works on it. A recipe that starts again, or a
-second recipe that needs the same artifact, finds a live flow run by its tag and waits for it. A flow run that crashed
-is started again and continues from its checkpoint; one that failed fails the recipe.
+The store knows whether a stage is done; Prefect knows which flow run is working on it. If a recipe starts again, or a
+second recipe needs the same artifact, it finds a live flow run by its tag and waits for it. A flow run that crashed is
+started again and continues from its checkpoint; one that failed fails the recipe.
 """
 
 from __future__ import annotations
@@ -41,37 +41,38 @@ from tasks.trainer.outcome import StageFailed
 
 POLL_S = 2.0
 QUIET_S = 30.0
-"""Time without progress after which the user is told what the recipe waits for."""
+"""Seconds without progress until the user is told what the recipe is waiting for."""
 LOST_S = 15.0
-"""A flow run counts as crashed when the lock of its stage has been abandoned this long. Workers report sooner."""
+"""A flow run counts as crashed if the lock of its stage has been abandoned for this many seconds. Workers report
+sooner."""
 SETTLE_S = 60.0
-"""Time that a flow run has to record its end after its artifact was published."""
+"""Seconds that a flow run has to record its end after its artifact was published."""
 AWAY_S = 3600.0
-"""Longest wait for a server that does not answer."""
+"""Maximum seconds to wait for a server that does not answer."""
 
 _ERROR = "Flow run encountered an exception: "
 _T = TypeVar("_T")
 
 
 def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
-    """Run a stage on its work pool, wait for it, and return the flow's result.
+    """Runs a stage on its work pool, waits for it, and returns the flow's result.
 
-    An artifact that exists is reused in this process: that needs no worker.
+    An existing artifact is reused in this process, which needs no worker.
 
     Raises:
-        InputError: it has no deployment, or refused its input.
+        InputError: the stage has no deployment, or refused its input.
         StageFailed: it failed, was cancelled, or crashed `TRIES` times; the message is the stage's own.
     """
     resolved, key = find_key(step.stage, config, inputs, seed)
     if not where.force and store().find(key) is not None:
         return run_here(step, config, inputs, seed, where)
-    # Prefect doubles its pauses while a server is away: after a long outage it would sleep as long again.
+    # Prefect doubles its pauses while a server is unavailable: after a long outage, it would sleep for as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         return _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
 
 
 def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
-    """Run a stage in this process and return its flow's result."""
+    """Runs a stage in this process and returns its flow's result."""
     reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
     result: dict[str, Any]
     if reused and not keeps_runs():  # nobody would see its flow run
@@ -80,7 +81,7 @@ def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     else:
         with without_heartbeat() if reused else nullcontext():
             result = step.flow(config, inputs=inputs, seed=seed, where=where)
-    # The stage's own flow run has this line; here it goes to the recipe's.
+    # The stage's own flow run already has this line; here it goes to the recipe's flow run.
     numbers = {**result["counts"], **result["metrics"]}
     Progress.current().tell(finished_line(result["name"], result["status"], result["seconds"], numbers))
     return result
@@ -102,7 +103,7 @@ def _job(
     keywords = step.flow.keywords if isinstance(step.flow, partial) else {}
     parameters = {
         **keywords,
-        # Only fields that were set: the others get the same defaults on the worker, and stay unset there.
+        # Only fields that were set. The worker fills in the same defaults for the others, which stay unset there.
         "config": with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, resolved),
         "inputs": {
             name: str(resolved[name].path) if resolved[name].manifest is None else ref for name, ref in inputs.items()
@@ -117,7 +118,8 @@ def _job(
 
 
 def _min_attempt(client: SyncPrefectClient, key: str, recipe_run_id: str) -> int:
-    """The attempt that a forced stage has to reach: one above the newest when this recipe run first asked for it."""
+    """The attempt number that a forced stage has to reach: one above the newest when this recipe run first asked for
+    it."""
     for run in _runs(client, [f"{KEY}{key}", f"{RECIPE_RUN}{recipe_run_id}"]):
         if (above := tag_value(run.tags, ABOVE)) is not None:
             return int(above) + 1
@@ -145,7 +147,7 @@ class _Dispatch:
     def run(self) -> dict[str, Any]:
         while (manifest := self.job.artifact()) is None:
             children = self._request(self._children)
-            manifest = self.job.artifact()  # it may have been published since the first look
+            manifest = self.job.artifact()  # it may have been published since the first check
             if manifest is not None:
                 break
             action = decide([child for child, _ in children])
@@ -161,7 +163,7 @@ class _Dispatch:
 
     def _children(self) -> list[tuple[Child, FlowRun]]:
         runs = _runs(self.client, [f"{KEY}{self.job.key}"])
-        if self.job.min_attempt is not None:  # a flow run that was not forced would reuse what exists
+        if self.job.min_attempt is not None:  # a flow run that is not forced would reuse what exists
             runs = [run for run in runs if tag_value(run.tags, ABOVE) is not None]
         return [(self._child(run), run) for run in runs]
 
@@ -190,7 +192,7 @@ class _Dispatch:
         return run
 
     def _wait(self, run: FlowRun) -> None:
-        """Wait until the flow run ends, or until its artifact has been there for SETTLE_S."""
+        """Waits until the flow run ends, or until its artifact has existed for SETTLE_S."""
         self._say(f"{self.job.stage}: flow run {url_for('flow-run', run.id) or run.id}")
         published: float | None = None
         try:
@@ -222,7 +224,7 @@ class _Dispatch:
         return time.monotonic() - self._abandoned > LOST_S
 
     def _explain(self, run: FlowRun) -> None:
-        """Say why a flow run does not begin, once it has not for QUIET_S."""
+        """Tells the user why a flow run does not begin, once QUIET_S has passed."""
         assert run.state is not None
         if run.state.type != self._state:
             self._state, self._last_change = run.state.type, time.monotonic()
@@ -263,7 +265,8 @@ class _Dispatch:
         return StageFailed(f"{crashes}{message or 'nothing'}; see {url}")
 
     def _cancel(self, run: FlowRun, error: BaseException) -> None:
-        """Cancel the flow run too if a person stopped the recipe. If only this process was ended, it goes on."""
+        """Cancels the flow run too if a person stopped the recipe. If only this process was ended, the flow run
+        continues."""
         try:
             by_person = isinstance(error, KeyboardInterrupt)
             if not by_person:
@@ -275,7 +278,7 @@ class _Dispatch:
             Progress.current().say(f"{self.job.stage}: the server could not be told to cancel flow run {run.id}")
 
     def _request(self, request: Callable[..., _T], *arguments: Any, **keywords: Any) -> _T:
-        """Send a request to the server, waiting for a server that is away."""
+        """Sends a request to the server, and waits if the server is unavailable."""
         began = time.monotonic()
         while True:
             try:

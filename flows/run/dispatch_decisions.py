@@ -10,10 +10,10 @@ from flows.home import store
 from tasks.store.manifest import Manifest
 
 TRIES = 3
-"""Flow runs of one stage that may crash before the recipe gives up."""
+"""Number of flow runs of one stage that may crash before the recipe gives up."""
 
 KEY, RECIPE_RUN, RUN_COUNT, ABOVE = "r1flow.key:", "r1flow.by:", "r1flow.life:", "r1flow.above:"
-"""Prefixes of the tags by which the flow runs of a job are found again."""
+"""Prefixes of the tags by which a job's flow runs are found again."""
 
 
 def tag_value(tags: Iterable[str], prefix: str) -> str | None:
@@ -23,11 +23,11 @@ def tag_value(tags: Iterable[str], prefix: str) -> str | None:
 
 @dataclass(frozen=True)
 class Job:
-    """A stage to be run by a flow run of its own.
+    """A stage to be run by its own flow run.
 
-    `recipe_run_id` is the recipe's flow run and `run_count` counts its starts. `min_attempt`: a forced stage is done by
-    an attempt with this number or a higher one; None: any artifact of the key will do. `queue` is a queue of the
-    stage's work pool; None: its deployment's own.
+    `recipe_run_id` is the recipe's flow run, and `run_count` counts its starts. `min_attempt`: a forced stage is done
+    by an attempt with at least this number; None: any artifact of the key will do. `queue` is a queue of the stage's
+    work pool; None: the deployment's own queue.
     """
 
     stage: str
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def tags(self) -> list[str]:
-        # The tag holds the last attempt that is not enough.
+        # The tag contains the last attempt that is not enough.
         forced = [] if self.min_attempt is None else [f"{ABOVE}{self.min_attempt - 1}"]
         return [f"{KEY}{self.key}", f"{RECIPE_RUN}{self.recipe_run_id}", f"{RUN_COUNT}{self.run_count}", *forced]
 
@@ -75,11 +75,11 @@ _MOST_ADVANCED_FIRST = ("CANCELLING", "RUNNING", "PENDING", "PAUSED", "SCHEDULED
 
 
 def decide(children: Sequence[Child]) -> Action:
-    """The next action for a job whose artifact is missing, from its flow runs so far, the oldest first.
+    """The next action for a job whose artifact is missing, given its flow runs so far, oldest first.
 
-    A flow run that is alive is waited for, whoever started it. How a flow run of another recipe run, or of an earlier
-    start of this one, ended does not matter: the artifact is missing, so the stage runs. Of our own flow runs, one that
-    crashed is replaced, up to `TRIES`.
+    A live flow run is waited for, whoever started it. It does not matter how a flow run of another recipe run, or of an
+    earlier start of this one, ended: the artifact is missing, so the stage runs. If one of our own flow runs crashed,
+    it is replaced, up to `TRIES` times.
     """
     alive = [child for child in children if child.type not in FINAL]
     if alive:

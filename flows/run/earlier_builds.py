@@ -1,8 +1,8 @@
 """Estimates from earlier builds: what a stage took on this machine, scaled to other settings.
 
-An earlier build with the same configuration of the stage, the same model shape and as much data is what the next one
-will take, whatever the seed. From another one the computed estimates give the ratio: a build that took 40 s, whose
-configuration computes to 100 s, and one that computes to 200 s make 80 s.
+If an earlier build had the same stage configuration, the same model architecture and the same amount of data, the next
+one will take what it took, whatever the seed. Otherwise, the computed estimates give the ratio: if a build took 40 s
+and its configuration computes to 100 s, then a configuration that computes to 200 s is estimated at 80 s.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from tasks.estimate.stages import Assumed, Estimate, Estimator
 from tasks.store.manifest import Manifest
 
 SAME = 0.02
-"""Computed estimates that differ by a smaller share are of the same work: vocabularies end a few tokens apart."""
+"""Computed estimates that differ by less than this share count as the same work, because vocabularies differ by a few
+tokens."""
 FARTHEST = 100.0
-"""Builds whose work differs by a larger factor say nothing."""
+"""Builds whose work differs by more than this factor are ignored."""
 MEMORY_MARGIN = 1.1
 """Factor on the measured peak memory, so that the estimate is an upper bound."""
 NEWEST = 5
-"""How many builds of the same work count; time is their median, memory their largest."""
+"""Maximum number of builds of the same work that count. Time is their median, memory their maximum."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """An earlier build of a stage, with the estimate that its own configuration computes to."""
+    """An earlier build of a stage, with the estimate computed for its own configuration."""
 
     manifest: Manifest
     work: Estimate
@@ -53,10 +54,10 @@ class Build:
 
 
 class EarlierBuilds:
-    """Builds of a store on one device.
+    """Builds in a store on one device.
 
     Args:
-        manifests: Of all artifacts, oldest first.
+        manifests: Manifests of all artifacts, oldest first.
     """
 
     def __init__(self, manifests: Sequence[Manifest], device: Device, assumed: Assumed):
@@ -68,7 +69,7 @@ class EarlierBuilds:
         self._device, self._assumed = device, assumed
 
     def correct(self, step: Step, recipe: Recipe, now: Estimate) -> Estimate:
-        """The computed estimate `now`, with time and memory of the nearest earlier builds, if there are any."""
+        """The computed estimate `now`, with time and memory taken from the nearest earlier builds, if there are any."""
         builds = [build for m in self._builds.get(step.name, []) if (build := self._build(m, step, recipe, now))]
         if not builds:
             return now
@@ -85,7 +86,7 @@ class EarlierBuilds:
         )
 
     def _build(self, manifest: Manifest, step: Step, recipe: Recipe, now: Estimate) -> Build | None:
-        """None if its configuration is not one of today, its model is gone, or its work is of another size."""
+        """None if its configuration is no longer valid, its model is gone, or its work is of a different size."""
         lineage = self._lineage(manifest)
         then = _recipe_of(lineage, recipe)
         section = step.config(recipe)
@@ -104,7 +105,7 @@ class EarlierBuilds:
         return build if near and work.devices == now.devices else None
 
     def _lineage(self, manifest: Manifest) -> list[Manifest]:
-        """The artifact and all that it was made from, nearest first."""
+        """The artifact and everything it was made from, nearest first."""
         found, waiting = {manifest.key: manifest}, [manifest]
         while waiting:
             for ref in waiting.pop(0).inputs.values():
@@ -119,8 +120,8 @@ _NO_MODEL = Architecture(1, 1, 1, 1, 1, 1, 1, True)
 
 
 def is_on(manifest: Manifest, device: Device) -> bool:
-    """Whether it was made on this kind of device: this machine's processor, or a GPU of this name."""
-    if manifest.machine is None:  # of an earlier version, or continued
+    """Whether it was made on this kind of device: this machine's CPU, or a GPU with this name."""
+    if manifest.machine is None:  # made by an earlier version, or continued
         return False
     return manifest.machine == processor_name() if device.kind == "cpu" else device.name in manifest.machine
 
@@ -133,7 +134,7 @@ def _peak(build: Build, now: Estimate, scaled: bool) -> float:
 
 
 def _recipe_of(lineage: Iterable[Manifest], recipe: Recipe) -> Recipe:
-    """The recipe with the sections that the artifacts were made by."""
+    """The recipe, with the sections that the artifacts were made with."""
     sections: dict[str, BaseModel] = {}
     for manifest in lineage:
         section = getattr(recipe, manifest.stage, None)
@@ -144,7 +145,7 @@ def _recipe_of(lineage: Iterable[Manifest], recipe: Recipe) -> Recipe:
 
 
 def _section_of(manifest: Manifest, section: BaseModel, step: Step) -> BaseModel | None:
-    """The stage's section as it was; what is not hashed is as in `section`."""
+    """The stage's section as it was. Settings that are not hashed are as in `section`."""
     return _validated(manifest.config, section, frozenset(step.stage.extra(section)))
 
 
@@ -158,7 +159,7 @@ def _validated(hashed: Mapping[str, Any], section: BaseModel, beside: frozenset[
 
 
 def _with_places(then: Any, now: Any) -> Any:
-    """The values `then` with the settings of `now` that are not hashed, such as the number of processes."""
+    """The values `then`, with those settings of `now` that are not hashed, such as the number of processes."""
     if not isinstance(then, dict) or not isinstance(now, dict):
         return then
     places = {name: value for name, value in now.items() if name in NOT_HASHED}
@@ -166,7 +167,7 @@ def _with_places(then: Any, now: Any) -> Any:
 
 
 def _shape(lineage: Iterable[Manifest]) -> Architecture | None:
-    """Shape of the nearest checkpoint."""
+    """Architecture of the nearest checkpoint."""
     for manifest in lineage:
         if "config.json" in manifest.files:
             try:

@@ -1,6 +1,6 @@
 """The estimate of a recipe, stage by stage: time, memory, disk and network, and what to change if a stage does not fit.
 
-estimate.json in the MLflow run of every recipe holds it.
+It is stored as estimate.json in the MLflow run of every recipe.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FILE = "estimate.json"
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumptions of an estimate: the device, values that no setting gives, and the path of the base model's
-    config.json if it is neither a local folder nor in the cache."""
+    """Assumptions of an estimate: the device, values that no setting determines, and the path of the base model's
+    config.json if it is neither in a local folder nor in the cache."""
 
     device: Device
     assumed: Assumed = field(default_factory=Assumed)
     config: Path | None = None
-    builds: Sequence[Manifest] = ()  # all artifacts of the store, oldest first: what was measured goes before formulas
+    builds: Sequence[Manifest] = ()  # all artifacts of the store, oldest first; preferred to formulas
 
 
 def with_prompts(assumptions: Assumptions, graph: Sequence[Step], recipe: Recipe) -> Assumptions:
-    """The same with the mean prompt of the recipe's own problems, if they can be read here."""
+    """The assumptions with the mean prompt length of the recipe's own problems, if they can be read here."""
     try:
         made = existing(problems.STAGE.name, graph, recipe)
-    except InputError:  # a source's file is missing, which is not the estimate's to say
+    except InputError:  # a source's file is missing; reporting that is not the estimate's task
         made = None
     found = prompt_tokens(recipe, made)
     return replace(assumptions, assumed=replace(assumptions.assumed, prompt_tokens=found)) if found else assumptions
@@ -53,7 +53,7 @@ def estimate(graph: Sequence[Step], recipe: Recipe, assumptions: Assumptions) ->
     """Stage -> its estimate.
 
     Raises:
-        InputError: if the shape of the base model is not known.
+        InputError: the architecture of the base model is unknown.
     """
     assumed = assumptions.assumed
     earlier = EarlierBuilds(assumptions.builds, assumptions.device, assumed)
@@ -66,7 +66,7 @@ def estimate(graph: Sequence[Step], recipe: Recipe, assumptions: Assumptions) ->
 
 
 def to_json(estimates: Mapping[str, Estimate], assumptions: Assumptions) -> dict[str, Any]:
-    """Plain values: assumptions, stages, and the sum of all."""
+    """Plain values: assumptions, stages, and the total."""
     total = sum(estimates.values(), Estimate())
     totals = {"seconds": total.seconds, "device_hours": total.device_seconds / 3600, "disk_gb": total.disk / 1e9}
     return {
@@ -78,8 +78,8 @@ def to_json(estimates: Mapping[str, Estimate], assumptions: Assumptions) -> dict
 
 
 def for_record(graph: Sequence[Step], recipe: Recipe) -> str | None:
-    """The estimate for this machine as JSON text, logged beside the measured values; None if the base model's shape or
-    the GPU is not known."""
+    """The estimate for this machine as JSON text, logged next to the measured values. None if the base model's
+    architecture or the GPU is unknown."""
     try:
         assumptions = with_prompts(Assumptions(local_device(home()), builds=store().list()), graph, recipe)
         return json.dumps(to_json(estimate(graph, recipe, assumptions), assumptions), indent=2)
@@ -88,7 +88,7 @@ def for_record(graph: Sequence[Step], recipe: Recipe) -> str | None:
 
 
 def first_misfit(estimates: Mapping[str, Estimate], device: Device) -> str | None:
-    """The first stage whose peak memory does not fit the device, or its host; None if all fit."""
+    """The first stage whose peak memory does not fit the device or its host; None if all fit."""
     return next((name for name, estimate in estimates.items() if not _fits(estimate, device)), None)
 
 
@@ -97,7 +97,7 @@ def misfit_message(
 ) -> str:
     """One line for a stage that does not fit: its peak memory, and fields that would help.
 
-    `with_overrides` gives the stage's estimate under further overrides of the recipe.
+    `with_overrides` returns the stage's estimate under further overrides of the recipe.
     """
     estimate = estimates[stage]
     if estimate.host > USABLE * device.host_memory:
@@ -111,10 +111,10 @@ def misfit_message(
     def fits(overrides: list[str]) -> bool:
         try:
             return _fits(with_overrides(overrides), device)
-        except InputError:  # this stage has no such field, or the field does not go with the others
+        except InputError:  # this stage has no such field, or the field conflicts with others
             return False
 
-    fields_alone: dict[str, str] = {}  # field -> override with its first value that is enough
+    fields_alone: dict[str, str] = {}  # field -> override with the first value that is enough
     for change in _changes(stage, estimate):
         name = change.partition("=")[0]
         if name not in fields_alone and fits([change]):
@@ -142,7 +142,7 @@ _FIELDS = {
     "hardware.dtype": ("bfloat16",),
     "kl_coef": ("0.0",),
 }
-"""Fields of a stage's section that save memory, with values to try, from cheap to more intrusive."""
+"""Fields of a stage's section that save memory, with values to try, from least to most intrusive."""
 
 
 def _sections(stage: str) -> list[str]:
@@ -163,7 +163,7 @@ def _changes(stage: str, estimate: Estimate) -> Iterable[str]:
 
 
 def _strongest(stage: str, estimate: Estimate) -> list[str]:
-    """The last value of each field, which saves most."""
+    """The last value of each field, which saves the most."""
     last = {change.partition("=")[0]: change for change in _changes(stage, estimate)}
     return list(last.values())
 
@@ -182,6 +182,6 @@ def _fits(estimate: Estimate, device: Device) -> bool:
 
 
 def _needed_memory(estimate: Estimate, device: Device) -> float:
-    """Peak memory on one device, bytes. Processes on a CPU share its memory; on GPUs each has its own."""
+    """Peak memory on one device, in bytes. Processes on a CPU share its memory; each GPU process has its own."""
     peak = estimate.peak or 0.0
     return peak * estimate.devices if device.kind == "cpu" else peak

@@ -1,6 +1,6 @@
 """Runs a recipe: the steps of its graph in order, its gates, and its record in MLflow.
 
-flows/prefect_flows.py defines the Prefect flows that call this.
+The Prefect flows in flows/prefect_flows.py call this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tasks.trainer.fork_client import fork_server
 
 
 class RecipeFailed(Exception):
-    """A stage or the gate behind it failed. Holds the result so far; the error is the cause."""
+    """A stage, or the gate after it, failed. Holds the result so far; the error is the cause."""
 
     def __init__(self, result: dict[str, Any], stage: str, cause: BaseException):
         super().__init__(f"{stage}: {cause}")
@@ -46,7 +46,7 @@ class RecipeFailed(Exception):
 
 
 RUNNERS: dict[bool, RunStep] = {False: run_here, True: dispatch}
-"""How to run a stage, by whether stages are dispatched to work pools."""
+"""Whether stages are dispatched to work pools -> the function that runs a stage."""
 
 
 def run_recipe(
@@ -58,7 +58,7 @@ def run_recipe(
     selection: StageSelection,
     dispatched: bool,
 ) -> dict[str, Any]:
-    """Load a recipe and run its selected stages in order, here or on their work pools.
+    """Loads a recipe and runs its selected stages in order, here or on their work pools.
 
     Returns:
         What `r1 run --json` prints.
@@ -130,12 +130,12 @@ def _run(
 
 
 def run_label(recipe: Recipe, overrides: Sequence[str]) -> str:
-    """What tells the runs of a recipe apart: `tiny seed 0 · reasoning_rl.kl_coef=0.002`."""
+    """What distinguishes the runs of a recipe: `tiny seed 0 · reasoning_rl.kl_coef=0.002`."""
     return join_name(f"{recipe.name} seed {recipe.seed}", overrides)
 
 
 def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence[str]) -> str:
-    """The recipe's run in MLflow: the one that this flow run began before it crashed or was suspended, or a new one."""
+    """The recipe's MLflow run: the one that this flow run began before it crashed or was suspended, or a new one."""
     config = recipe.model_dump(mode="json")
     context = FlowRunContext.get()
     flow_run = {FLOW_RUN_TAG: str(context.flow_run.id)} if context and context.flow_run else {}
@@ -158,7 +158,7 @@ def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence
 def _close(
     record: Tracking, run_id: str, recipe: Recipe, result: dict[str, Any], references: Mapping[str, str]
 ) -> None:
-    """Log the closing table to the parent run in MLflow, finish that run, and make the report."""
+    """Logs the closing table to the parent run in MLflow, finishes that run, and makes the report."""
     if "evaluate" in references:
         result["checkpoints"] = evaluate.read_table(store().resolve(references["evaluate"]))
         values = {
@@ -172,12 +172,12 @@ def _close(
         for name, row in result["checkpoints"].items():
             Progress.current().tell(checkpoint_line(name, row))
     record.finish(run_id, "FINISHED")
-    record.reconcile_now()  # the same command may have been killed beside this one
+    record.reconcile_now()  # another run of the same command may have been killed meanwhile
     _report(record, run_id, result)
 
 
 def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, error: BaseException) -> None:
-    """Record the failure. A failed run gets a report; one that is being stopped has no time for it."""
+    """Records the failure. A failed run gets a report; one that is being stopped has no time for it."""
     record.fail(run_id, error, {FAILED_TAG: stage})
     if isinstance(error, Exception):
         _report(record, run_id, result)

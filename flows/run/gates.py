@@ -1,8 +1,8 @@
-"""Gates in a run: collect the metrics, check the conditions, and go on, stop or ask for approval.
+"""Gates in a run: collect the metrics, check the conditions, and continue, stop or ask for approval.
 
-If a server keeps the flow run, approval is given in Prefect's UI. A deployed run is suspended meanwhile, which frees
-its worker; when resumed, it starts again from the top and reuses its finished stages. Any other run waits. Without such
-a server the terminal asks; without a terminal the run stops and prints how to continue.
+If a server keeps the flow run, approval is given in Prefect's UI. A deployed run is suspended in the meantime, which
+frees its worker; when resumed, it starts again from the top and reuses its finished stages. Any other run waits.
+Without such a server, the terminal asks. Without a terminal, the run stops and prints how to continue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tasks.tracking.tags import gate_tag
 
 POLL_S = 5
 RETRIES = 10
-"""Pause of a waiting run that cannot reach its server. Pauses double, since a server may be away for half an hour."""
+"""Retries of a waiting run that cannot reach its server. Pauses double, since a server may be away for half an hour."""
 
 
 class GateStopped(Exception):
@@ -65,18 +65,18 @@ def _step(checkpoints: Sequence[str]) -> Step:
 
 
 GATE_STEP = _step(())
-"""A gate's evaluation as a step; the gate determines its checkpoints."""
+"""A gate's evaluation as a step. The gate determines which checkpoints are evaluated."""
 RunStep = Callable[[Step, Any, Mapping[str, str], int, RunContext], dict[str, Any]]
 """Function that runs a step with a configuration, inputs and a seed, here or elsewhere, and returns its flow's
 result."""
 
 
 def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
-    """The gates that apply to a flow of these stages: those that read no stage of another flow.
+    """The gates that apply to a flow with these stages: those that read no stage of another flow.
 
     Raises:
-        InputError: a gate cannot be read where it stands, or `approve` names a gate that does not exist or does not
-        ask.
+        InputError: a gate cannot be read at its position, or `approve` names a gate that does not exist or does not
+            ask.
     """
     here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
     known = evaluate.checkpoints(stages)
@@ -116,10 +116,10 @@ class Gatekeeper:
     label: str | None = None
 
     def after(self, stage: str) -> None:
-        """Read the gates behind a stage that is finished.
+        """Evaluates the gates after a stage that has finished.
 
         Raises:
-            GateStopped: if one failed and nobody lets it pass.
+            GateStopped: a gate failed and nobody approved it.
         """
         for gate in self.gates:
             if gate.after == stage:
@@ -168,7 +168,7 @@ class Gatekeeper:
     def _evaluate(self, gate: Gate) -> Manifest:
         assert gate.evaluate is not None
         stages = gate.stages("evaluation")
-        # The plain-text template of a base model and of R1-Zero lies with the base model.
+        # The plain-text template of a base model and of R1-Zero is stored with the base model.
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
         checkpoints = list(evaluate.checkpoints(stages))
         inputs = {stage: self.manifest_of(stage).key for stage in ["problems", *checkpoints]}
@@ -200,7 +200,7 @@ def _warn(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, 
 
 
 def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, Decision]:
-    """The recorded decision, else that of the command line, else a person's. A new one is recorded."""
+    """The recorded decision, else the command line's, else a person's. A new decision is recorded."""
     decisions = Decisions(home())
     if (recorded := decisions.approval(key)) is not None:
         return "approved", recorded
@@ -274,7 +274,7 @@ def _failed(verdict: Verdict) -> str:
 
 
 def _publish(recipe: Recipe, verdict: Verdict) -> None:
-    """The evidence as an artifact in Prefect."""
+    """Publishes the evidence as an artifact in Prefect."""
     if not keeps_runs():
         return
     key = artifact_key(f"gate {recipe.name} {verdict.gate}")

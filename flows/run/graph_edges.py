@@ -11,8 +11,8 @@ from prefect.utilities.engine import link_state_to_flow_run_result
 
 
 def link_result(summary: Mapping[str, Any]) -> str:
-    """The key of a stage's result. A later flow run that gets this very string as a parameter is drawn behind the flow
-    run of the stage: Prefect knows results by their identity."""
+    """The key of a stage's result. If a later flow run gets this very string object as a parameter, it is drawn after
+    the stage's flow run, because Prefect recognizes results by their identity."""
     key: str = summary["key"]
     if summary["flow_run"] is not None:
         details = StateDetails(flow_run_id=UUID(summary["flow_run"]))

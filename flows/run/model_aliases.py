@@ -1,4 +1,4 @@
-"""Aliases in MLflow's model registry that move when a run ends."""
+"""Updates aliases in MLflow's model registry when a run ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def move_aliases(
     stages: Sequence[str],
     gates: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Give each checkpoint that a run made or reused its name as alias, such as dev1 or r1. The last policy becomes the
-    champion if the run had gates and all of them passed without approval.
+    """Gives each checkpoint that a run made or reused its name as an alias, such as dev1 or r1. The last policy becomes
+    the champion if the run had gates and all of them passed without approval.
 
-    `produced`: stage -> key, of this run; `stages`: all of its graph, in order; `gates`: as in the run's result.
+    `produced`: stage -> key, for this run. `stages`: all stages of its graph, in order. `gates`: as in the run's
+    result.
     """
     for stage, name in checkpoints(produced).items():
         record.models.set_alias(recipe, name, store().resolve(produced[stage]))

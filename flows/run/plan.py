@@ -1,6 +1,6 @@
-"""The plan of a run: which stages are reused, and which field or input makes another one run.
+"""The plan of a run: which stages are reused, and which field or input causes a stage to run.
 
-`resolve_inputs` decides which artifacts a step reads, for the plan and for the run itself (flows/run/executor.py).
+`resolve_inputs` decides which artifacts a step reads, for both the plan and the run itself (flows/run/executor.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StageSelection:
     approve: Sequence[str] = ()
 
     def check(self, graph: Sequence[Step]) -> None:
-        """Raises InputError for a stage that the graph does not have, or for --from together with --only."""
+        """Raises InputError if a stage is not in the graph, or if --from and --only are combined."""
         names = [step.name for step in graph]
         for name in [*self.force, *filter(None, (self.start, self.only)), *self.inputs]:
             if name not in names:
@@ -48,17 +48,17 @@ class StageSelection:
 def resolve_inputs(
     step: Step, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
 ) -> dict[str, str]:
-    """Input of the step -> reference of the artifact that it reads. `produced`: stage -> key, of this run so far."""
+    """Input of the step -> reference of the artifact that it reads. `produced`: stage -> key, for this run so far."""
     return {name: reference_to(maker, graph, recipe, selection, produced) for name, maker in step.inputs.items()}
 
 
 def reference_to(
     stage: str, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
 ) -> str:
-    """Reference to the artifact of an earlier stage: that of --input, else this run's, else the one that exactly this
-    recipe made before, else the newest of the stage."""
+    """Reference to the artifact of an earlier stage: the one given by --input, else this run's, else the one that
+    exactly this recipe made before, else the newest of the stage."""
     reference = selection.inputs.get(stage)
-    if reference == "latest":  # by the name of the stage, whatever the step calls the input
+    if reference == "latest":  # uses the stage's name, whatever the step calls the input
         return f"latest:{stage}"
     if reference:
         return reference
@@ -69,7 +69,7 @@ def reference_to(
 
 
 def existing(stage: str, graph: Sequence[Step], recipe: Recipe) -> Manifest | None:
-    """The artifact of a stage that this exact recipe made before, from inputs that it made, too."""
+    """The artifact of a stage that this exact recipe made before, from inputs that it also made."""
     steps = {step.name: step for step in graph}
     manifests: dict[str, Manifest | None] = {}
 
@@ -103,10 +103,10 @@ class Planned:
 
 
 def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> list[Planned]:
-    """The plan of a run with these arguments, by the same inputs and keys as the run itself.
+    """The plan of a run with these arguments, computed from the same inputs and keys as the run itself.
 
     Raises:
-        InputError: a stage, a gate, a file or an input that was named does not exist.
+        InputError: a given stage, gate, file or input does not exist.
     """
     selection.check(graph)
     check_gates(recipe.gates, [step.name for step in graph], selection.approve)

@@ -1,4 +1,4 @@
-"""Mean length of a recipe's prompts, for estimates: from the artifact of its problems, else from its sources."""
+"""Mean length of a recipe's prompts, for estimates: from the artifact of its problems, or else from its sources."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tasks.problems.sources import FileSource, HubSource
 from tasks.store.manifest import Manifest
 
 LOOKED_AT = 50
-"""Problems of each source, or of the artifact."""
+"""Number of problems read from each source, or from the artifact."""
 CHARACTERS = 3.0
-"""Characters of a token, at least."""
+"""Minimum characters per token."""
 TEMPLATE_TOKENS = 10
 """Tokens that the prompt template adds."""
 
 
 def prompt_tokens(recipe: Recipe, made: Manifest | None) -> float | None:
-    """Tokens of a prompt. `made`: the artifact of the stage problems. None if no problem can be read here."""
+    """Mean tokens per prompt. `made`: the artifact of the stage problems. None if no problem can be read here."""
     try:
         if made is not None:
             problems = [*islice(read_rows(made.path / TRAIN, Problem), LOOKED_AT)]
@@ -38,7 +38,7 @@ def prompt_tokens(recipe: Recipe, made: Manifest | None) -> float | None:
 
 
 def _some(source: Source, seed: int) -> list[Problem]:
-    """The first problems of a source; none of a data set on the hub, which is not fetched for an estimate."""
+    """The first problems of a source. None from a hub data set, which is not downloaded for an estimate."""
     if isinstance(source, HubSource):
         return []
     if isinstance(source, FileSource):

@@ -1,4 +1,4 @@
-"""The report of a recipe run as one HTML page: written when a run ends, and by `r1 report RUN`."""
+"""The report of a recipe run as one HTML page, written when a run ends and by `r1 report RUN`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page_of(record: Tracking, run: RecipeRun) -> str:
 
 
 def _content(run: RecipeRun) -> Mapping[str, Any]:
-    """The closing table and completions, from the stage report or from an evaluation without it."""
+    """The closing table and completions, from the stage report, or from an evaluation if there is no report."""
     manifests = run.manifests
     if "report" in manifests and (path := manifests["report"].path / CONTENT).is_file():
         return read_content(path)
@@ -46,7 +46,7 @@ def _content(run: RecipeRun) -> Mapping[str, Any]:
 def publish(record: Tracking, run_id: str) -> Path | None:
     """Writes the page of a recipe run that has just ended, attaches it to its MLflow run and links it in Prefect.
 
-    A failure of the report does not fail the run: it is a warning, and `r1 report` writes the page later.
+    A failure of the report does not fail the run: it logs a warning, and `r1 report` can write the page later.
     """
     path = None
     try:
@@ -58,14 +58,14 @@ def publish(record: Tracking, run_id: str) -> Path | None:
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
         publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
         Progress.current().tell(f"report: {link or path}")
-    except Exception as error:  # errors of Prefect, MLflow and artifacts of any version
+    except Exception as error:  # errors of Prefect, MLflow, and artifacts of any version
         logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path
 
 
 def _address(record: Tracking, run_id: str, path: Path) -> str | None:
-    """Where a browser finds the page: at this home's Prefect server if the run reports to it, else in MLflow. A browser
-    opens no file that a page of a server links to."""
+    """URL of the page for a browser: on this home's Prefect server if the run reports to it, else in MLflow. Browsers
+    do not open local files that a server's page links to."""
     shown, server = report_address(path.name), str(PREFECT_API_URL.value() or "none").removesuffix("api")
     return shown if shown is not None and shown.startswith(server) else record.page(run_id, PAGE)
 
@@ -79,5 +79,5 @@ def write(record: Tracking, run: RecipeRun, path: Path) -> Path:
 
 
 def default_path(run_id: str) -> Path:
-    """Where a run's report page goes unless --out names another file."""
+    """Path of a run's report page, unless --out gives another file."""
     return home() / REPORTS / f"{run_id[:12]}.html"

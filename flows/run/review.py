@@ -1,4 +1,4 @@
-"""Examples of a data set, as Markdown, that a person sees at a gate with a review."""
+"""Examples from a data set, as Markdown, shown to a person at a gate with a review."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tasks.store.manifest import Manifest
 
 _FOLDERS = ("examples/train", "examples")
 _LONGEST = 6000
-"""Characters of a text that are shown."""
+"""Maximum number of characters of a text that are shown."""
 
 
 def review_samples(manifest: Manifest, count: int) -> tuple[str, ...]:
     """Up to `count` examples of the data set in an artifact, evenly spaced.
 
-    A model wrote them: each text stands in a code block that it cannot close.
+    A model wrote them, so each text is in a code block that it cannot close.
 
     Raises:
         InputError: the stage writes no examples.

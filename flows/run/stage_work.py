@@ -1,4 +1,4 @@
-"""What a stage has to compute, by its configuration: which models, on how much data, in which jobs."""
+"""The work that a stage has to compute, according to its configuration: which models, how much data, which jobs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tasks.estimate.published import config_file, published
 from tasks.estimate.stages import Estimate, Estimator
 
 STAGE_S = 0.2
-"""Seconds of any stage to read its inputs, publish and record. Assumed."""
+"""Seconds that any stage needs to read its inputs, publish and record. Assumed."""
 START_S = 5.0
 """Seconds until a job has loaded its libraries and its model. Assumed."""
 RECORD_S = 5e-4
-"""Seconds for each problem or example that is made outside of trainers. Assumed."""
+"""Seconds per problem or example that is made outside of trainers. Assumed."""
 JOBS = {"reward_models": 3, "process_reward_model": 3}
-"""Jobs of a stage that has more than one."""
+"""Number of jobs, for stages that have more than one."""
 _TAGS = 4  # tokens that grpo.training.pretrain adds to its vocabulary
 
 
 def computed(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator) -> Estimate:
-    """Estimate of a stage with this configuration, by formulas alone; other sections are those of `recipe`."""
+    """Estimate of a stage with this configuration, from formulas alone. Other sections are taken from `recipe`."""
     estimate = _work(step, config, recipe, estimator)
     jobs = (estimate.memory is not None) * JOBS.get(re.sub(r"_\d+$", "", step.name), 1)
     start = STAGE_S + START_S * jobs + RECORD_S * _records(config, recipe)
@@ -47,7 +47,7 @@ def computed(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator
 
 
 def _records(config: BaseModel, recipe: Recipe) -> float:
-    """Problems or examples that a stage makes outside of trainers."""
+    """Number of problems or examples that a stage makes outside of trainers."""
     if isinstance(config, Problems):
         return sum(getattr(source, "count", None) or getattr(source, "limit", None) or 0 for source in config.sources)
     if isinstance(config, ColdStartData):
@@ -89,7 +89,7 @@ def _work(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator) -
         return sum((cost(*each, policies=policies, reward_models=judged) for each in asked), Estimate())
     if isinstance(config, SFT):
         return _sft(name, config, recipe, estimator)
-    return Estimate()  # problems and report: no model takes part
+    return Estimate()  # problems and report use no model
 
 
 def _cold_start_data(config: ColdStartData, estimator: Estimator) -> Estimate:
@@ -101,7 +101,7 @@ def _cold_start_data(config: ColdStartData, estimator: Estimator) -> Estimate:
 
 
 def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estimate:
-    """SFT on the cold start's demonstrations, or on the samples that rejection sampling keeps."""
+    """SFT on the cold-start demonstrations, or on the samples that rejection sampling keeps."""
     data = recipe.sft_data
     share, length = estimator.assumed.kept_share, data.sampling.max_new_tokens
     sampled = (data.problems + data.general) * min(data.keep_per_problem, data.samples_per_problem * share)
@@ -117,7 +117,7 @@ def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estima
 
 
 def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
-    """Sampling of the responses and training of both models on them; preferences from files are not counted."""
+    """Sampling responses and training both models on them. Preferences from files are not counted."""
     if config.sampling is None:
         return Estimate()
     group = config.responses_per_prompt
@@ -131,7 +131,7 @@ def _reward_model_stage(config: RewardModels, estimator: Estimator) -> Estimate:
 
 
 def _step_model(config: ProcessRewards, estimator: Estimator) -> Estimate:
-    """Sampling of the chains, rollouts from each of their steps, and training on them."""
+    """Sampling chains, rollouts from each of their steps, and training on them."""
     assumed, sampling, training = estimator.assumed, config.sampling, config.training
     mean = sampling.max_new_tokens * assumed.completion_share
     chains, length = config.problems * config.samples_per_problem, assumed.prompt_tokens + mean
@@ -154,10 +154,10 @@ def base_of(stage: str, recipe: Recipe) -> Base:
 
 
 def architecture_of(base: Base, config: Path | None = None) -> Architecture:
-    """The model's shape. `config`: path of its config.json if it is neither a local folder nor in the cache.
+    """The model's architecture. `config`: path of its config.json if it is neither in a local folder nor in the cache.
 
     Raises:
-        InputError: if nothing says it.
+        InputError: the architecture is unknown.
     """
     if settings := base.pretrain:
         return Architecture(
