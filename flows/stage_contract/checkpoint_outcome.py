@@ -1,4 +1,4 @@
-"""The outcome of stages that end in a checkpoint of one trainer."""
+"""The outcome of stages that produce one trainer's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from flows.stage_contract.stage import Outcome
 
 
 def checkpoint_outcome(result: dict[str, Any], model: str, **more: Any) -> Outcome:
-    """The outcome of a trainer's result, for the checkpoint called `model`. Where the job validates, its choice among
-    the steps is there too: `kept_step` among the counts, `kept/METRIC` among the metrics."""
+    """The outcome for a trainer's result, with the checkpoint named `model`. If the job validates, it includes the step
+    that was chosen: `kept_step` among the counts, `kept/METRIC` among the metrics."""
     counts, metrics = dict(result.get("counts", {})), dict(result["metrics"])
     if kept := result.get("kept"):
         counts["kept_step"] = kept["step"]

@@ -1,7 +1,7 @@
-"""GPUs as slots of a global concurrency limit of Prefect: a job waits until as many are free as it takes.
+"""GPUs as slots of a Prefect global concurrency limit: a job waits until as many slots are free as it needs.
 
-Workers already run one stage a GPU. The limit counts what they cannot see: recipes in terminals, other pools and other
-machines' workers that reach the same GPUs. Without the limit on the server nothing waits.
+Workers already run one stage per GPU. The limit accounts for what they cannot see: recipes in terminals, other pools,
+and other machines' workers that use the same GPUs. If the server has no such limit, nothing waits.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from grpo.errors import InputError
 from tasks.trainer.gpus import gpus
 
 LEASE_S = 60.0
-"""Seconds after which the slots of a process that was killed are free again."""
+"""Seconds after which the slots of a killed process become free again."""
 
 
 @contextlib.contextmanager
 def gpu_slots(hardware: Hardware) -> Iterator[None]:
-    """Holds a slot for each GPU that a job takes, waiting until they are free.
+    """Holds one slot for each GPU that a job needs, after waiting until they are free.
 
     Raises:
-        InputError: it takes more than the limit has, and would wait for ever.
+        InputError: the job needs more slots than the limit has, and would wait forever.
     """
     limit = _limit() if keeps_runs() and hardware.device != "cpu" and gpus() else None
     if limit is None:
@@ -42,13 +42,13 @@ def gpu_slots(hardware: Hardware) -> Iterator[None]:
             f"hardware.processes, or raise the limit: prefect gcl update {GPU_LIMIT} --limit {wanted}"
         )
     Progress.current().tell(f"asking for {wanted} of the {limit} slots of {GPU_LIMIT}")
-    # A server that is away for a while must not end a training that runs.
+    # An unavailable server must not end a training that is running.
     with concurrency(GPU_LIMIT, occupy=wanted, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
         yield
 
 
 def _limit() -> int | None:
-    """Slots of the limit; None if the server has none, or it is switched off."""
+    """Number of slots of the limit; None if the server has none, or if it is inactive."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_global_concurrency_limit_by_name(GPU_LIMIT)

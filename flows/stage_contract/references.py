@@ -1,9 +1,9 @@
-"""References: how a stage's input, or an artifact to look at, is named.
+"""References: how to name a stage's input, or an artifact to look at.
 
-3fa4c1                   a key or a digest, or its beginning
-latest:STAGE             the newest artifact of a stage; `latest` alone where the stage is clear
-RUN:STAGE                what a run in MLflow made, reused or read; RUN is its id or the beginning
-champion, alias:NAME     a model in MLflow's registry by its alias; NAME@RECIPE where several recipes have it
+3fa4c1                   a key or a digest, or a prefix of one
+latest:STAGE             the newest artifact of a stage; only `latest` if the stage is clear
+RUN:STAGE                what an MLflow run made, reused or read; RUN is its id or a prefix of it
+champion, alias:NAME     a model in MLflow's registry by its alias; NAME@RECIPE if several recipes have it
 ./FOLDER, /FILE, ~/FILE  something of the user's, by its contents
 """
 
@@ -36,8 +36,8 @@ class Input:
 
 
 def resolve(reference: str, stage: str | None = None) -> Input:
-    """The input that a reference names, its contents as they were made; `latest` alone is the newest artifact of
-    `stage`."""
+    """The input that a reference names, after checking that its contents are unchanged. `latest` alone is the newest
+    artifact of `stage`."""
     if reference.startswith((".", "/", "~")):
         return external(reference)
     manifest = store().check(artifact(reference, stage))
@@ -63,7 +63,7 @@ def artifact(reference: str, stage: str | None = None) -> Manifest:
 
 def external(name: str | Path) -> Input:
     """A user's file or folder, identified by its contents. A string that is not a local path is a hub name and
-    identifies itself; a Path must exist."""
+    identifies itself. A Path must exist."""
     path = Path(name).expanduser()
     if not path.exists():
         if isinstance(name, Path) or name.startswith((".", "/", "~")):
@@ -73,10 +73,10 @@ def external(name: str | Path) -> Input:
 
 
 def named_files(paths: Mapping[str, str | Path], settings: BaseModel, around: str = "") -> dict[str, Input]:
-    """Files and folders that settings name, as inputs. `around`: what stands before their fields in a message.
+    """Files and folders named in settings, as inputs. `around`: prefix of their fields in error messages.
 
     Raises:
-        InputError: one is missing; names its field.
+        InputError: one is missing; the message names its field.
     """
     found = {}
     for name, path in paths.items():
@@ -90,7 +90,7 @@ def named_files(paths: Mapping[str, str | Path], settings: BaseModel, around: st
 
 
 def _contents_digest(path: Path) -> str:
-    """SHA-256 over names and contents, cached by size and time, so that a model folder is not read in every run."""
+    """SHA-256 over names and contents. Cached by size and time, so that a model folder is not read in every run."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     state = hashlib.sha256(
         json.dumps([[str(p), (s := p.stat()).st_size, s.st_mtime_ns] for p in files]).encode()

@@ -1,7 +1,7 @@
 """The page of a flow run in Prefect: a link to MLflow, progress, results.
 
-These are Prefect's artifacts and not part of a stage's output: a failure to show one is a warning. Without a permanent
-server nothing is sent.
+These are Prefect artifacts, not part of a stage's output. If one cannot be shown, a warning is logged. Without a
+permanent server, nothing is sent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""Seconds between updates of a progress bar: a request costs the server 25 ms, and much more when it is busy."""
+"""Seconds between updates of a progress bar. A request costs the server 25 ms, and much more if it is busy."""
 RETRIES = 3
 ANSWER_S = 10.0
-"""Timeout of a request, short because the same process watches the trainer."""
+"""Timeout of a request in seconds. It is short because the same process watches the trainer."""
 
 
 class RunPage:
-    """The page of the current flow run; `name` is the stage's or the recipe's."""
+    """The page of the current flow run. `name` is the name of the stage or recipe."""
 
     def __init__(self, name: str):
         self.name = name
@@ -46,7 +46,7 @@ class RunPage:
         self._shown: dict[str, float] = {}
 
     def link(self, record: Tracking, run_id: str) -> None:
-        """Links the run in MLflow; a record without a server has no pages."""
+        """Links the MLflow run. If `record` has no server, there is no page to link."""
 
         def show() -> None:
             if page := record.page(run_id):
@@ -61,7 +61,7 @@ class RunPage:
         _try("the link to MLflow", show)
 
     def progress(self, job: str, done: int, of: int, line_text: str) -> None:
-        """Updates the progress bar of a job, at most once in EVERY_S unless it is complete. A failed update is not
+        """Updates the progress bar of a job, at most once in EVERY_S unless the job is complete. A failed update is not
         repeated."""
         now = time.monotonic()
         if not of or (done < of and now - self._shown.get(job, -EVERY_S) < EVERY_S):
@@ -76,18 +76,18 @@ class RunPage:
             else:
                 key = f"progress-{artifact_key(f'{self.name} {job}')}"
                 artifact = create_progress_artifact(percent, key=key, description=line)
-                assert isinstance(artifact, UUID)  # a coroutine only in asynchronous flows
+                assert isinstance(artifact, UUID)  # it is a coroutine only in asynchronous flows
                 self._bars[job] = artifact
 
         _try("a progress bar", show, retries=0)
 
     def stage(self, done: int, of: int, text: str) -> None:
         """Shows the number of finished stages of a recipe, and the current one."""
-        self._shown.clear()  # reused stages come faster than the interval, and each one should be seen
+        self._shown.clear()  # reused stages come faster than the interval, and each one should be visible
         self.progress("", done, of, f"{done} of {of} stages done · {text}")
 
     def result(self, manifest: Manifest, status: str, shown: Callable[[Manifest], str]) -> None:
-        """Shows a stage's result: the Markdown of `shown`, or else its numbers."""
+        """Shows a stage's result: the Markdown returned by `shown`, or else its numbers."""
 
         def show() -> None:
             lines = [
@@ -108,13 +108,13 @@ class RunPage:
 
 
 def table(values: Mapping[str, Any]) -> str:
-    """Numbers as a Markdown table, without missing ones."""
+    """Numbers as a Markdown table. Missing numbers are left out."""
     rows = [f"| {name} | {_number(value)} |" for name, value in values.items() if value is not None]
     return "\n".join(["| Number | Value |", "|---|---:|", *rows]) if rows else ""
 
 
 def artifact_key(name: str) -> str:
-    """A key of a Prefect artifact: lower-case letters, digits and dashes."""
+    """`name` as a valid key of a Prefect artifact: lower-case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -128,5 +128,5 @@ def _try(what: str, show: Callable[[], Any], retries: int = RETRIES) -> None:
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
             show()
-    except Exception as error:  # errors of Prefect and MLflow, which may be away or busy
+    except Exception as error:  # errors of Prefect and MLflow, which may be unavailable or busy
         logger.warning("%s is missing on the run's page: %s", what, error)

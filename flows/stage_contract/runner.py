@@ -35,8 +35,8 @@ from tasks.trainer.launch import preload
 
 
 def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
-    """Runs one stage. The state's data is `summary` of the artifact, with status "ran" or "reused"."""
-    if secret := secret_in(config.model_dump(mode="json")):  # a form of Prefect's leads here without a recipe
+    """Runs one stage. The state's data is the `summary` of the artifact, with status "ran" or "reused"."""
+    if secret := secret_in(config.model_dump(mode="json")):  # a Prefect form can lead here without a recipe
         raise InputError(f"stage {stage.name!r}: {secret}")
     resolved, key = find_key(stage, config, inputs, seed)
     if where.key not in (None, key):
@@ -62,7 +62,7 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
         record_reuse(record, where.parent_run_id, existing)
     _make_current(record, existing, resolved, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics, existing.counts)
-    if where.parent_run_id is None:  # somebody started this stage, and looks at its page
+    if where.parent_run_id is None:  # somebody started this stage alone and looks at its page
         RunPage(stage.name).reused(record, existing, stage.shown)
     return Completed(name="Reused", data=summary(existing, "reused", _flow_run()))
 
@@ -75,7 +75,7 @@ def _flow_run() -> UUID | None:
 def _make_current(
     record: Tracking, manifest: Manifest, inputs: Mapping[str, Input], seed: int, where: RunContext
 ) -> None:
-    """Marks the artifact and its inputs as current for their recipes; artifacts made from other inputs become stale."""
+    """Marks the artifact and its inputs as current for their recipes. Artifacts made from other inputs become stale."""
     read = [item.manifest for item in inputs.values() if item.manifest is not None]
     recipes = recipes_using(store(), seed, read) if where.recipe == ALONE else [where.recipe]
     # A list, not a generator, so that every recipe is updated.
@@ -84,7 +84,7 @@ def _make_current(
 
 
 def summary(manifest: Manifest, status: str, flow_run: UUID | None = None) -> dict[str, Any]:
-    """Plain values about an artifact; the result of a stage's flow. `flow_run` made or found it."""
+    """Plain values about an artifact, which are the result of a stage's flow. `flow_run` made or found it."""
     return {
         "flow_run": str(flow_run) if flow_run else None,
         "name": manifest.stage,
@@ -129,7 +129,7 @@ def _build(
         context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
         with system_metrics(record, run_id):
             outcome = stage.build(context)
-        record.settle(run_id)  # publishing removes the file of the metrics
+        record.settle(run_id)  # publishing removes the file with the metrics
         used = usage(attempt.work)
         manifest = attempt.publish(
             stage_version=stage.version,

@@ -1,9 +1,9 @@
-"""What a stage declares, and the key of its artifact. runner.py runs stages by it.
+"""What a stage declares, and the key of its artifact. runner.py runs stages according to it.
 
     key = sha256(stage, stage version, canonical config with the seed, digests of the inputs)
 
-A stage is a `Stage` and a Prefect flow of the same name in its own module. Settings that change
-where a stage runs, but not its output (devices, logging), do not enter the key.
+A stage is a `Stage` and a Prefect flow of the same name in its own module. Settings that change where a stage runs,
+but not its output (devices, logging), are not part of the key.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ NOT_HASHED = {
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
     *("backoff_s", "away_max_s", "ray", "budget_requests", "budget_tokens"),
 }
-"""Names of settings about where and how fast a stage runs."""
+"""Names of settings that affect where and how fast a stage runs, but not its output."""
 
 
 ALONE = "single-stages"
-"""MLflow experiment of stages that run outside of a recipe."""
+"""MLflow experiment for stages that run outside of a recipe."""
 
 
 class RunContext(BaseModel):
@@ -76,15 +76,15 @@ class Outcome:
     steps_completed: int | None = None
     model: str | None = None  # name of the checkpoint, if `out` is one
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    evaluated: dict[str, str] = field(default_factory=dict)  # input -> name of the checkpoint that `metrics` are about
+    evaluated: dict[str, str] = field(default_factory=dict)  # input -> name of the checkpoint that `metrics` describe
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the recipe. `needs` are the stages whose artifacts it reads; `version` changes with its code's output;
-    `files` names local files and folders that the configuration points to; `extra` is hashed beside the config;
-    `mixed` allows models with different tokenizers or chat templates among the inputs; `shown` is Markdown about an
-    artifact for Prefect's pages, empty: its numbers."""
+    """A stage of the recipe. `needs`: stages whose artifacts it reads; `version`: raised when its code's output
+    changes; `files`: local files and folders that the configuration points to; `extra`: hashed in addition to the
+    config; `mixed`: allows models with different tokenizers or chat templates among the inputs; `shown`: Markdown about
+    an artifact for Prefect's pages; if empty, its numbers are shown."""
 
     name: str
     version: int
@@ -98,11 +98,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Step:
-    """A stage in a pipeline: its contract, the Prefect flow that runs it, and which steps make its inputs."""
+    """A stage in a pipeline: its contract, the Prefect flow that runs it, and the steps that make its inputs."""
 
     stage: Stage
     flow: Callable[..., Any]
-    takes: Mapping[str, str] = field(default_factory=dict)  # input -> name of its step, where they differ
+    takes: Mapping[str, str] = field(default_factory=dict)  # input -> name of its step, if different
     section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section with the stage's name
 
     @property
@@ -120,10 +120,10 @@ class Step:
 
 
 def section_of(recipe: Recipe, name: str) -> Any:
-    """The recipe's section of this name.
+    """The recipe's section with this name.
 
     Raises:
-        InputError: the recipe leaves it out.
+        InputError: the recipe does not have it.
     """
     section = getattr(recipe, name)
     if section is None:
@@ -155,10 +155,11 @@ class Context:
         return self.inputs[name].path
 
     def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
-        """Run a job of grpo/ in a subprocess and return its result. Its metrics go to MLflow and to the progress line.
+        """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and to the progress
+        line.
 
-        A second call with the same `name`, after a kill, continues from the job's last checkpoint; a job that had
-        already finished returns its result at once.
+        A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
+        already finished, its result is returned at once.
         """
         work = self.attempt.work / name
         work.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ class Context:
             return finished
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
-        if metrics.is_file():  # from the attempt that this one continues; its curve belongs to this run, too
+        if metrics.is_file():  # from the attempt that this one continues, whose curve also belongs to this run
             self._on_metrics(prefix, read_metrics(metrics))
         completions = CompletionsTable(self.tracking, self.run_id, f"{prefix}completions")
         completions.add(read_metrics(work / COMPLETIONS))
@@ -183,7 +184,7 @@ class Context:
         }
         limit = self.where.time_limit_hours
         run_name = self.where.name_run(f"{self.stage.name}: {name},", self.seed)
-        # A function, since Prefect fills in the braces of a text, and overrides have their own.
+        # A function, because Prefect fills in braces in a string, and overrides contain braces.
         run = task(name=f"run {kind}", task_run_name=lambda: run_name, cache_policy=NO_CACHE)(launch)
         plain = json.loads(json.dumps(job, default=_jsonable))
         try:
@@ -197,12 +198,12 @@ class Context:
                     time_limit_s=limit * 3600 if limit else None,
                     lock_fd=self.attempt.lock_fd,
                 )
-        finally:  # a job that failed is read first of all
+        finally:  # also for a failed job, whose log is read first
             if (log := work / LOG).is_file():
                 self.tracking.log_file(self.run_id, log, f"logs/{name}")
-        if (used := work / PEAK_MEMORY_FILE).is_file():  # beside the estimate, to compare
+        if (used := work / PEAK_MEMORY_FILE).is_file():  # logged for comparison with the estimate
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
-            # MLflow shows a metric that has only step 0 as a bar, not as a curve of one point.
+            # MLflow shows a metric that has only step 0 as a bar, not as a one-point curve.
             self.tracking.log_metrics(self.run_id, [{"step": 0, f"{prefix}peak_memory_gb": gigabytes}])
         write_whole(done, json.dumps(result))
         return result
@@ -232,13 +233,13 @@ def hashed_config(stage: Stage, config: BaseModel, seed: int) -> dict[str, Any]:
 
 
 def hashed_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a configuration without those that do not change the result."""
+    """Plain values of a configuration, without those that do not change the result."""
     hashed: dict[str, Any] = _without_places(values, {})
     return hashed
 
 
 def _without_places(value: Any, files: Mapping[str, str]) -> Any:
-    """Replaces paths of files by input names: their contents enter the key as digests of inputs."""
+    """Replaces file paths by input names, because the files' contents enter the key as digests of inputs."""
     if isinstance(value, Mapping):
         return {k: _without_places(v, files) for k, v in value.items() if k not in NOT_HASHED}
     if isinstance(value, list):
@@ -247,7 +248,7 @@ def _without_places(value: Any, files: Mapping[str, str]) -> Any:
 
 
 def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> Any:
-    """The configuration with absolute paths, since a worker has another working directory."""
+    """The configuration with absolute paths, because a worker has another working directory."""
     paths = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
 
     def absolute(value: Any) -> Any:
@@ -261,7 +262,7 @@ def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Map
 
 
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:
-    """The artifact key of a stage: a hash of name, version, configuration, seed and digests of the inputs."""
+    """The key of a stage's artifact: a hash of name, version, configuration, seed and digests of the inputs."""
     digests = {name: ref.digest for name, ref in inputs.items()}
     return artifact_key(stage.name, stage.version, hashed_config(stage, config, seed), digests)
 
@@ -286,7 +287,7 @@ def find_inputs(stage: Stage, config: BaseModel, inputs: Mapping[str, str]) -> d
 
 
 def find_key(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int) -> tuple[dict[str, Input], str]:
-    """A stage's inputs, and its key with them."""
+    """A stage's inputs, and the key that results from them."""
     resolved = find_inputs(stage, config, inputs)
     return resolved, key_of(stage, config, seed, {name: item.ref for name, item in resolved.items()})
 

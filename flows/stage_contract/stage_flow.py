@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 
 def parameters_of_run() -> Mapping[str, Any]:
-    """Parameters of the current flow run, for a function that names it."""
+    """Parameters of the current flow run, for a function that names the run."""
     context = FlowRunContext.get()
     assert context is not None and context.parameters is not None, "Prefect asks for the name inside of the run"
     return context.parameters
@@ -27,7 +27,8 @@ def parameters_of_run() -> Mapping[str, Any]:
 def stage_flow(
     stage: str, stage_of: Callable[[Mapping[str, Any]], str] | None = None
 ) -> Callable[[_F], Flow[..., Any]]:
-    """Decorator: the flow of this stage, or of several: `stage_of` tells which one from the parameters of a run."""
+    """Decorator that makes the flow of one stage, or of several; then `stage_of` returns the stage from a run's
+    parameters."""
 
     def name_of_run() -> str:
         parameters = parameters_of_run()
@@ -39,7 +40,8 @@ def stage_flow(
 
 
 def without_flow(flow: Callable[..., Any]) -> Callable[..., State]:
-    """The function of a stage's flow, to be called without Prefect. Some flows have a part of their arguments set."""
+    """The function of a stage's flow, for calls without Prefect. Some flows have some of their arguments already
+    set."""
     if isinstance(flow, partial):
         return partial(without_flow(flow.func), *flow.args, **flow.keywords)
     function: Callable[..., State] = flow.fn  # type: ignore[attr-defined]
@@ -47,8 +49,8 @@ def without_flow(flow: Callable[..., Any]) -> Callable[..., State]:
 
 
 def run_in_batches(tasks: Sequence[Task[[int], _R]], size: int) -> list[_R]:
-    """Results of tasks that take their number. At most `size` are submitted at once: Prefect starts a thread for each
-    that waits, and a set of a million samples has thousands of shards."""
+    """Results of tasks that take their number. At most `size` are submitted at a time, because Prefect starts a thread
+    for each waiting task, and a set of a million samples has thousands of shards."""
     results: list[_R] = []
     for start in range(0, len(tasks), size):
         futures = [task.submit(start + i) for i, task in enumerate(tasks[start : start + size])]
