@@ -1,1 +1,1 @@
-"""One module per stage of a recipe, each a Prefect flow. flows/stage_graphs.py puts them in order."""
+"""One module per stage of a recipe, each with a Prefect flow. flows/stage_graphs.py puts them in order."""

@@ -1,4 +1,4 @@
-"""Alignment RL: GRPO on reasoning and, in the last steps, general prompts, Dev3 -> R1 (R1, stage 4)."""
+"""Alignment RL, Dev3 -> R1: GRPO on reasoning prompts and, in the last steps, general prompts (R1, stage 4)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
-    """R1: trains Dev3 on rules and reward models."""
+    """Makes R1 by training Dev3 with rules and reward models."""
     return align(context, policy="sft", reward_models="reward_models", model="r1")
 
 
 def align(context: Context, policy: str, reward_models: str, model: str, **job: Any) -> Outcome:
-    """GRPO from the input `policy` against the input `reward_models`; the checkpoint is called `model`."""
+    """GRPO from the input `policy` against the input `reward_models`. The checkpoint is named `model`."""
     models = context.path(reward_models)
     return train(
         context,
@@ -41,7 +41,8 @@ STAGE = Stage(POLICY, 5, ("problems", "sft_data", "sft", "reward_models"), build
 
 
 def policy_stage(number: int) -> Stage:
-    """Alignment RL of round `number`. A later round has another seed, so that its prompts come in another order."""
+    """Alignment RL of round `number`. A later round has a different seed, so that its prompts come in a different
+    order."""
     if number == 1:
         return STAGE
     policy, models = policy_name(number - 1), models_name(number)

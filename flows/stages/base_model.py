@@ -18,7 +18,7 @@ from tasks.problems.miniature.corpus import CORPUS_VERSION, corpus, held_out_sum
 from tasks.problems.miniature.everyday import held_out_seen
 
 ZERO_TEMPLATE_FILE = "zero_template.txt"
-"""Saved with the model, so that every stage prompts it in the same words."""
+"""Saved with the model, so that every stage prompts it with the same text."""
 
 
 def zero_template(model: Path) -> str | None:
@@ -28,11 +28,11 @@ def zero_template(model: Path) -> str | None:
 
 
 def build(context: Context) -> Outcome:
-    """The base model: pretrained from scratch, or a copy of the recipe's model."""
+    """Makes the base model: pretrains it from scratch, or copies the recipe's model."""
     config: Base = context.config
     (context.out / ZERO_TEMPLATE_FILE).write_text(config.zero_template)
     if config.pretrain is None:
-        # One copy in the store: later stages then depend on nothing outside it.
+        # A copy in the store, so that later stages depend on nothing outside it.
         hardware = Hardware(remote_code=config.remote_code)
         result = context.run_job("copy_model", model=str(context.path("model")), hardware=hardware)
         return Outcome(counts=result["counts"], model="base")
@@ -55,7 +55,7 @@ def files(config: Base) -> dict[str, str | Path]:
 
 
 def text(config: Base) -> dict[str, Any]:
-    """The version of the miniature's text, which decides the result besides settings."""
+    """The version of the miniature's text, which decides the result in addition to the settings."""
     return {"corpus": CORPUS_VERSION} if config.pretrain else {}
 
 
@@ -63,7 +63,7 @@ STAGE = Stage("base", 5, (), build, files=files, extra=text)
 
 
 def base_stage(student: str | None = None) -> Stage:
-    """The base model of the recipe, or of one of its students."""
+    """The stage for the base model of the recipe, or of one of its students."""
     return replace(STAGE, name=f"{STAGE.name}_{student}") if student else STAGE
 
 

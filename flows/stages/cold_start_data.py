@@ -1,4 +1,5 @@
-"""Cold-start data: demonstrations of the format, written, sampled, or R1-Zero's own rewritten (R1, stage 1)."""
+"""Cold-start data: demonstrations of the format, which are written, sampled, or rewritten from R1-Zero (R1, stage
+1)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def build(context: Context) -> Outcome:
 
 
 def _sample(context: Context, count: int, policy: str) -> list[Sample]:
-    """Completions of the input `policy`, by the plain-text template, for the first `count` training problems."""
+    """Completions of the input `policy` for the first `count` training problems, with the plain-text template."""
     config: ColdStartData = context.config
     raw = context.attempt.state / "raw"
     task = {
@@ -77,7 +78,7 @@ def _sample(context: Context, count: int, policy: str) -> list[Sample]:
 
 
 def _from_zero(context: Context, problems: list[Problem]) -> tuple[list[Any], dict[str, int]]:
-    """R1-Zero's right and readable trajectories, one a problem, rewritten and filtered again."""
+    """R1-Zero's right and readable trajectories, one per problem, rewritten and filtered again."""
     config: ColdStartData = context.config
     chosen, counts = trajectories(_sample(context, len(problems), ZERO), config.filters)
     if not chosen:
@@ -111,12 +112,12 @@ def _by_teacher(context: Context, problems: list[Problem], chosen: dict[str, Sam
 
 
 def files(config: ColdStartData) -> dict[str, str | Path]:
-    """The rewriter's model."""
+    """The rewriter's model, if it has one."""
     return {_MODEL: config.rewriter.model} if config.rewriter and config.rewriter.model else {}
 
 
 def code(config: ColdStartData) -> dict[str, Any]:
-    """Digests of the user's own engines, which sample or rewrite."""
+    """Digests of the user's own engines that sample or rewrite."""
     return code_digests(engines=[config.engine, config.rewriter.engine if config.rewriter else None])
 
 
@@ -124,7 +125,7 @@ STAGE = Stage("cold_start_data", 9, ("problems", "base"), build, files=files, ex
 
 
 def stage_of(config: ColdStartData) -> Stage:
-    """The stage with the inputs that these settings read: R1-Zero's checkpoint or not."""
+    """The stage with the inputs that these settings need: with R1-Zero's checkpoint, or without."""
     return dataclasses.replace(STAGE, needs=(*STAGE.needs, ZERO)) if config.source == ZERO else STAGE
 
 

@@ -14,7 +14,7 @@ from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:
-    """Dev1: fine-tunes the base model on the cold-start demonstrations."""
+    """Makes Dev1 by fine-tuning the base model on the cold-start demonstrations."""
     data = context.path("cold_start_data") / EXAMPLES
     result = context.run_job("sft", settings=context.config, model=str(context.path("base")), data=data)
     return checkpoint_outcome(result, "dev1")

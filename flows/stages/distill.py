@@ -1,7 +1,7 @@
-"""Distillation: smaller students learn by SFT alone from what Dev2 wrote (R1, distillation).
+"""Distillation: smaller students learn only by SFT from Dev2's samples (R1, distillation).
 
-Each student is two stages, its base model and its SFT, so that other SFT settings do not pretrain it again. The paper's
-students are open models; a small one made from nothing is here for recipes without downloads.
+Each student has two stages, its base model and its SFT, so that changing SFT settings does not pretrain it again. The
+paper's students are open models. For recipes without downloads, a student can be a small model pretrained from scratch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIX = "student_"
 
 
 def student_stage(name: str) -> Stage:
-    """SFT of the student `name` on the SFT data; the checkpoint has the student's name."""
+    """SFT of the student `name` on the SFT data. The checkpoint has the student's name."""
 
     def build(context: Context) -> Outcome:
         return sft.train(context, base=base_stage(name).name, model=name)

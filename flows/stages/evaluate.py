@@ -46,15 +46,15 @@ CHECKPOINTS = {
     "sft": "dev3",
     "alignment_rl": "r1",
 }
-"""Stage -> name of its checkpoint, in the order of the closing table; later rounds and students follow."""
+"""Stage -> name of its checkpoint, in the order of the closing table. Later rounds and students follow."""
 RULES = ["accuracy", "stated", "format", "language"]
-"""What samples are scored by. Accuracy reads the answer where the format demands it, `stated` wherever it stands."""
+"""Scores of the samples. Accuracy reads the answer where the format requires it, `stated` wherever it appears."""
 OPPONENTS = ("dev3", "dev1")
-"""Opponents in win rates: the first of these that exists, the SFT model from which alignment or PPO starts."""
+"""Opponents in win rates. The first one that exists is used: the SFT model from which alignment or PPO starts."""
 
 
 def build(context: Context) -> Outcome:
-    """Samples each checkpoint on the held-out problems and writes the table."""
+    """Samples each checkpoint on the held-out problems and writes the closing table."""
     config: Evaluate = context.config
     held_out = context.path("problems") / HELD_OUT
     stages = checkpoints(context.inputs)
@@ -127,7 +127,7 @@ def build(context: Context) -> Outcome:
 
 
 def _ask_sets(context: Context) -> dict[str, Path]:
-    """Writes the problems of every test set as it asks them, to a file each."""
+    """Writes the problems of every test set, in the form in which it asks them, to one file each."""
     files = {}
     for of in context.config.sets:
         source = test_set_file(context.path("problems"), of.name)
@@ -143,8 +143,8 @@ def _ask_sets(context: Context) -> dict[str, Path]:
 
 
 def files(config: Evaluate) -> dict[str, str | Path]:
-    """Local files and folders that test sets read. The stage reads their problems from `problems`; what it is given
-    keeps the path out of its key."""
+    """Local files and folders that test sets read. The stage reads their problems from `problems`; listing the paths
+    here keeps them out of its key."""
     return set_files(config.sets)
 
 
@@ -157,7 +157,7 @@ def checkpoints(stages: Iterable[str]) -> dict[str, str]:
 
 
 def stage_of(checkpoint: str) -> str:
-    """The stage that makes the checkpoint of this name; the name itself if there is none."""
+    """The stage that makes the checkpoint with this name, or the name itself if there is none."""
     if re.fullmatch(r"r1_\d+", checkpoint):
         return checkpoint.replace("r1", "alignment_rl")
     return next((stage for stage, name in CHECKPOINTS.items() if name == checkpoint), checkpoint)
@@ -180,8 +180,9 @@ def closing_table(
     config: Evaluate,
     judge: Judge,
 ) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its metrics; those of reasoning from `scores`, of each checkpoint. For general prompts: scores of
-    the reward models, if any, and verdicts of rules and of the judge, which is not part of the reward."""
+    """Checkpoint -> its metrics. Reasoning metrics come from `scores`, which has those of each checkpoint. For general
+    prompts: scores of the reward models, if any, and verdicts of rules and of the judge, which is not part of the
+    reward."""
     reasoning = {name: _reasoning(rows) for name, rows in samples.items()}
     general = {name: [s for s in rows if s.domain == "general"] for name, rows in samples.items()}
     opponent = next((name for name in OPPONENTS if name in general), None)
@@ -204,7 +205,7 @@ def closing_table(
 
 
 def code(config: Evaluate) -> dict[str, Any]:
-    """Digests of the judge's prompts, which decide the result besides settings."""
+    """Digests of the judge's prompts, which decide the result in addition to the settings."""
     return {"judge_prompts": EVALUATION_DIGESTS | verifying_digests(config.judge)}
 
 
@@ -227,10 +228,10 @@ R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignme
 
 
 def stage_for(stages: Sequence[str]) -> Stage:
-    """The evaluation of what these stages make, with the scores of `reward_models` if they are among them.
+    """The evaluation of the checkpoints of these stages, with the scores of `reward_models` if they are among them.
 
     Raises:
-        InputError: one makes no checkpoint.
+        InputError: a stage makes no checkpoint.
     """
     if wrong := set(stages) - {"reward_models"} - checkpoints(stages).keys():
         known = ", ".join([*CHECKPOINTS, f"{PREFIX}NAME"])
@@ -240,7 +241,7 @@ def stage_for(stages: Sequence[str]) -> Stage:
 
 
 def gate_stage(stages: Sequence[str]) -> Stage:
-    """The same for a gate, which reads it before the run goes on."""
+    """Like `stage_for`, for a gate that reads it before the run continues."""
     return replace(stage_for(stages), name="gate")
 
 

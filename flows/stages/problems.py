@@ -48,7 +48,7 @@ def build(context: Context) -> Outcome:
     """Writes the training and held-out problems as parquet files."""
     config: Problems = context.config
     problems: list[Problem] = []
-    by_source: dict[str, bool] = {}  # id -> whether it is held out, where the source says so itself
+    by_source: dict[str, bool] = {}  # id -> whether it is held out, if the source itself says so
     counts: dict[str, int] = {}
     bad: list[dict[str, Any]] = []
     for number, source in enumerate(config.sources):
@@ -117,10 +117,10 @@ def build(context: Context) -> Outcome:
 def _divide(
     problems: list[Problem], by_source: Mapping[str, bool], config: Problems
 ) -> tuple[list[Problem], list[Problem]]:
-    """(train, held out), each in the order given: as the source says, else by the hash of the normal form."""
+    """(train, held out), each in the given order. The source decides, or else the hash of the normal form."""
     undivided = [problem for problem in problems if problem.id not in by_source]
     learn, keep = split(undivided, config.held_out_share, salt=SALT, held_out_max=config.held_out_max)
-    held_out = {**by_source, **{p.id: False for p in learn}, **{p.id: True for p in keep}}  # what is over is in neither
+    held_out = {**by_source, **{p.id: False for p in learn}, **{p.id: True for p in keep}}  # the surplus is in neither
     return (
         [p for p in problems if held_out.get(p.id) is False],
         [p for p in problems if held_out.get(p.id) is True],
@@ -130,12 +130,12 @@ def _divide(
 def _apart(
     config: Problems, problems: list[Problem], others: list[Problem]
 ) -> tuple[list[Problem], dict[str, int], list[Collision]]:
-    """The problems that share no n-gram with the others, how many do, and examples of them."""
+    """The problems that share no n-gram with the others, counts of those that do, and examples of them."""
     return decontaminate(problems, others, config.ngram, boilerplate_share=config.boilerplate_share)
 
 
 def _write_test_set(context: Context, of: SetData) -> tuple[list[Problem], list[str]]:
-    """The problems of a test set, and of each row that was left out why."""
+    """The problems of a test set, and the reason for each row that was left out."""
     loaded = load_set(of, context.seed)
     style = of.source.answer_style if of.source and of.source.answer_style else context.config.answer_style
     tested = [with_style(problem, style) for problem in loaded.problems]
@@ -156,18 +156,18 @@ def files(config: Problems) -> dict[str, str | Path]:
 
 
 def set_files(sets: Sequence[SetData]) -> dict[str, str | Path]:
-    """Local files and folders that test sets read, and names on the hub."""
+    """Local files and folders that test sets read, and their hub names."""
     return {f"test_{of.name}": of.local for of in sets if of.local is not None}
 
 
 def test_set_file(artifact: Path, name: str) -> Path:
-    """The problems of a test set in an artifact of this stage."""
+    """The file with a test set's problems in an artifact of this stage."""
     return artifact / TEST_SETS / f"{name}.parquet"
 
 
 def code(config: Problems) -> dict[str, Any]:
-    """What decides the result besides settings: entries of the table of known test sets that are read, and the versions
-    of the miniature world's general prompts, if they are asked, and of the reader of rows, if there are any."""
+    """What decides the result in addition to the settings: the entries used from the table of known test sets; the
+    version of the miniature world's general prompts, if used; and the version of the row reader, if there are rows."""
     known = {of.name: asdict(of.known) for of in config.test_sets if of.known is not None}
     everyday = any(isinstance(source, EverydaySource) for source in config.sources)
     rows = config.test_sets or any(isinstance(source, FileSource | HubSource) for source in config.sources)

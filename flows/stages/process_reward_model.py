@@ -1,5 +1,5 @@
-"""A process reward model: Dev1's reasoning, step by step, labelled by what can follow (Math-Shepherd, arXiv
-2312.08935).
+"""A process reward model: scores the steps of Dev1's reasoning, with labels from rollouts that continue each step
+(Math-Shepherd, arXiv 2312.08935).
 
 Stages of RL whose `step_reward` is the name of this stage read it as an input (DSM 4.1.3).
 """
@@ -22,7 +22,7 @@ from grpo.data.held_out import read_held_out
 
 LABELS, MODEL = "labels", "model"
 SHOWN = 50
-"""Scored chains in the table."""
+"""Number of scored chains in the table."""
 
 
 def build(context: Context) -> Outcome:
@@ -72,7 +72,7 @@ def build(context: Context) -> Outcome:
 
 
 def _shown(chain: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each step of a held-out chain."""
+    """One row per step of a held-out chain."""
     starts = [0, *chain["ends"]]
     return [
         {
@@ -87,7 +87,7 @@ def _shown(chain: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_by(stage: Stage, config: object) -> Stage:
-    """The stage with this one's artifact among its inputs, if its configuration asks for it."""
+    """The stage with this stage's artifact added to its inputs, if its configuration asks for it."""
     if isinstance(config, RL) and config.reads_step_model:
         return dataclasses.replace(stage, needs=(*stage.needs, STAGE.name))
     return stage

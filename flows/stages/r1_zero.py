@@ -14,7 +14,7 @@ from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
-    """R1-Zero: trains the base model by reinforcement learning."""
+    """Makes R1-Zero by training the base model with reinforcement learning."""
     template = zero_template(context.path("base"))
     return train(context, policy="base", model="zero", template="r1_zero", zero_template=template)
 

@@ -1,4 +1,4 @@
-"""Reasoning RL: GRPO with rule rewards, Dev1 -> Dev2 (R1, stage 2)."""
+"""Reasoning RL, Dev1 -> Dev2: GRPO with rule rewards (R1, stage 2)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 def build(context: Context) -> Outcome:
-    """Dev2: trains Dev1 by reinforcement learning with rule rewards."""
+    """Makes Dev2 by training Dev1 with reinforcement learning and rule rewards."""
     demonstrations = context.path("cold_start_data") / EXAMPLES
     return train(context, policy="cold_start_sft", model="dev2", demonstrations=demonstrations)
 
 
 def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
-    """GRPO from the input `policy` on the training problems; the checkpoint is called `model`."""
+    """GRPO from the input `policy` on the training problems. The checkpoint is named `model`."""
     settings = context.config
     if settings.reads_step_model:
         settings = settings.model_copy(update={"step_reward": str(context.path(STEP_MODEL) / MODEL)})
@@ -56,7 +56,7 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
 
 
 def _pairs(context: Context, files: Sequence[Path]) -> Path:
-    """The pairs of preference files, whole responses, in one file."""
+    """Writes the pairs of preference files, with whole responses, to one file."""
     loaded = [load_preferences(PreferenceFile(path=path), held_out_share=0.0, whole=True).pairs for path in files]
     if not (pairs := drop_duplicates([pair for of_file in loaded for pair in of_file])):
         raise InputError(f"{files[0]}: no pairs; dpo.files hold chosen and rejected responses, or ranked ones")
@@ -73,7 +73,7 @@ def _validation_problems(context: Context) -> Path:
 
 
 def files(config: RL) -> dict[str, str | Path]:
-    """The user's reward models and preference files; their contents (of hub models the names) enter the key."""
+    """The user's reward models and preference files. Their contents enter the key; for hub models, their names."""
     used = config.supervision == "process" and is_folder(config.step_reward)
     models: dict[str, str | Path] = {f"{name}_model": model for name, model in config.reward_models.items()}
     models |= {f"pairs{number}": path for number, path in enumerate(config.dpo.files)}
@@ -81,7 +81,7 @@ def files(config: RL) -> dict[str, str | Path]:
 
 
 def user_code(config: RL) -> dict[str, Any]:
-    """Digests of the user's reward functions, and of what a judge is asked, which enter the stage's key."""
+    """Digests of the user's reward functions, and of the judge's prompts, which enter the stage's key."""
     steps = [config.step_reward] if config.supervision == "process" and "step_reward" not in files(config) else []
     names = [name for name in [*config.rewards, *steps] if ":" in name]
     judged = {"judge_prompts": VERIFYING_DIGESTS} if config.judge else {}

@@ -1,4 +1,4 @@
-"""Report: the closing table, and completions of all checkpoints side by side. The report's page shows them."""
+"""Report: the closing table, and completions of all checkpoints side by side. The report page shows them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(context: Context) -> Outcome:
 
 def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any]:
     """Content of the report from an evaluation and its problems: {"table": ..., "completions": ...}. Without the
-    problems there are no completions."""
+    problems, there are no completions."""
     table = json.loads((evaluated / TABLE).read_text())
     samples = {name: evaluated / SAMPLES / name for name in table}
     asked_problems = read_rows(problems / HELD_OUT, Problem) if problems else ()
@@ -44,8 +44,8 @@ def content(evaluated: Path, problems: Path | None, shown: int) -> dict[str, Any
 
 
 def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
-    """Shows the closing table in Prefect and links the report page, also when every stage was reused. Without a
-    permanent server nothing is sent."""
+    """Shows the closing table in Prefect and links the report page, even if every stage was reused. Without a permanent
+    server, nothing is sent."""
     if not keeps_runs():
         return
     key = artifact_key(recipe)

@@ -1,8 +1,8 @@
 """Reward models: helpful from pairs, safe from labels (R1 v2, stage 4).
 
-A judge compares and labels Dev3's own responses, as in the paper; preferences from files come beside them, or instead.
-In later rounds (flows/stages/alignment_rounds.py) it judges those of the policy before, and training goes on from the
-last models.
+As in the paper, a judge compares and labels Dev3's own responses. Preferences from files can be added, or used instead.
+In later rounds (flows/stages/alignment_rounds.py), it judges responses of the previous policy, and training continues
+from the last models.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 
 HELPFUL, SAFE = "helpful", "safe"
 DATA = "data"
-"""Folder of a round's own preferences, without replay: the history of later rounds."""
+"""Folder with a round's own preferences, without replay: the history for later rounds."""
 PLOTS = "plots"
 _LOSSES = {HELPFUL: "pairs", SAFE: "points"}
 
 
 @dataclass
 class Gathered:
-    """Preferences of a judge and of files, with their counts."""
+    """Preferences from a judge and from files, with their counts."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {HELPFUL: [], SAFE: []})
     counts: dict[str, int] = field(default_factory=dict)
@@ -60,9 +60,10 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Round:
-    """Inputs that a round reads: the policy that is judged, and the reward models of the rounds before, in order.
+    """Inputs of a round: the policy whose responses are judged, and the reward models of earlier rounds, in order.
 
-    Where there are such models, training goes on from the last of them, and `replay_share` of the data are theirs.
+    If there are earlier models, training continues from the last of them, and a share `replay_share` of the data is
+    theirs.
     """
 
     policy: str = "sft"
@@ -109,7 +110,7 @@ def _read_files(config: RewardModels, gathered: Gathered) -> None:
 
 
 def _judge(context: Context, policy: str, gathered: Gathered) -> None:
-    """Samples the input `policy` and asks the judge. Its verdicts come before equal ones of files."""
+    """Samples the input `policy` and asks the judge. Its verdicts come before equal ones from files."""
     config: RewardModels = context.config
     train = context.path("problems") / TRAIN
     sampled = context.inputs[policy]
@@ -146,7 +147,7 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
 
 
 def _clean(context: Context, gathered: Gathered) -> None:
-    """Drops duplicates, and preferences of files on prompts of the evaluation."""
+    """Drops duplicates, and preferences on prompts of the evaluation."""
     evaluated = {normalise(problem.text) for problem in read_problems(context.path("problems") / HELD_OUT)}
     for name, rows in gathered.rows.items():
         apart = [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
@@ -182,7 +183,7 @@ def _train(context: Context, turn: Round, name: str, settings: RewardModel, rows
 
 
 def _measure(context: Context, name: str, outcome: Outcome) -> None:
-    """Metrics, tables and plots of the model on held-out preferences; empty without any."""
+    """Records metrics, tables and plots of the model on held-out preferences. Does nothing if there are none."""
     if not (held_out := read_held_out(context.out / name)):
         return
     measured = quality(held_out)
@@ -206,7 +207,7 @@ STAGE = Stage(MODELS, 7, ("problems", "sft"), build, files=files, extra=code)
 
 
 def models_stage(number: int, replay_share: float) -> Stage:
-    """Reward models of round `number`."""
+    """The stage for the reward models of round `number`."""
     if number == 1:
         return STAGE
     policy, earlier = policy_name(number - 1), tuple(models_name(n) for n in range(1, number))

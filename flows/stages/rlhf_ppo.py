@@ -1,7 +1,8 @@
-"""PPO against the reward models, from the SFT model and tied to it by KL (InstructGPT, arXiv 2203.02155, step 3).
+"""PPO against the reward models, starting from the SFT model, with a KL penalty towards it (InstructGPT, arXiv
+2203.02155, step 3).
 
-Departures: two reward models, helpful and safe, as in R1, and their sum in place of one; the value starts from the SFT
-model with a head of zeros, not from the reward model; no pretraining loss is mixed in (the paper's PPO-ptx).
+Departures: two reward models, helpful and safe, as in R1, and their sum instead of one; the value model starts from the
+SFT model with a zero head, not from the reward model; no pretraining loss is mixed in (the paper's PPO-ptx).
 """
 
 from __future__ import annotations

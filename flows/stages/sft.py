@@ -1,4 +1,4 @@
-"""SFT from BASE, not from Dev2, on what Dev2 sampled: Dev3 (R1, stage 3b)."""
+"""SFT from Base, not from Dev2, on what Dev2 sampled: Dev3 (R1, stage 3b)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:
-    """Dev3: fine-tunes the base model on the SFT data."""
+    """Makes Dev3 by fine-tuning the base model on the SFT data."""
     return train(context, base="base", model="dev3")
 
 
 def train(context: Context, base: str, model: str) -> Outcome:
-    """SFT of the input `base` on the SFT data; the checkpoint is called `model`."""
+    """SFT of the input `base` on the SFT data. The checkpoint is named `model`."""
     samples = context.path("sft_data")
     job: dict[str, Any] = {"settings": context.config, "model": str(context.path(base)), "data": samples / EXAMPLES}
     if context.config.validate_every and (held_out := samples / VALIDATION).is_dir():

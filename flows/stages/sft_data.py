@@ -1,7 +1,7 @@
 """SFT data: rejection sampling from Dev2, reasoning and general, filtered by rules and a judge, mixed (R1, stage 3a).
 
-Problems are cut into shards. A job samples them, shard by shard, into a folder that all runs share; then each shard is
-filtered, a Prefect task each; then what was kept is mixed into the data set.
+Problems are split into shards. A job samples them, shard by shard, into a folder that all runs share. Then each shard
+is filtered in its own Prefect task. Finally, the samples that were kept are mixed into the data set.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def build(context: Context) -> Outcome:
 
 
 def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
-    """Shards of what the policy is asked, and of what the teacher is asked, if there is one."""
+    """Shards of the problems for the policy, and of those for the teacher, if there is one."""
     config: SFTData = context.config
     teacher, how = config.teacher, _how_sampled(config, judge)
     by_policy = {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **how}
@@ -119,7 +119,7 @@ def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
 
 
 def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
-    """Fields of the task that differ where the teacher answers a shard."""
+    """Fields of the task that differ if the teacher answers a shard."""
     teacher = context.config.teacher
     problems = read_problems(shard.problems) if teacher else []
     if teacher is None or problems[0].domain != "general":
@@ -131,7 +131,7 @@ def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
 
 
 def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]:
-    """The part of the configuration that the samples of a problem depend on, with the judge if it scores them."""
+    """The part of the configuration that a problem's samples depend on, including the judge if it scores them."""
     judged = {"judge": hashed_values(judge.model_dump(mode="json"))} | verifying_digests(judge) if judge else {}
     return hashed_values(config.model_dump(mode="json", include=_SAMPLED)) | {"dtype": config.hardware.dtype} | judged
 
@@ -139,7 +139,7 @@ def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]
 def _sample(
     context: Context, shards: Sequence[ProblemShard], folder: Path, judge: JudgeSettings | None
 ) -> dict[str, float]:
-    """Samples every shard that is missing. Returns the cost, and what the judge did."""
+    """Samples every missing shard. Returns the cost, and counts of what the judge did."""
     config: SFTData = context.config
     missing = [shard for shard in shards if not shard.samples(folder).exists()]
     logger.info("%d of %d shards are sampled already", len(shards) - len(missing), len(shards))
@@ -191,7 +191,7 @@ def _verified(shards: Sequence[ProblemShard], folder: Path) -> Iterator[Verified
 def _select(
     context: Context, shards: Sequence[ProblemShard | GivenShard], sampled: Path
 ) -> tuple[list[Path], JudgeCounts]:
-    """Filters every shard, a Prefect task each; rules run in several processes, a model as judge in this one."""
+    """Filters every shard in its own Prefect task. Rules run in several processes, a judge model in this one."""
     config: SFTData = context.config
     folder = context.attempt.state / "selected"
     folder.mkdir(exist_ok=True)
@@ -231,7 +231,7 @@ def _select(
 def _filter_arguments(
     shard: ProblemShard | GivenShard, sampled: Path, out: Path, settings: Mapping[str, Any], policy: str
 ) -> tuple[Path, Path, Path, Mapping[str, Any]]:
-    """Arguments of `select_shard`. Given rows are as many as they are: the mix draws from them."""
+    """Arguments of `select_shard`. Given rows are not limited per problem: the mix draws from them."""
     if isinstance(shard, ProblemShard):
         return shard.samples(sampled), shard.problems, out, settings
     of_given = {"tokenizer": policy, "keep_per_problem": sys.maxsize}
@@ -240,7 +240,7 @@ def _filter_arguments(
 
 
 def _take(context: Context) -> list[Taken]:
-    """The mix's sources in shards, in the form of the training problems' answers."""
+    """The mix's sources as shards, in the answer style of the training problems."""
     config: SFTData = context.config
     first: Problem | None = next(read_rows(context.path("problems") / TRAIN, Problem), None)
     style = form_of(first).style if first else "tags"
@@ -249,7 +249,7 @@ def _take(context: Context) -> list[Taken]:
 
 
 def _given_counts(context: Context, given: Sequence[Taken]) -> dict[str, int]:
-    """Counts of the mix sources; bad records are written beside the data set."""
+    """Counts of the mix sources. Writes bad records to a file next to the data set."""
     sources = context.config.mix.sources
     bad = [{"source": s.name, "fault": f} for s, taken in zip(sources, given, strict=True) for f in taken.bad_records]
     if bad:
@@ -260,7 +260,7 @@ def _given_counts(context: Context, given: Sequence[Taken]) -> dict[str, int]:
 
 
 def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts) -> dict[str, Any]:
-    """Contents of the data set's card besides the statistics of the mix."""
+    """Contents of the data card in addition to the statistics of the mix."""
     config: SFTData = context.config
     return {
         "title": "Rejection-sampled data",
@@ -278,7 +278,7 @@ def _row(sample: Sample, prompt: str) -> dict[str, Any]:
 
 
 def code(config: SFTData) -> dict[str, Any]:
-    """What decides the result besides settings: judge's prompts, the user's functions, the reader of the mix's rows."""
+    """What decides the result besides settings: judge's prompts, the user's functions, the row reader's version."""
     names = [name for name in config.rewards if ":" in name]
     engines = [config.engine, config.teacher.engine if config.teacher else None]
     rows = {"rows": ROWS_VERSION} if config.mix.sources else {}
@@ -286,7 +286,7 @@ def code(config: SFTData) -> dict[str, Any]:
 
 
 def files(config: SFTData) -> dict[str, str | Path]:
-    """The mix's sources and the teacher's model: local ones enter the key by their contents, those of a hub by name."""
+    """The mix's sources and the teacher's model. Local ones enter the key by their contents, those on a hub by name."""
     teacher = {_MODEL: config.teacher.model} if config.teacher and config.teacher.model else {}
     return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
 
