@@ -1,4 +1,4 @@
-"""People's decisions about gates, stored beside the artifact store so that nobody is asked twice about the same
+"""People's decisions about gates, stored next to the artifact store so that nobody is asked twice about the same
 evidence."""
 
 from __future__ import annotations
