@@ -1,12 +1,12 @@
-"""Runs, stages, metrics and data as pandas frames, for notebooks and scripts.
+"""Runs, stages, metrics and data as pandas data frames, for notebooks and scripts.
 
 from flows import runs
 
 runs.table()                      # every recipe run, newest first
 run = runs.load("latest")         # one of them
-run.stages()                      # a row a stage: status, seconds, counts, the artifact's folder
-run.checkpoints()                 # the closing table: a row a checkpoint, a column a metric
-run.curves("reasoning_rl")        # a row a step of training
+run.stages()                      # one row per stage: status, seconds, counts, the artifact's folder
+run.checkpoints()                 # the closing table: one row per checkpoint, one column per metric
+run.curves("reasoning_rl")        # one row per training step
 run.data("problems", "train")     # what a stage wrote
 run.samples("r1")                 # completions of an evaluation with their rewards
 """
@@ -31,13 +31,13 @@ from tasks.tracking.recipe_run import RecipeRun, StageRun, load_run
 from tasks.tracking.tags import FAILED_TAG, FLOW_TAG, OVERRIDES_TAG, RECIPE_TAG, SEED_TAG
 
 _NO_CURVES = ("system/", "final/")
-"""Beginnings of metrics that are no curves over steps: of the machine, and results of earlier versions."""
+"""Prefixes of metrics that are not curves over steps: system metrics, and results of earlier versions."""
 _JSON_COLUMNS = ("metadata", "rewards")
-"""Columns of parquet files that hold JSON text."""
+"""Columns of parquet files that contain JSON text."""
 
 
 def table(recipe: str | None = None) -> pd.DataFrame:
-    """A row a recipe run, newest first; the index is its id. `recipe`: of this one alone."""
+    """One row per recipe run, newest first; the index is the run's id. `recipe`: only runs of this recipe."""
     use_servers()
     record = tracking()
     found = record.reader.recipe_runs() if not record.sqlite or record.sqlite.exists() else []
@@ -62,10 +62,10 @@ def _row(run: TrackedRun) -> dict[str, Any]:
 
 
 def load(reference: str = "latest") -> Run:
-    """A recipe run by its id in MLflow (or the beginning of it), `latest` or `latest~N`.
+    """A recipe run by its MLflow id (or id prefix), `latest` or `latest~N`.
 
     Raises:
-        InputError: no run or several runs have this reference.
+        InputError: no run or several runs match the reference.
     """
     use_servers()
     reader = tracking().reader
@@ -74,7 +74,7 @@ def load(reference: str = "latest") -> Run:
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe run. Every method returns a frame of its own, which may be changed."""
+    """A recipe run. Every method returns a new frame, which you may change."""
 
     record: RecipeRun
 
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The whole recipe that it ran, with every default."""
+        """The whole recipe that was run, including every default."""
         return self.record.config
 
     def stages(self) -> pd.DataFrame:
-        """A row a stage in their order; the index is its name. Seconds are those of the work, also where a stage was
-        reused."""
+        """One row per stage, in order; the index is the stage's name. Seconds are those of the work, even if the stage
+        was reused."""
         rows = []
         for stage in self.record.stages:
             made = stage.manifest
@@ -109,7 +109,7 @@ class Run:
         return pd.DataFrame(rows, columns=columns).set_index("stage")
 
     def counts(self) -> pd.DataFrame:
-        """A row a count of a stage: how many rows were read, kept, dropped and why."""
+        """One row per count of a stage: how many rows were read, kept and dropped, and why."""
         rows = [
             {"stage": name, "count": count, "value": value}
             for name, manifest in self.record.manifests.items()
@@ -118,8 +118,8 @@ class Run:
         return pd.DataFrame(rows, columns=["stage", "count", "value"]).set_index(["stage", "count"])
 
     def checkpoints(self) -> pd.DataFrame:
-        """The closing table: a row a checkpoint, a column a metric; shares are between 0 and 1. The bounds of an
-        interval are columns NAME_low and NAME_high."""
+        """The closing table: one row per checkpoint, one column per metric. Shares are between 0 and 1. The bounds of
+        an interval are the columns NAME_low and NAME_high."""
         text = (self._artifact("evaluate").path / TABLE).read_text(encoding="utf-8")
         rows: list[dict[str, Any]] = []
         for checkpoint, metrics in json.loads(text).items():
@@ -134,24 +134,25 @@ class Run:
         return pd.DataFrame(rows).set_index("checkpoint")
 
     def curves(self, stage: str) -> pd.DataFrame:
-        """What a stage logged to MLflow: a row a step, a column a metric. A reused stage has the curves of the run that
-        made it."""
+        """What a stage logged to MLflow: one row per step, one column per metric. A reused stage has the curves of the
+        run that made it."""
         maker = self._stage(stage).maker
         reader = tracking().reader
         curves = {name: dict(reader.curve(maker.id, name)) for name in maker.metrics if not name.startswith(_NO_CURVES)}
-        # A single value at step 0 is a result, such as the peak of memory.
+        # A single value at step 0 is a result, such as peak memory.
         shown = {name: curve for name, curve in curves.items() if curve.keys() != {0}}
         return pd.DataFrame(shown).sort_index().rename_axis("step")
 
     def tables(self, stage: str) -> list[str]:
-        """Names of the tables in what a stage made: parquet files without their ending, folders of numbered shards."""
+        """Names of the tables in a stage's artifact: parquet files without their extension, and folders of numbered
+        shards."""
         return list(_tables(self._artifact(stage).path))
 
     def data(self, stage: str, name: str | None = None) -> pd.DataFrame:
-        """A table of what a stage made; `name` may be left out where there is one.
+        """A table of a stage's artifact. `name` can be omitted if there is only one.
 
         Raises:
-            InputError: the stage made no such table; names those that there are.
+            InputError: the artifact has no such table; the message names the existing ones.
         """
         tables = _tables(self._artifact(stage).path)
         if name is None and len(tables) == 1:
@@ -162,7 +163,8 @@ class Run:
         return _read(tables[name])
 
     def samples(self, checkpoint: str) -> pd.DataFrame:
-        """Completions of a checkpoint in the evaluation: a row a sample, its rewards as columns reward_NAME."""
+        """Completions of a checkpoint in the evaluation: one row per sample, with its rewards as columns
+        reward_NAME."""
         frame = self.data("evaluate", f"{SAMPLES}/{checkpoint}")
         rewards = pd.DataFrame(list(frame.pop("rewards")), index=frame.index).add_prefix("reward_")
         return frame.join(rewards)

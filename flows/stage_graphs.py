@@ -4,14 +4,15 @@ train_r1:       problems, base -> cold start -> Dev1 -> reasoning RL -> Dev2 -> 
                 -> SFT from base -> Dev3 -> reward models -> alignment RL -> R1 -> evaluation -> report;
                 reward models and alignment RL repeat for each further round of alignment
 train_r1_zero:  problems, base -> RL -> R1-Zero -> evaluation -> report
-distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation beside Dev2 -> report
+distill:        as train_r1 up to the SFT data -> SFT of each student -> evaluation with Dev2 -> report
 rlhf_ppo:       problems, base -> cold start -> Dev1 -> reward models -> PPO -> evaluation -> report (InstructGPT)
 train_dev1:     problems, base -> R1-Zero -> its trajectories rewritten -> Dev1 -> evaluation -> report (R1, stage 1);
-                train_r1 begins so, too, where cold_start_data.source is "r1_zero"
+                train_r1 also begins like this if cold_start_data.source is "r1_zero"
 process_supervision:  problems, base -> cold start -> Dev1 -> process reward model -> reasoning RL on the scores of
                 steps -> evaluation -> report (DeepSeekMath 4.1.3)
 
-Each is a function from a recipe to its steps in order; flows/prefect_flows.py has the Prefect flows that run them.
+Each graph is a function that returns a recipe's steps in order. The Prefect flows that run them are in
+flows/prefect_flows.py.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def evaluation_and_report(*stages: str, **takes: str) -> Graph:
 
 
 def problems_with_test_sets(recipe: Recipe) -> BaseModel:
-    """The section of the first stage: the test sets of the evaluation are wholly held out from the start."""
+    """The section of the first stage, extended so that the evaluation's test sets are entirely held out from the
+    start."""
     own = {of.name for of in recipe.problems.test_sets}
     sets = [of.data for of in recipe.evaluate.sets if of.name not in own]
     return recipe.problems.model_copy(update={"test_sets": [*recipe.problems.test_sets, *sets]})
@@ -95,8 +97,8 @@ RLHF_PPO = (
 
 
 def as_configured(graph: Graph, recipe: Recipe) -> Graph:
-    """The graph with the stages that only some settings need: R1-Zero before the cold start, if its trajectories are
-    rewritten, and the process reward model after Dev1, if a stage's process supervision reads it."""
+    """The graph with additional stages that the settings require: R1-Zero before the cold start, if its trajectories
+    are rewritten, and the process reward model after Dev1, if a stage's process supervision reads it."""
     steps = [replace(step, stage=process_reward_model.read_by(step.stage, step.config(recipe))) for step in graph]
     names = [step.name for step in steps]
     if cold_start_data.STAGE.name in names:
@@ -112,7 +114,7 @@ def as_configured(graph: Graph, recipe: Recipe) -> Graph:
 
 
 def r1_graph(recipe: Recipe) -> Graph:
-    """R1, with as many rounds of reward models and alignment RL as the recipe says."""
+    """The stages of R1, with the recipe's number of rounds of reward models and alignment RL."""
     rounds, replay_share = recipe.alignment.rounds, recipe.alignment.replay_share
     if rounds == 1:
         return as_configured(R1, recipe)
@@ -123,7 +125,7 @@ def r1_graph(recipe: Recipe) -> Graph:
             Step(
                 reward_models.models_stage(number, replay_share),
                 partial(reward_models.reward_models, round=number, replay_share=replay_share),
-                # Preference files are read in the first round; later rounds replay them as history.
+                # Preference files are read in the first round. Later rounds replay them as history.
                 section=lambda r: r.reward_models.model_copy(update={"files": []}),
             ),
             Step(
@@ -134,7 +136,7 @@ def r1_graph(recipe: Recipe) -> Graph:
         )
     ]
     policies = [alignment_rounds.policy_name(number) for number in range(2, rounds + 1)]
-    # All checkpoints are scored by the reward models of the last round, which were trained on responses of each round.
+    # All checkpoints are scored by the reward models of the last round, which were trained on responses of every round.
     last_models = alignment_rounds.models_name(rounds)
     closing = evaluation_and_report(*evaluate.R1, *policies, reward_models=last_models)
     return as_configured((*TO_R1, *later_rounds, *closing), recipe)
@@ -146,7 +148,7 @@ def r1_zero_graph(recipe: Recipe) -> Graph:
 
 
 def distill_graph(recipe: Recipe) -> Graph:
-    """One branch for each student in the recipe."""
+    """The stages of distillation, with one branch per student in the recipe."""
     names = [student.name for student in section_of(recipe, "distill").students]
     branches = [
         step
@@ -174,7 +176,7 @@ def rlhf_ppo_graph(recipe: Recipe) -> Graph:
 
 
 def dev1_graph(recipe: Recipe) -> Graph:
-    """Stage 1 as published: R1-Zero, its trajectories rewritten, Dev1."""
+    """Stage 1 as published: R1-Zero, rewriting of its trajectories, Dev1."""
 
     def section(recipe: Recipe) -> ColdStartData:
         own = recipe.cold_start_data
@@ -185,7 +187,7 @@ def dev1_graph(recipe: Recipe) -> Graph:
 
 
 def process_supervision_graph(recipe: Recipe) -> Graph:
-    """Reasoning RL as the recipe has it, but supervised by its process reward model."""
+    """Reasoning RL as in the recipe, but supervised by its process reward model."""
     on_steps = {"supervision": "process", "step_reward": process_reward_model.STAGE.name}
     rl = Step(
         reasoning_rl.STAGE,
