@@ -36,7 +36,7 @@ def pairs(
     held_out_share: float,
     seed: int,
 ) -> Judged:
-    """Pairs of summaries, counts of dropped pairs by reason, and the judge's bias. Only summaries are compared.
+    """Pairs of summaries, counts of pairs by outcome, and the judge's bias. Only summaries are compared.
 
     Each pair of a prompt's distinct summaries is judged `judgments` times in random order. The mean difference, from -2
     to 2, must exceed `margin`. A pair with an undecided judgment is dropped, because its mean would rest on fewer

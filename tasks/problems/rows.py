@@ -112,8 +112,7 @@ _GSM8K = re.compile(r"(?:^|\n)#### *([^\n]+)\s*$")
 
 
 def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any], verifier: str) -> tuple[str, str]:
-    """(reference answer, the worked solution before it or ""). GSM8K's <<3+4=7>> calculation marks are removed from
-    it."""
+    """(reference answer, the worked solution before it or ""). Removes GSM8K's <<3+4=7>> marks from the solution."""
     name = source.answer_column
     value = _column(row, name, "answer_column", where)
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
