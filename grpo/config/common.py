@@ -27,9 +27,11 @@ class Sampling(Settings):
     """How completions are drawn from a policy."""
 
     temperature: float = Field(1.0, gt=0, le=5, description="Softmax temperature. R1: 1.0 in RL, 0.6 in evaluation.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass kept. R1: 0.95 in evaluation, 1.0 in RL [I].")
-    max_new_tokens: int = Field(ge=1, description="Longest completion, tokens. R1: 32,768 (65,536 late in R1-Zero).")
-    batch_size: int = Field(256, ge=1, description="Sequences sampled side by side on one device; bounds memory only.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling mass. R1: 0.95 in evaluation, 1.0 in RL [I].")
+    max_new_tokens: int = Field(
+        ge=1, description="Maximum completion length, tokens. R1: 32,768 (65,536 late in R1-Zero)."
+    )
+    batch_size: int = Field(256, ge=1, description="Sequences sampled in parallel per device; only bounds memory.")
 
 
 class Optimizer(Settings):
@@ -37,8 +39,8 @@ class Optimizer(Settings):
 
     kind: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
-        description="adamw_8bit: both moments take a byte a weight, instead of the weights' type; needs bitsandbytes, "
-        "on a CPU or a CUDA GPU. TRL knows it as optim='adamw_8bit'.",
+        description="adamw_8bit: each moment takes one byte per weight, instead of the weights' dtype; needs "
+        "bitsandbytes, on a CPU or a CUDA GPU. TRL's optim='adamw_8bit'.",
     )
     learning_rate: float = Field(gt=0, lt=1, description="Peak learning rate. R1: 5e-5 for SFT, 3e-6 for RL.")
     final_learning_rate_share: float = Field(
@@ -58,58 +60,60 @@ class Hardware(Settings):
     another.
     """
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' takes a GPU where there is one.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="'auto' uses a GPU if there is one.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Type of the weights and the arithmetic. float32 on a CPU, bfloat16 on recent GPUs."
+        "float32", description="Data type of weights and arithmetic. float32 on a CPU, bfloat16 on recent GPUs."
     )
     mixed_precision: bool = Field(
         False,
-        description="What is trained keeps its weights, their gradients and the optimizer's moments in float32, and so "
-        "does the saved model; arithmetic, samples and references stay in `dtype`, which must be bfloat16 (TRL's "
-        "bf16=True). Without it bfloat16 weights ignore an update below about 1/500 of their size, so a peak learning "
-        "rate below 7.8e-5 is refused without it. Costs 2 bytes more for a weight, a gradient and each moment.",
+        description="Keep trained weights, their gradients, the optimizer's moments and the saved model in float32; "
+        "arithmetic, sampling and reference models stay in `dtype`, which must be bfloat16 (TRL's bf16=True). Without "
+        "it, bfloat16 weights lose updates below about 1/500 of their size, so peak learning rates below 7.8e-5 are "
+        "refused. Costs 2 more bytes per weight, gradient and moment.",
     )
     fused: bool = Field(
         True,
         exclude_if=bool,  # true is omitted from records, so that they equal those of earlier versions
-        description="false: train and sample through transformers' own modules and PyTorch's own operations, on any "
-        "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; to tell whether a fault lies "
-        "in a kernel.",
+        description="false: train and sample with transformers' own modules and PyTorch's own operations, on any "
+        "device, without the fused blocks and CPU kernels. Slower, equal up to rounding; for checking whether a bug "
+        "is in a kernel.",
     )
     attention: Literal["auto", "packed", "plain"] = Field(
         "auto",
         exclude_if=lambda value: value == "auto",
-        description="packed: sequences side by side without padding, a group's prompt computed once. plain: "
-        "transformers' own forward pass and `generate` on sequences of one length; right for every model that it can "
-        "run, but slower. auto: packed where a few short sequences have the same log-probabilities both ways when the "
+        description="packed: sequences concatenated without padding, a group's prompt computed once. plain: "
+        "transformers' own forward pass and `generate` on sequences of equal length; correct for every model it can "
+        "run, but slower. auto: packed if a few short sequences get the same log-probabilities both ways when the "
         "model is loaded, else plain.",
     )
     sampler: Literal["auto", "own", "continuous", "vllm"] = Field(
         "auto",
         exclude_if=lambda value: value == "auto",
-        description="What samples where no `engine` is set. own: this library's sampler, whose completions depend on "
-        "their seeds alone. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: "
-        "on a CPU own; on a GPU the first of vllm, continuous and own that is installed and runs the job. "
-        "Log-probabilities of another sampler are corrected by truncated importance sampling.",
+        description="What samples if no `engine` is set. own: this library's sampler, whose completions depend only on "
+        "their seeds. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: own "
+        "on a CPU; on a GPU the first of vllm, continuous and own that is installed and can run the job. Samplers "
+        "other than own are corrected by truncated importance sampling.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations backwards: less memory, more time.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in backward: less memory, more time."
+    )
     remote_code: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="Whether the model folders that a job loads may bring modules of their own (auto_map in "
-        "config.json), which run as you. Tokenizers' own code is never run.",
+        description="Whether model folders that a job loads may include their own modules (auto_map in config.json), "
+        "which run with your permissions. Tokenizers' own code is never run.",
     )
     processes: int = Field(
         1,
         ge=1,
-        description="Processes on each machine, one a GPU (torchrun). They divide weights, gradients, the optimizer's "
-        "state (FSDP2) and the rollouts among them. The same updates as one process makes, up to rounding.",
+        description="Processes on each machine, one per GPU (torchrun). Weights, gradients, optimizer state (FSDP2) "
+        "and rollouts are split among them. Updates equal those of one process, up to rounding.",
     )
     nodes: int = Field(
         1,
         ge=1,
-        description="Machines, each with so many processes and all with the same home folder. All of them run the same "
-        "command: PET_RDZV_ENDPOINT=HOST:PORT of the first, PET_NODE_RANK=0, 1, ...",
+        description="Machines, each with `processes` processes and all sharing one home folder. Run the same command "
+        "on each: PET_RDZV_ENDPOINT=HOST:PORT of the first, PET_NODE_RANK=0, 1, ...",
     )
 
     @model_validator(mode="after")
@@ -138,12 +142,12 @@ class RayCluster(Settings):
 
     address: str | None = Field(
         "auto",
-        description="The cluster, as ray.init takes it: auto for the one this machine is part of. None: one on this "
-        "machine for the job alone.",
+        description="Cluster address, as for ray.init. auto: the cluster this machine belongs to. None: one on this "
+        "machine for this job only.",
     )
-    workers: int = Field(1, ge=1, description="Actors, each with an engine of its own.")
-    gpus: float = Field(1.0, ge=0, description="GPUs of each.")
-    cpus: float = Field(1.0, gt=0, description="CPU cores of each; its rewards run in processes of `scoring.workers`.")
+    workers: int = Field(1, ge=1, description="Actors, each with its own engine.")
+    gpus: float = Field(1.0, ge=0, description="GPUs per actor.")
+    cpus: float = Field(1.0, gt=0, description="CPU cores per actor; its rewards run in `scoring.workers` processes.")
 
 
 class Lora(Settings):
@@ -153,5 +157,6 @@ class Lora(Settings):
     rank: int = Field(16, ge=1, description="Rank of the update of each weight matrix.")
     alpha: int = Field(32, gt=0, description="The update is scaled by alpha / rank.")
     target_modules: str | list[str] = Field(
-        "all-linear", description="Modules that get an adapter, by name; 'all-linear': each linear layer but the head."
+        "all-linear",
+        description="Names of the modules that get an adapter; 'all-linear': all linear layers but the head.",
     )

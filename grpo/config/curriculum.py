@@ -10,6 +10,6 @@ from grpo.settings import Settings
 class Curriculum(Settings):
     """Skips problems for a while whose last pass rate shows that they teach little."""
 
-    min_pass_rate: float = Field(0.0, ge=0, le=1, description="Problems solved at most this often rest.")
-    max_pass_rate: float = Field(1.0, ge=0, le=1, description="Problems solved at least this often rest.")
-    rest: int = Field(2, ge=1, description="Passes over the data that such a problem is left out of.")
+    min_pass_rate: float = Field(0.0, ge=0, le=1, description="Skip problems solved at most this often.")
+    max_pass_rate: float = Field(1.0, ge=0, le=1, description="Skip problems solved at least this often.")
+    rest: int = Field(2, ge=1, description="Passes over the data for which such a problem is skipped.")

@@ -31,45 +31,41 @@ class VLLM(Settings):
     """
 
     kind: Literal["local", "server"] = Field(
-        description="'local': in the trainer's process, on its devices. 'server': one that runs on devices of its own."
+        description="'local': in the trainer's process, on its devices. 'server': a server with its own devices."
     )
 
     url: str = Field(
-        "http://127.0.0.1:8000", pattern=r"^https?://[^/\s@]+/?$", description="The server, without a path."
+        "http://127.0.0.1:8000", pattern=r"^https?://[^/\s@]+/?$", description="Server URL, without a path."
     )
-    api_key_env: str | None = Field(None, description="Environment variable that holds the server's key. None: none.")
+    api_key_env: str | None = Field(None, description="Environment variable with the server's API key. None: no key.")
     timeout_s: float = Field(
-        3600.0, gt=0, description="Seconds for one prompt's group of completions, and for one update of the weights."
+        3600.0, gt=0, description="Timeout in seconds for one prompt's group of completions, and for one weight update."
     )
-    retries: int = Field(
-        6, ge=0, description="How often a request is repeated when the server is away, overloaded or fails."
-    )
-    concurrency: int = Field(64, ge=1, description="Prompts asked at a time; vLLM itself decides what it computes.")
+    retries: int = Field(6, ge=0, description="Retries of a request if the server is unreachable, overloaded or fails.")
+    concurrency: int = Field(64, ge=1, description="Prompts in flight at once; vLLM itself schedules them.")
     transfer: Literal["auto", "gloo", "nccl"] = Field(
         "auto",
-        description="How weights travel. nccl: from GPU to GPU, which must be different ones. gloo: through the "
-        "processors' memory. auto: nccl if trainer and server are both on GPUs.",
+        description="How weights are sent. nccl: GPU to GPU, which must be different GPUs. gloo: through CPU memory. "
+        "auto: nccl if trainer and server are both on GPUs.",
     )
 
     tensor_parallel_size: int = Field(
-        1, ge=1, description="Devices that one copy of the model is split over. Under torchrun: neighbouring ranks."
+        1, ge=1, description="Devices that one copy of the model is split across. Under torchrun: adjacent ranks."
     )
     gpu_memory_utilization: float = Field(
-        0.3, gt=0, le=1, description="Share of a GPU's memory for weights and cache; the trainer needs the rest."
+        0.3, gt=0, le=1, description="Share of GPU memory for weights and KV cache; the trainer needs the rest."
     )
     kv_cache_gb: float | None = Field(
-        None, gt=0, description="Cache of keys and values, GiB. None: what gpu_memory_utilization leaves for it."
+        None, gt=0, description="KV cache size, GiB. None: what gpu_memory_utilization leaves for it."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Longest prompt and completion together, tokens. None: what the model was made for."
+        None, ge=1, description="Maximum prompt plus completion, tokens. None: the model's context length."
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="Type of weights and arithmetic while sampling. None: the trainer's."
+        None, description="Data type of weights and arithmetic in sampling. None: the trainer's."
     )
-    enforce_eager: bool = Field(
-        False, description="No compilation and no CUDA graphs: starts sooner, samples more slowly."
-    )
-    options: dict[str, Any] = Field({}, description="More arguments of vllm.LLM, by vLLM's names.")
+    enforce_eager: bool = Field(False, description="No compilation or CUDA graphs: starts faster, samples slower.")
+    options: dict[str, Any] = Field({}, description="Further arguments of vllm.LLM, by vLLM's names.")
 
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> VLLM:
@@ -91,17 +87,17 @@ class Endpoint(Settings):
 
     kind: Literal["endpoint"]
     base_url: str = Field(
-        pattern=r"^https?://[^/\s@]+(/|$)", description="Endpoint up to and with /v1, for example http://node7:8000/v1."
+        pattern=r"^https?://[^/\s@]+(/|$)", description="Endpoint URL including /v1, for example http://node7:8000/v1."
     )
-    model: str = Field(description="Name of the model at the endpoint.")
-    api_key_env: str | None = Field(None, description="Environment variable that holds the key. None: none is sent.")
-    timeout_s: float = Field(600.0, gt=0, description="Seconds for one completion.")
+    model: str = Field(description="Model name at the endpoint.")
+    api_key_env: str | None = Field(None, description="Environment variable with the API key. None: no key is sent.")
+    timeout_s: float = Field(600.0, gt=0, description="Timeout for one completion, seconds.")
     retries: int = Field(
-        8, ge=0, description="How often a request is repeated when the service is away, overloaded or fails."
+        8, ge=0, description="Retries of a request if the service is unreachable, overloaded or fails."
     )
-    concurrency: int = Field(64, ge=1, description="Requests under way at a time.")
+    concurrency: int = Field(64, ge=1, description="Requests in flight at once.")
     requests_per_minute: float | None = Field(None, gt=0, description="The service's rate limit. None: no limit.")
-    body: dict[str, Any] = Field({}, description="More fields of each request, by the service's names.")
+    body: dict[str, Any] = Field({}, description="Further fields of each request, by the service's names.")
 
 
 class OwnEngine(Settings):
@@ -110,7 +106,7 @@ class OwnEngine(Settings):
     kind: Literal["function"]
     function: str = Field(
         pattern=r"^[\w.]+:\w+$",
-        description="module:function; without arguments it returns a `grpo.generation.text_engines.TextEngine`.",
+        description="module:function; called without arguments, returns a `grpo.generation.text_engines.TextEngine`.",
     )
 
 

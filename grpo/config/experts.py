@@ -14,18 +14,19 @@ class Experts(Settings):
 
     routers: Literal["trained", "frozen"] = Field(
         "trained",
-        description="frozen: the weights that choose a token's experts stay as they are, and only what the experts do "
-        "is trained. R1: unpublished.",
+        description="frozen: router weights, which choose each token's experts, are not trained; all others are. R1: "
+        "unpublished.",
     )
     balance_coef: float = Field(
         0.0,
         ge=0,
-        description="Weight of the balance loss (Switch Transformer, arXiv 2101.03961), which is 1 where all experts "
-        "of a layer are chosen equally often, and up to their number where one is. DeepSeek-V3: 1e-4. R1: unpublished.",
+        description="Weight of the load-balancing loss (Switch Transformer, arXiv 2101.03961), which is 1 if all "
+        "experts of a layer are chosen equally often, and up to their number if only one is. DeepSeek-V3: 1e-4. R1: "
+        "unpublished.",
     )
     replay: bool = Field(
         False,
-        description="The update computes each token with the experts that the sampler chose for it (routing replay, "
-        "R3, arXiv 2510.11370), so that rounding changes no expert between the two. For models that are sampled "
-        "packed. Holds layers x experts a token, two bytes each, of every token. R1: unpublished.",
+        description="Updates use the experts that the sampler chose for each token (routing replay, R3, arXiv "
+        "2510.11370), so that rounding cannot change experts in between. For models sampled with packed attention. "
+        "Stores layers x experts per token, two bytes each. R1: unpublished.",
     )

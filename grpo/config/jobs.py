@@ -52,7 +52,7 @@ class SFTJob(JobBase):
     model: str
     data: Path = Field(description="Parquet shards with columns prompt and completion, both conversations.")
     validation_data: Path | None = Field(
-        None, description="What validate_every measures, in the same columns. None: a share of `data`."
+        None, description="Data for validate_every, with the same columns. None: a share of `data`."
     )
 
 
@@ -63,11 +63,11 @@ class RewardModelJob(JobBase):
     settings: RewardModel
     model: str
     data: Path = Field(
-        description="Parquet: prompt, chosen, rejected and perhaps strength (pairs) or "
-        "prompt, completion, label (points); held_out says which rows only measure."
+        description="Parquet: prompt, chosen, rejected and optionally strength (pairs) or prompt, completion, label "
+        "(points); held_out marks rows used only for evaluation."
     )
     loss: Literal["pairs", "points"]
-    bootstrap: bool = Field(False, description="Train on as many prompts, drawn with replacement by the seed.")
+    bootstrap: bool = Field(False, description="Train on as many prompts, drawn with replacement using the seed.")
 
     @model_validator(mode="after")
     def _points_have_no_pairs(self) -> RewardModelJob:
@@ -80,13 +80,13 @@ class StepLabelsJob(JobBase):
     """Estimate how often each step of given chains leads to a correct answer: data for a process reward model."""
 
     kind: Literal["step_labels"] = "step_labels"
-    model: str = Field(description="What continues the chains: a policy with a chat template.")
+    model: str = Field(description="Continues the chains: a policy with a chat template.")
     problems: list[Path] = Field(min_length=1)
-    samples: Path = Field(description="Shards of a sampling job: the chains. Their problems are among `problems`.")
+    samples: Path = Field(description="Shards of a sampling job: the chains. Their problems must be in `problems`.")
     rollouts: int = Field(8, ge=1, description="Completions from the end of each step. Math-Shepherd: 8.")
-    sampling: Sampling = Field(description="How they are sampled; max_new_tokens counts what is new.")
-    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of problems whose chains only measure.")
-    shard_chains: int = Field(256, ge=1, description="Chains a shard; a killed job loses at most one shard.")
+    sampling: Sampling = Field(description="How they are sampled; max_new_tokens counts new tokens only.")
+    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of problems whose chains only evaluate.")
+    shard_chains: int = Field(256, ge=1, description="Chains per shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
     hardware: Hardware = Hardware()
 
@@ -97,7 +97,7 @@ class ProcessRewardJob(JobBase):
     kind: Literal["process_reward_model"] = "process_reward_model"
     settings: ProcessRewardModel
     model: str
-    data: Path = Field(description="What a job of kind step_labels wrote, or parquet with the same columns.")
+    data: Path = Field(description="Output of a step_labels job, or parquet with the same columns.")
 
 
 class RLJob(JobBase):
@@ -107,12 +107,12 @@ class RLJob(JobBase):
     settings: RL
     model: str
     problems: list[Path] = Field(min_length=1)
-    validation_problems: list[Path] = Field([], description="What validate_every asks; never trained on.")
+    validation_problems: list[Path] = Field([], description="Problems for validate_every; never trained on.")
     demonstrations: Path | None = Field(
-        None, description="Parquet shards with columns prompt and completion: the data of method 'sft'."
+        None, description="Parquet shards with columns prompt and completion: data for method 'sft'."
     )
     pairs: Path | None = Field(
-        None, description="Parquet with columns prompt, chosen, rejected: the data of method 'dpo' with files."
+        None, description="Parquet with columns prompt, chosen, rejected: data for method 'dpo' with files."
     )
     template: Template = "chat"
     zero_template: str | None = None
@@ -137,26 +137,30 @@ class SampleTask(Settings):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     model: str
-    policy: str = Field(description="Digest of the policy; part of every sample.")
+    policy: str = Field(description="Digest of the policy; stored in every sample.")
     problems: list[Path]
     first: dict[Literal["reasoning", "general"], int] | None = Field(
-        None, description="Only so many problems of each domain, in their order; none of a domain not named. None: all."
+        None, description="Use only the first N problems of each domain; none of a domain not listed. None: all."
     )
     samples_per_problem: int = Field(ge=1)
     general_samples: int | None = Field(
         None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="Samples of a general prompt. None: samples_per_problem.",
+        description="Samples per general prompt. None: samples_per_problem.",
     )
     enough_right: int | None = Field(
-        None, ge=1, description="Problems with fewer right samples are asked again, as often as it takes. None: once."
+        None, ge=1, description="Problems with fewer correct samples are sampled again, up to samples_max. None: once."
     )
-    samples_max: int = Field(64, ge=1, description="Most samples of a problem that is asked again.")
+    samples_max: int = Field(64, ge=1, description="Maximum samples per problem that is sampled again.")
     sampling: Sampling
-    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
-    engine: TextEngineSettings | None = Field(None, description="What samples. None: transformers in this process.")
-    rewards: list[str] = Field(["accuracy", "format", "language"], description="Rules that every sample is scored by.")
+    sampling_by_source: dict[str, Sampling] = Field(
+        {}, description="Replaces `sampling` for problems of these sources."
+    )
+    engine: TextEngineSettings | None = Field(None, description="Sampling engine. None: as hardware.sampler says.")
+    rewards: list[str] = Field(
+        ["accuracy", "format", "language"], description="Rule-based rewards computed for every sample."
+    )
     template: Template = "chat"
     zero_template: str | None = None
     helpful_model: str | None = None
@@ -168,10 +172,10 @@ class SampleJob(JobBase):
 
     kind: Literal["sample"] = "sample"
     tasks: list[SampleTask]
-    shard_size: int = Field(512, ge=1, description="Problems a shard; a killed job loses at most one shard.")
+    shard_size: int = Field(512, ge=1, description="Problems per shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
     judge: JudgeSettings | None = Field(
-        None, description="Checks answers of verifiers 'judge' and 'rubric', and rubrics of other prompts. None: none."
+        None, description="Checks answers for verifiers 'judge' and 'rubric', and rubrics of other prompts. None: none."
     )
     hardware: Hardware = Hardware()
     ray: RayCluster | None = None

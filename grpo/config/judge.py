@@ -15,62 +15,62 @@ class JudgeSettings(BaseModel):
 
     kind: Literal["rule", "reference", "local", "openai"] = Field(
         default="rule",
-        description="rule: a checklist, no model; reference: how near the prompt's reference a response comes, no "
-        "model, for an evaluation that must not ask the judge that was rewarded; local: a Hugging Face folder; openai: "
+        description="rule: a checklist, no model; reference: similarity of a response to the prompt's reference, no "
+        "model, for evaluations that must not use the judge that gave rewards; local: a Hugging Face folder; openai: "
         "a compatible endpoint.",
     )
     verifier: Literal["math", "exact"] = Field(
-        default="math", description="rule: how an answer is compared with the reference."
+        default="math", description="rule: how answers are compared with the reference."
     )
     quality_min: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Least mark of a response that is good. rule: the rules' share of met conditions; reference: chrF.",
+        description="Minimum score of a good response. rule: the rules' share of met conditions; reference: chrF.",
     )
     path: Path | None = Field(default=None, description="local: folder of the model and its tokenizer.")
-    device: str = Field(default="auto", description="local: auto (cuda where there is one), cpu, cuda, cuda:1.")
-    batch_size: int = Field(default=8, ge=1, le=4096, description="local: prompts generated for together.")
+    device: str = Field(default="auto", description="local: auto (cuda if available), cpu, cuda, cuda:1.")
+    batch_size: int = Field(default=8, ge=1, le=4096, description="local: prompts per generation batch.")
     base_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^/\s@]+(/|$)",
-        description="openai: endpoint up to and with /v1, e.g. http://node7:8000/v1.",
+        description="openai: endpoint URL including /v1, e.g. http://node7:8000/v1.",
     )
-    model: str | None = Field(default=None, description="openai: name of the model at the endpoint.")
+    model: str | None = Field(default=None, description="openai: model name at the endpoint.")
     api_key_env: str | None = Field(
-        default=None, description="openai: environment variable that holds the key. None: no key is sent."
+        default=None, description="openai: environment variable with the API key. None: no key is sent."
     )
     request: dict[str, Any] = Field(
         default={},
-        description="openai: more fields of each request, such as {response_format = {type = 'json_object'}}; null "
-        "takes a field away.",
+        description="openai: further fields of each request, such as {response_format = {type = 'json_object'}}; null "
+        "removes a field.",
     )
     timeout_s: float = Field(
-        default=120, gt=0, le=3600, description="openai: longest time for one attempt, reply included, seconds."
+        default=120, gt=0, le=3600, description="openai: timeout of one attempt, reply included, seconds."
     )
     retries: int = Field(
         default=5,
         ge=0,
         le=100,
-        description="openai: how often a request that fails is repeated before it is undecided, as long as the "
-        "endpoint answers others. 429 and 503 are no failures, but a wish to wait.",
+        description="openai: retries of a failing request before it is left undecided, as long as the endpoint answers "
+        "others. 429 and 503 do not count as failures.",
     )
     backoff_s: float = Field(
         default=1.0,
         gt=0,
         le=60,
-        description="openai: seconds before the first repetition, half of them by chance; doubles each time, to 60.",
+        description="openai: maximum seconds before the first retry, half of them random; doubles each time, up to 60.",
     )
     away_max_s: float = Field(
         default=600,
         gt=0,
         le=86400,
-        description="openai: seconds without any good reply after which the stage stops, to be continued later; "
-        "noticed when an attempt ends.",
+        description="openai: seconds without any good reply after which the stage stops, to be resumed later; checked "
+        "when an attempt ends.",
     )
-    concurrency: int = Field(default=8, ge=1, le=1024, description="openai: requests under way at once.")
+    concurrency: int = Field(default=8, ge=1, le=1024, description="openai: requests in flight at once.")
     requests_per_minute: float | None = Field(
-        default=None, gt=0, description="openai: most requests a minute from this process. None: no limit."
+        default=None, gt=0, description="openai: maximum requests per minute from this process. None: no limit."
     )
     temperature: float = Field(
         default=0.0,
@@ -83,67 +83,67 @@ class JudgeSettings(BaseModel):
         default=None,
         ge=0,
         lt=2**31,
-        description="local, openai: makes replies above temperature 0 repeatable, at an endpoint as far as it heeds "
-        "`seed`. None: none is sent; local takes 0.",
+        description="local, openai: makes replies above temperature 0 reproducible, if an endpoint honors `seed`. "
+        "None: no seed is sent; local uses 0.",
     )
-    max_tokens: int = Field(default=1024, ge=1, le=65536, description="local, openai: most tokens of a reply.")
+    max_tokens: int = Field(default=1024, ge=1, le=65536, description="local, openai: maximum tokens per reply.")
     ask_again: bool = Field(
         default=True,
-        description="local, openai: a reply that cannot be read is shown to the model, once, with what is wrong.",
+        description="local, openai: show an unparseable reply to the model once, with what is wrong.",
     )
     votes: int = Field(
         default=1,
         ge=1,
         le=99,
-        description="local, openai: judgments of each answer or response, an odd number; more than half must agree, or "
-        "it is undecided. Above 1 it needs a temperature.",
+        description="local, openai: judgments per answer or response, an odd number; without a majority it is "
+        "undecided. Above 1 needs a temperature above 0.",
     )
     compare_votes: int = Field(
         default=1,
         ge=1,
         le=98,
-        description="local, openai: judgments of each pair, averaged: 1, or an even number, half of them with "
-        "the order swapped, which also measures position bias. Above 2 it needs a temperature.",
+        description="local, openai: judgments per pair, averaged: 1, or an even number, half with the order swapped, "
+        "which also measures position bias. Above 2 needs a temperature above 0.",
     )
     agreement_min: float = Field(
         default=0.8,
         ge=0,
         le=1,
-        description="local, openai: least agreement with the rules, as share of the verified answers that it decided.",
+        description="local, openai: minimum agreement with the rules, as a share of verified answers it decided.",
     )
     on_disagreement: Literal["warn", "stop"] = Field(
-        default="warn", description="local, openai: what happens below agreement_min."
+        default="warn", description="local, openai: what to do below agreement_min."
     )
     calibration: int = Field(
-        default=200, ge=0, description="local, openai: verified answers to measure the agreement on. 0: none."
+        default=200, ge=0, description="local, openai: verified answers for measuring agreement. 0: none."
     )
     audit_share: float = Field(
         default=0.0,
         ge=0,
         le=1,
         exclude_if=lambda value: value == 0,
-        description="local, openai: share of the answers that a rule decides and that the judge is asked about too "
-        "while they are scored, to measure how far both agree; it changes no reward. 0: none.",
+        description="local, openai: share of rule-decided answers that the judge also decides during scoring, to "
+        "measure their agreement; changes no reward. 0: none.",
     )
     decides_unsure: bool = Field(
         default=False,
         exclude_if=lambda value: not value,
-        description="local, openai: whether the judge decides where a rule rejects an answer but cannot read the "
-        "reference, such as a sentence under 'math'. What a rule accepts, or rejects knowing the reference, stays.",
+        description="local, openai: whether the judge decides if a rule rejects an answer but cannot parse the "
+        "reference, such as a sentence under 'math'. All other rule verdicts stand.",
     )
     budget_requests: int | None = Field(
         default=None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="local, openai: most replies of the model in one stage; then it stops with one line, and continues "
-        "after its last reply when it is run again with more. A reply that is known is free. None: no limit.",
+        description="local, openai: maximum model replies per stage; then it stops with a one-line message, and "
+        "resumes after the last reply when rerun with more. Cached replies are free. None: no limit.",
     )
     budget_tokens: int | None = Field(
         default=None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="local, openai: most tokens of prompts and replies in one stage, as the engine counts them; "
-        "requests under way may exceed it. None: no limit.",
+        description="local, openai: maximum prompt and reply tokens per stage, as counted by the engine; requests in "
+        "flight may exceed it. None: no limit.",
     )
 
     @property

@@ -13,7 +13,7 @@ class RewardTerm(Settings):
     """One reward in the weighted sum."""
 
     weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this reward in the sum.")
-    options: dict[str, bool | int | float | str] = Field({}, description="Arguments of the reward's function.")
+    options: dict[str, bool | int | float | str] = Field({}, description="Arguments of the reward function.")
 
 
 def _terms(value: Any) -> Any:

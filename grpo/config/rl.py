@@ -34,8 +34,8 @@ MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 class BranchWeights(Settings):
     """Factors of the two branches, rules and reward models, on top of each reward's weight. Unpublished."""
 
-    rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of accuracy, format, language and their like.")
-    preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="Of the helpful and the safety model.")
+    rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="For accuracy, format, language and other rules.")
+    preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="For the helpful and the safety model.")
 
 
 class RL(Settings):
@@ -47,83 +47,85 @@ class RL(Settings):
     `minibatches * inner_epochs - 1` updates old.
     """
 
-    method: MethodName = Field("grpo", description="What learns; everything else stays as it is.")
+    method: MethodName = Field("grpo", description="Training method; everything else stays the same.")
     steps: int = Field(
         ge=1, description="Optimizer updates. R1-Zero: 10,400; alignment: 1,700; reasoning: unpublished."
     )
-    prompts_per_step: int = Field(32, ge=1, le=1_000_000, description="Problems a step. R1: 32.")
-    group_size: int = Field(16, ge=2, le=65_536, description="Completions a problem (G). R1: 16.")
-    minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 a step).")
+    prompts_per_step: int = Field(32, ge=1, le=1_000_000, description="Problems per step. R1: 32.")
+    group_size: int = Field(16, ge=2, le=65_536, description="Completions per problem (G). R1: 16.")
+    minibatches: int = Field(1, ge=1, description="Steps that share one rollout. R1: 16 (8,192 outputs, 512 per step).")
     inner_epochs: int = Field(1, ge=1, description="Passes over each rollout. R1: 1.")
 
     objective: str = Field(
         "grpo",
-        description="What GRPO and PPO maximise; the page Objectives of the documentation compares them. R1: grpo, or "
-        "grpo_sequence as its equation 1 is printed.",
+        description="Objective of GRPO and PPO; the docs page Objectives compares them. R1: grpo, or grpo_sequence as "
+        "its equation 1 is printed.",
     )
-    clip_eps_low: float = Field(0.2, gt=0, description="Ratio is clipped below at 1 - this. R1: 10, never binding.")
-    clip_eps_high: float = Field(0.2, gt=0, description="Ratio is clipped above at 1 + this. R1: 10.")
+    clip_eps_low: float = Field(0.2, gt=0, description="Ratio's lower clip bound is 1 - this. R1: 10, never binding.")
+    clip_eps_high: float = Field(0.2, gt=0, description="Ratio's upper clip bound is 1 + this. R1: 10.")
     kl_coef: float = Field(0.001, ge=0, description="Weight of the KL penalty to the reference. R1: 0.001.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="Estimator of the KL divergence, per token (Schulman). GRPO: k3."
+        "k3", description="Per-token estimator of the KL divergence (Schulman). GRPO: k3."
     )
-    kl_stale_correction: bool = Field(False, description="Multiply the penalty by the ratio, for stale samples.")
+    kl_stale_correction: bool = Field(False, description="Multiply the KL penalty by the ratio, for stale samples.")
     reference_refresh_steps: int | None = Field(
-        None, ge=1, description="The reference follows the policy every so many steps. R1: 400. None: never."
+        None, ge=1, description="Steps between updates of the reference to the policy. R1: 400. None: never."
     )
     reference_mixing: float = Field(
-        1.0, gt=0, le=1, description="How far it follows: 1 is a copy (R1), less is a moving average."
+        1.0, gt=0, le=1, description="Size of that update: 1 copies the policy (R1), less is a moving average."
     )
 
     advantage: Literal["grpo", "dr_grpo", "batch_std", "rloo"] = Field(
-        "grpo", description="From a group's rewards to advantages; the page Objectives explains them. R1: grpo."
+        "grpo", description="How a group's rewards become advantages; see the docs page Objectives. R1: grpo."
     )
-    std: Literal["population", "sample"] = Field("population", description="Which standard deviation. Unpublished.")
+    std: Literal["population", "sample"] = Field(
+        "population", description="Which standard deviation formula. Unpublished."
+    )
     supervision: Literal["outcome", "process"] = Field(
-        "outcome", description="One reward a completion, or one a step of its reasoning (DSM 4.1.3). R1: outcome."
+        "outcome", description="One reward per completion, or one per reasoning step (DSM 4.1.3). R1: outcome."
     )
     step_reward: str = Field(
         "equations",
-        description="Scores steps under process supervision: 'equations' or another step reward of the library, "
-        "module:function, the folder of a process reward model, a path that begins with . / or ~, or "
-        "'process_reward_model', the model of the recipe's stage of this name.",
+        description="What scores steps under process supervision: 'equations' or another step reward of the library, "
+        "module:function, a process reward model's folder (a path that begins with . / or ~), or "
+        "'process_reward_model', the model of the recipe's stage of that name.",
     )
 
     sampling: Sampling
     engine: VLLM | None = Field(
-        None, description="What samples rollouts: vLLM, local or a server. None: transformers in the trainer's process."
+        None, description="Engine that samples rollouts: vLLM, local or a server. None: as hardware.sampler says."
     )
     rollouts_ahead: Literal[0, 1] = Field(
         0,
-        description="1: the next rollout is sampled while this one is learnt from, by weights that are one rollout old "
-        "when their turn comes. It pays where sampling has devices of its own: an engine that is a server.",
+        description="1: sample the next rollout while training on the current one, so its weights are one rollout old "
+        "when it is used. Pays off if sampling has its own devices: a server engine.",
     )
     sampler_ratio_max: float = Field(
         2.0,
         ge=1,
-        description="Where the sampler was not exactly the policy (vLLM, rollouts ahead) a token's advantage is "
-        "multiplied by pi / pi_sampler, at most this: truncated importance sampling. R1: unpublished.",
+        description="If the sampler is not exactly the policy (vLLM, rollouts ahead), each token's advantage is "
+        "multiplied by pi / pi_sampler, capped at this: truncated importance sampling. R1: unpublished.",
     )
     max_new_tokens_from: dict[int, int] = Field(
-        {}, description="Longest completion from a step on, instead of sampling's. R1-Zero: 65,536 from step 8,200."
+        {},
+        description="{step: tokens}: maximum length from that step on, not sampling's. R1-Zero: 65,536 from 8,200 on.",
     )
     dynamic_sampling_rounds: int = Field(
         0,
         ge=0,
-        description="Groups without variance in their rewards (under process supervision, in those of all steps) are "
-        "replaced by new problems up to so many times (DAPO). Metrics `reward` are of all groups, `kept_reward` of "
-        "those that are learnt from. R1: 0.",
+        description="Maximum rounds of replacing groups without reward variance (with process supervision, across all "
+        "steps) by new problems (DAPO). `reward` metrics cover all groups, `kept_reward` those trained on. R1: 0.",
     )
-    mask_truncated: bool = Field(False, description="Completions cut off at the longest length are not learnt from.")
+    mask_truncated: bool = Field(False, description="Do not train on completions cut off at the maximum length.")
     source_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
-        description="How often each source of reasoning problems is asked, relatively. Empty: as it occurs.",
+        description="Relative sampling frequency of each source of reasoning problems. Empty: as in the data.",
     )
-    curriculum: Curriculum | None = Field(None, description="Pass over problems that teach little. None: ask all.")
+    curriculum: Curriculum | None = Field(None, description="Skip problems that teach little. None: use all.")
     general_last_steps: int = Field(
         0,
         ge=0,
-        description="General prompts and preference rewards only in this many last steps. R1: 400 of 1,700, "
+        description="Use general prompts and preference rewards only in this many last steps. R1: 400 of 1,700, "
         "because longer training on them led to reward hacking.",
     )
     general_share: float = Field(0.0, ge=0, le=1, description="Share of general prompts in those steps. Unpublished.")
@@ -131,23 +133,25 @@ class RL(Settings):
     rewards: Rewards = Field(
         {"accuracy": RewardTerm(), "format": RewardTerm()},
         description="Weighted sum: name = weight, or name = { weight, options }. Names of the library's rewards, "
-        "'helpful' and 'safe' (reward models), 'judge' and 'rubric' (a judge), or module:function of your own. R1 adds "
+        "'helpful' and 'safe' (reward models), 'judge' and 'rubric' (a judge), or your own module:function. R1 adds "
         "accuracy, format and language directly.",
     )
     reward_models: dict[Literal["helpful", "safe"], str] = Field(
-        {}, exclude_if=lambda m: not m, description="Folders or hub names of models as these rewards, not trained ones."
+        {},
+        exclude_if=lambda m: not m,
+        description="Folders or hub names of existing models for these rewards, not trained ones.",
     )
     uncertainty_penalty: float = Field(
         0.0,
         ge=0,
-        description="Reward models that are ensembles give the mean of their members less this times the standard "
-        "deviation, so that what they disagree on is not worth exploiting (arXiv 2310.02743). R1: one model, so none.",
+        description="Ensembles of reward models give their members' mean minus this times the standard deviation, so "
+        "that disagreement is not worth exploiting (arXiv 2310.02743). R1: one model, so none.",
     )
     judge: JudgeSettings | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="A model that decides what rules cannot: problems of verifier 'judge' and 'rubric', and rewards "
-        "judge and rubric. R1 uses one in rejection sampling, not in RL. None: none is asked.",
+        description="Model that decides what rules cannot: problems with verifier 'judge' or 'rubric', and rewards "
+        "judge and rubric. R1 uses one in rejection sampling, not in RL. None: no judge.",
     )
     branch_weights: BranchWeights = BranchWeights()
     scoring: Scoring = Scoring()
@@ -159,12 +163,12 @@ class RL(Settings):
     micro_batch_tokens: int = Field(
         16384,
         ge=64,
-        description="Tokens in one forward and backward pass, side by side without padding; bounds memory.",
+        description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
     hardware: Hardware = Hardware()
-    save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job continues from.")
-    samples_every: int = Field(20, ge=1, description="Steps between the completions kept for reading.")
+    save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job resumes from.")
+    samples_every: int = Field(20, ge=1, description="Steps between saved sample completions.")
     validate_every: ValidateEvery = None
     validation: Validation = Field(Validation(), exclude_if=lambda value: value == Validation())
     keep: Keep = "last"

@@ -15,31 +15,31 @@ class Scoring(Settings):
     workers: int | None = Field(
         None,
         ge=1,
-        description="Processes. None: one a processor core; more of them where verifiers wait, for a service say.",
+        description="Processes. None: one per CPU core; use more if verifiers wait, for example for a service.",
     )
     time_limit_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds for one reward of one completion, then it is killed. Time that it waits for a processor "
-        "does not count, up to 2 minutes of it.",
+        description="Seconds for one reward of one completion before it is killed. Up to 2 minutes of waiting for a "
+        "CPU do not count.",
     )
-    memory_gb: float = Field(4.0, gt=0, description="Address space of a process, GB.")
+    memory_gb: float = Field(4.0, gt=0, description="Address space per process, GB.")
     environment: list[str] = Field(
         [],
         exclude_if=lambda names: not names,
-        description="Environment variables that the processes keep, by name, for rewards of your own that call a "
-        "service. All others but PATH, HOME and their like are left out, keys among them.",
+        description="Names of environment variables that the processes keep, for custom rewards that call a service. "
+        "All others, including keys, are removed, except PATH, HOME and the like.",
     )
     sandbox: Literal["any", "walls"] = Field(
         "any",
         exclude_if=lambda choice: choice == "any",
-        description="Whether programs that a model wrote may run on a machine where a wall of the sandbox does not "
-        "stand (the page Sandbox). any: yes, with a warning. walls: no.",
+        description="Whether model-written programs may run on a machine where one of the sandbox's walls is "
+        "unavailable (see the page Sandbox). any: yes, with a warning. walls: no.",
     )
     max_failure_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of a rollout's completions whose rewards may fail (time-out, crash, error) before the run "
-        "stops. What a completion's own program does inside the sandbox does not count.",
+        description="Maximum share of a rollout's completions whose rewards may fail (timeout, crash, error); above it "
+        "the run stops. Failures of a completion's own program in the sandbox do not count.",
     )

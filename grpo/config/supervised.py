@@ -18,15 +18,15 @@ from grpo.settings import Settings
 class Supervised(Settings):
     """Common settings of pretraining, SFT and reward models."""
 
-    batch_size: int = Field(128, ge=1, description="Sequences a step. R1 SFT: 128; distillation: 64.")
+    batch_size: int = Field(128, ge=1, description="Sequences per step. R1 SFT: 128; distillation: 64.")
     micro_batch_tokens: int = Field(
         16384,
         ge=64,
-        description="Tokens in one forward and backward pass, side by side without padding; bounds memory.",
+        description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
     hardware: Hardware = Hardware()
-    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job continues from.")
+    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job resumes from.")
 
     @model_validator(mode="after")
     def _weights_move(self) -> Supervised:
@@ -43,8 +43,8 @@ class Pretrain(Supervised):
     feed_forward: int = Field(512, ge=16, description="Width inside the feed-forward blocks.")
     layers: int = Field(4, ge=1, description="Transformer blocks.")
     heads: int = Field(4, ge=1, description="Attention heads.")
-    context: int = Field(256, ge=16, description="Longest sequence, tokens; documents are packed into half of it.")
-    batch_size: int = Field(64, ge=1, description="Blocks of text a step.")
+    context: int = Field(256, ge=16, description="Maximum sequence length, tokens; documents are packed to half of it.")
+    batch_size: int = Field(64, ge=1, description="Text blocks per step.")
     steps: int = Field(ge=1, description="Optimizer steps.")
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Tuning(Supervised):
     """Common settings of SFT and reward models: training of a pretrained model."""
 
     epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
-    max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; none: all epochs.")
+    max_steps: int | None = Field(None, ge=1, description="Stop after this many steps. None: all epochs.")
     max_tokens: int = Field(32768, ge=16, description="Longer sequences are dropped and counted. R1: 32,768.")
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
 
@@ -81,8 +81,8 @@ class ProcessRewardModel(Tuning):
 
     label: Literal["hard", "soft"] = Field(
         "hard",
-        description="What a step is taught: 1 if any rollout from it was right (hard), or the share of those that were "
-        "(soft). Math-Shepherd: nearly the same; hard.",
+        description="Target of a step: 1 if any rollout from it was correct (hard), or the share that were (soft). "
+        "Math-Shepherd: nearly the same; hard.",
     )
 
 
@@ -92,14 +92,14 @@ class RewardModel(Tuning):
     batch_size: int = Field(
         128,
         ge=1,
-        description="Elements a step: of pairs, prompts, each with all of its pairs (InstructGPT 3.5); of labels, "
+        description="Batch elements per step. Pairs: prompts, each with all its pairs (InstructGPT 3.5). Labels: "
         "responses. R1: 256 [I: pairs].",
     )
     margin: float = Field(
         0.0,
         ge=0,
-        description="Pairs only: a pair must differ by this times the strength of its verdict, -log sigma(r_w - r_l - "
-        "margin * strength) (Llama 2, eq. 2). A judge's strength is its mean difference, 2 at most. R1: unpublished.",
+        description="Pairs only: margin per unit of the verdict's strength, -log sigma(r_w - r_l - margin * strength) "
+        "(Llama 2, eq. 2). A judge's strength is its mean difference, at most 2. R1: unpublished.",
     )
     centring: float = Field(
         0.0,
@@ -110,6 +110,6 @@ class RewardModel(Tuning):
     ensemble: int = Field(
         1,
         ge=1,
-        description="Models that are trained, each by a seed and a bootstrap sample of the prompts of its own; scores "
-        "are their mean, and their spread is what RL's uncertainty_penalty multiplies. 1: one model, of all prompts.",
+        description="Number of models to train, each with its own seed and bootstrap sample of the prompts; scores are "
+        "their mean, and RL's uncertainty_penalty multiplies their spread. 1: one model, all prompts.",
     )

@@ -19,19 +19,19 @@ ValidateEvery = Annotated[
     Field(
         ge=1,
         exclude_if=lambda value: value is None,
-        description="Steps between validations; the last step has one too. None: no validation.",
+        description="Steps between validations, plus one at the last step. None: no validation.",
     ),
 ]
 Keep = Annotated[
     Literal["best", "last"],
     Field(
         exclude_if=lambda value: value == "last",
-        description="The checkpoint that the job gives: of the last step, or of the best validation.",
+        description="Checkpoint that the job returns: from the last step, or the best validation.",
     ),
 ]
 Patience = Annotated[
     int | None,
-    Field(ge=1, description="Training ends after so many validations in a row that are no new best. None: never."),
+    Field(ge=1, description="Stop training after this many validations in a row without a new best. None: never."),
 ]
 
 
@@ -49,8 +49,8 @@ class HeldOutValidation(_Chosen):
         0.01,
         gt=0,
         lt=1,
-        description="Share of the prompts, by their hash, that only measure. Data with a validation split of their own "
-        "(sft_data.mix.validation_share) are measured on that, and all others are trained on. Ours.",
+        description="Share of prompts, chosen by hash, used only for validation. Data with their own validation split "
+        "(sft_data.mix.validation_share) use that, and all other prompts are trained on. Ours.",
     )
     patience: Patience = None
 
@@ -58,15 +58,17 @@ class HeldOutValidation(_Chosen):
 class Validation(_Chosen):
     """Samples on problems that are never trained on. R1: unpublished."""
 
-    problems: int = Field(64, ge=1, description="Most validation problems of each domain that is trained on. Ours.")
-    samples_per_problem: int = Field(1, ge=1, description="Completions of each; metrics are means over all of them.")
+    problems: int = Field(64, ge=1, description="Maximum validation problems per domain trained on. Ours.")
+    samples_per_problem: int = Field(
+        1, ge=1, description="Completions per problem; metrics are means over all of them."
+    )
     sampling: Sampling | None = Field(
         None, description="How they are sampled; R1 evaluates at temperature 0.6, top-p 0.95. None: as in training."
     )
     metric: str = Field(
         "accuracy",
-        description="What `keep` and `patience` go by, more is better: 'reward', the weighted sum of all rewards, or "
-        "the name of one of `rewards` (weight 0 measures it alone).",
+        description="Metric for `keep` and `patience`, higher is better: 'reward', the weighted sum of all rewards, or "
+        "one of `rewards` by name (weight 0 only measures it).",
     )
     patience: Patience = None
 
