@@ -24,30 +24,30 @@ class ColdStartData(Section):
     """Demonstrations of the format: few, correct, readable (R1, stage 1)."""
 
     source: Literal["solutions", "miniature", "sampled", "r1_zero"] = Field(
-        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature world's "
-        "writers. sampled: the base model's own completions. r1_zero: those of R1-Zero, rewritten, as in the paper."
+        description="solutions: worked solutions that came with the problems (GSM8K). miniature: the miniature "
+        "world's writers. sampled: the base model's own completions. r1_zero: R1-Zero's, rewritten, as in the paper."
     )
     problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
     general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
     habits: Habits | None = Field(
-        None, description="How the miniature's writers work (miniature; r1_zero, where they rewrite)."
+        None, description="How the miniature's writers behave (miniature; r1_zero, if they rewrite)."
     )
-    samples_per_problem: int = Field(4, ge=1, description="Completions tried for each problem (sampled, r1_zero).")
+    samples_per_problem: int = Field(4, ge=1, description="Completions sampled per problem (sampled, r1_zero).")
     sampling: Sampling | None = Field(None, description="How they are sampled. R1: temperature 1 (sampled, r1_zero).")
     engine: TextEngineSettings | None = Field(
         None,
         exclude_if=lambda engine: engine is None,
-        description="What samples them: vLLM (local, server), or an endpoint that serves the model (sampled, r1_zero). "
+        description="Sampling engine: vLLM (local, server), or an endpoint that serves the model (sampled, r1_zero). "
         "None: as hardware.sampler says.",
     )
     rewriter: Teacher | None = Field(
         None,
         exclude_if=lambda teacher: teacher is None,
-        description="Who rewrites R1-Zero's trajectories into a readable thought and a summary; placeholders of its "
-        "instruction: {question}, {trajectory}, {form}. None: the miniature's writer (habits). R1: DeepSeek-V3.",
+        description="Model that rewrites R1-Zero's trajectories into readable reasoning and a summary; placeholders "
+        "in its instruction: {question}, {trajectory}, {form}. None: the miniature's writer (habits). R1: DeepSeek-V3.",
     )
     hardware: Hardware = Hardware()
-    filters: FilterSettings = Field(FilterSettings(), description="What is not readable enough to be shown.")
+    filters: FilterSettings = Field(FilterSettings(), description="Filters for unreadable demonstrations.")
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> ColdStartData:
@@ -71,45 +71,51 @@ class SFTData(Section):
 
     problems: int = Field(ge=1, description="Reasoning problems to sample.")
     general: int = Field(0, ge=0, description="General prompts to sample.")
-    samples_per_problem: int = Field(4, ge=1, description="Completions a prompt. Unpublished.")
+    samples_per_problem: int = Field(4, ge=1, description="Completions per prompt. Unpublished.")
     enough_right: int | None = Field(
         None,
         ge=1,
-        description="Problems with fewer right completions are asked again, so many more at a time. None: asked once.",
+        description="Reasoning problems with fewer correct completions get samples_per_problem more at a time. None: "
+        "no more.",
     )
-    samples_max: int = Field(64, ge=1, description="Most completions of a prompt that is asked again.")
-    keep_per_problem: int = Field(2, ge=1, description="Most accepted completions a prompt. Unpublished.")
+    samples_max: int = Field(64, ge=1, description="Maximum completions per prompt that is sampled again.")
+    keep_per_problem: int = Field(2, ge=1, description="Maximum accepted completions per prompt. Unpublished.")
     sampling: Sampling
-    sampling_by_source: dict[str, Sampling] = Field({}, description="Instead of `sampling` for problems of a source.")
+    sampling_by_source: dict[str, Sampling] = Field(
+        {}, description="Replaces `sampling` for problems of these sources."
+    )
     engine: TextEngineSettings | None = Field(
-        None, description="What samples: vLLM (local, server), an OpenAI-compatible endpoint. None: transformers."
+        None,
+        description="Sampling engine: vLLM (local, server), an OpenAI-compatible endpoint. None: as hardware.sampler "
+        "says.",
     )
     teacher: Teacher | None = Field(
         None,
         exclude_if=lambda teacher: teacher is None,
         description="Answers the general prompts instead of the policy, with a chain of thought; mix.think says which "
-        "sources keep it. Placeholders of its instruction: {question}, {form}. None: the policy. R1: DeepSeek-V3.",
+        "sources keep it. Placeholders in its instruction: {question}, {form}. None: the policy. R1: DeepSeek-V3.",
     )
     rewards: list[str] = Field(
-        ["accuracy", "format", "language"], description="Rules that every sample is scored by; the filters read these."
+        ["accuracy", "format", "language"],
+        description="Rule-based rewards computed for every sample; the filters read these.",
     )
     scoring: Scoring = Scoring()
     shard_problems: int = Field(
-        2000, ge=1, description="Problems a shard: sampled, filtered and kept for later runs as one."
+        2000, ge=1, description="Problems per shard, the unit that is sampled, filtered and cached for later runs."
     )
     hardware: Hardware = Hardware()
     ray: RayCluster | None = Field(
         None,
-        description="Spread the shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
+        description="Distribute shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",
     )
     filters: FilterSettings = FilterSettings()
     judge: JudgeSettings = Field(
         JudgeSettings(),
-        description="Judges what rules let pass: answers against their reference, general responses for safety.",
+        description="Judges what the rules accept: answers against their reference, general responses for safety.",
     )
     judged: list[Literal["reasoning", "general", "quality"]] = Field(
         ["reasoning", "general"],
-        description="What the judge is asked after the rules: whether a reasoning answer is right, whether a general "
-        "response is safe, and whether it is good enough to learn from (quality).",
+        description="What the judge checks after the rules: whether a reasoning answer is correct, whether a general "
+        "response is safe, and whether it is good enough to train on (quality).",
     )
-    mix: MixSettings = Field(MixSettings(), description="How what was kept becomes the data set.")
+    mix: MixSettings = Field(MixSettings(), description="How the accepted samples form the data set.")

@@ -14,46 +14,51 @@ from tasks.evaluation.sets.settings import EvaluationSet, check_sets
 class Evaluate(Section):
     """Every checkpoint on the held-out problems (R1: temperature 0.6, top-p 0.95, pass@1 over k samples)."""
 
-    samples_per_problem: int = Field(4, ge=1, description="Samples a problem (k): pass@1 is their mean. R1: 16 or 64.")
+    samples_per_problem: int = Field(
+        4, ge=1, description="Samples per problem (k): pass@1 is their mean. R1: 16 or 64."
+    )
     k: int | None = Field(
         None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="k of pass@k and cons@k, at most samples_per_problem. cons@k is the mean over groups of k samples. "
-        "None: as many as there are samples. R1: 64 for AIME 2024.",
+        description="k of pass@k and cons@k, at most samples_per_problem. cons@k is averaged over groups of k "
+        "samples. None: the number of samples. R1: 64 for AIME 2024.",
     )
     sets: list[EvaluationSet] = Field(
         [],
         exclude_if=lambda value: not value,
-        description="Test sets beside the held-out problems, each with rows of its own in the closing table.",
+        description="Test sets besides the held-out problems, each with its own rows in the closing table.",
     )
-    problems: int = Field(256, ge=1, description="Most held-out reasoning problems.")
+    problems: int = Field(256, ge=1, description="Maximum held-out reasoning problems.")
     general: int = Field(
         0,
         ge=0,
-        description="Most held-out general prompts; they measure the alignment reward, refusals, instructions followed "
-        "and the win rate.",
+        description="Maximum held-out general prompts; they measure alignment reward, refusals, instruction following "
+        "and win rate.",
     )
     general_samples: int | None = Field(
         None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="Samples of each general prompt, where many prompts say more than many samples. None: "
+        description="Samples per general prompt, if more prompts tell more than more samples. None: "
         "samples_per_problem.",
     )
     judge: JudgeSettings = Field(
         JudgeSettings(),
-        description="Compares with Dev3 and recognises refusals. Of its own, so that it is not what was rewarded.",
+        description="Compares responses with Dev3's and detects refusals. Separate, so that it is not what gave "
+        "rewards.",
     )
     sampling: Sampling
     engine: VLLM | None = Field(
         None,
         exclude_if=lambda engine: engine is None,
-        description="vLLM samples, in this process or at a server that is given the weights of each checkpoint in "
-        "turn. None: as hardware.sampler says. An endpoint serves one model, so it cannot be here.",
+        description="vLLM for sampling, in this process or on a server that receives each checkpoint's weights in "
+        "turn. None: as hardware.sampler says. Not an endpoint, which serves only one model.",
     )
     hardware: Hardware = Hardware()
-    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, over problems (bootstrap).")
+    confidence: float = Field(
+        0.95, gt=0, lt=1, description="Level of the confidence intervals (bootstrap over problems)."
+    )
 
     @model_validator(mode="after")
     def _k_is_sampled(self) -> Evaluate:

@@ -14,11 +14,13 @@ class ProcessRewards(Section):
     """A process reward model of Dev1's reasoning: chains, labels by rollouts, training (Math-Shepherd, arXiv
     2312.08935)."""
 
-    problems: int = Field(ge=1, description="Training problems whose solutions are labelled. DSM: unpublished.")
-    samples_per_problem: int = Field(4, ge=1, description="Solutions of each; equal ones are labelled once. Ours.")
-    sampling: Sampling = Field(description="How solutions are sampled, and the rollouts from their steps.")
+    problems: int = Field(ge=1, description="Training problems whose solutions are labeled. DSM: unpublished.")
+    samples_per_problem: int = Field(
+        4, ge=1, description="Solutions per problem; identical ones are labeled once. Ours."
+    )
+    sampling: Sampling = Field(description="How solutions, and rollouts from their steps, are sampled.")
     rollouts: int = Field(8, ge=1, description="Completions from the end of each step. Math-Shepherd: 8.")
     held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of problems that only measure accuracy. Ours.")
-    shard_chains: int = Field(256, ge=1, description="Solutions a shard; a killed stage labels at most one again.")
+    shard_chains: int = Field(256, ge=1, description="Solutions per shard; a killed stage relabels at most one shard.")
     scoring: Scoring = Scoring()
     training: ProcessRewardModel

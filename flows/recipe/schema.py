@@ -27,13 +27,13 @@ from tasks.problems.miniature.corpus import LEFT_OUT
 class Recipe(Section):
     """A whole recipe. Equal recipes make equal artifacts."""
 
-    name: str = Field(pattern=r"^[\w.-]+$", description="Names the MLflow experiment.")
-    description: str = Field(description="What it is for and what it needs.")
-    seed: int = Field(0, ge=0, le=2**53, description="Every random choice follows from it.")
+    name: str = Field(pattern=r"^[\w.-]+$", description="Name of the MLflow experiment.")
+    description: str = Field(description="Purpose and requirements of the recipe.")
+    seed: int = Field(0, ge=0, le=2**53, description="All random choices derive from it.")
     device: Literal["H200", "H100", "A100", "cpu"] | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="What its stages are sized for: the device of `r1 plan --estimate` where none is given.",
+        description="Device that stages are sized for: the default of `r1 plan --estimate`.",
     )
     problems: Problems
     base: Base
@@ -48,7 +48,7 @@ class Recipe(Section):
     evaluate: Evaluate
     report: Report = Report()
     gates: list[Gate] = Field(
-        [], description="Conditions between stages; one that fails stops the run, warns, or asks a person."
+        [], description="Conditions between stages; a failed one stops the run, warns, or asks a person."
     )
     r1_zero: RL | None = Field(None, description="GRPO straight from the base model, for the flow train_r1_zero.")
     process_reward_model: ProcessRewards | None = Field(

@@ -42,14 +42,14 @@ class Problems(Section):
         exclude_if=lambda value: value == "tags",
         description="How completions mark the answer after their reasoning. tags: <answer>...</answer> (R1-Zero). "
         "boxed: a summary whose last \\boxed{} is the answer (R1 from its cold start on). auto: either, for models "
-        "that were trained elsewhere. A source or a row may name another. Format reward, verifiers, filters, "
-        "demonstrations and evaluation follow it; a plain-text template that names a form itself goes before it.",
+        "trained elsewhere. A source or a row can override it. Format reward, verifiers, filters, demonstrations and "
+        "evaluation follow it; a plain-text template that names a form itself takes precedence.",
     )
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of prompts that are never trained on, chosen by the hash of their text."
     )
     held_out_max: int = Field(
-        512, ge=1, description="Most held-out problems of each domain; what is over is dropped, never trained on."
+        512, ge=1, description="Maximum held-out problems per domain; the rest are dropped, never trained on."
     )
     validation_share: float = Field(
         0.0,
@@ -57,10 +57,10 @@ class Problems(Section):
         lt=1,
         exclude_if=lambda value: value == 0,
         description="Share of the other prompts that no stage trains on either, for validate_every. Evaluation does "
-        "not ask them, so that choosing a checkpoint by them leaves its problems unseen.",
+        "not use them, so choosing a checkpoint by them leaves evaluation problems unseen.",
     )
     ngram: int = Field(
-        10, ge=2, description="Words in a row that a training prompt may not share with a held-out one. R1: 10."
+        10, ge=2, description="Length, in words, of n-grams that training and held-out prompts may not share. R1: 10."
     )
     boilerplate_share: float = Field(
         0.01, ge=0, le=1, description="N-grams in more than this share of held-out prompts are a template, not a leak."
@@ -84,20 +84,20 @@ class Base(Section):
     remote_code: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="Whether `model` may bring modules of its own (auto_map in config.json), which run as you. Stages "
-        "that load what was made from it need the same in their hardware.",
+        description="Whether `model` may include its own modules (auto_map in config.json), which run with your "
+        "permissions. Stages that load models made from it need the same setting in their hardware.",
     )
-    documents: int = Field(60_000, ge=100, description="Documents of the miniature corpus (only with `pretrain`).")
+    documents: int = Field(60_000, ge=100, description="Documents in the miniature corpus (only with `pretrain`).")
     tagged_share: float = Field(
-        0.04, ge=0, le=1, description="Share of its conversations that happen to use think and answer tags."
+        0.04, ge=0, le=1, description="Share of its conversations that use think and answer tags."
     )
     pretrain: Pretrain | None = Field(None, description="Train a small base model on the miniature corpus.")
     zero_template: ZeroTemplate = Field(
         ZERO_TEMPLATE,
         pattern=r"(?s)\{prompt\}",
-        description="Plain-text prompt, with {prompt} in it: a base model knows "
-        "no chat tokens. The default says in other words what R1's says, with answer tags; 'boxed' is the same for "
-        "answers in a box. Answers are read in the form that it names, else in problems.answer_style.",
+        description="Plain-text prompt that contains {prompt}, because a base model knows no chat tokens. The default "
+        "paraphrases R1's, with answer tags; 'boxed' is the same for boxed answers. Answers are read in the form that "
+        "it names, else in problems.answer_style.",
     )
 
     @model_validator(mode="after")
@@ -112,29 +112,30 @@ class RewardModels(Section):
 
     prompts: int = Field(
         ge=0,
-        description="General prompts to answer; a judge compares and labels the responses. 0: files alone. R1: 66,000 "
+        description="General prompts to answer; a judge compares and labels the responses. 0: only files. R1: 66,000 "
         "pairs, 106,000 labels.",
     )
     files: list[PreferenceFile] = Field(
         [],
-        description="Preferences that exist already, beside the judged ones: pairs, ranked lists or safe/unsafe "
-        "labels, in the columns that the page Alignment names.",
+        description="Existing preferences, besides the judged ones: pairs, ranked lists or safe/unsafe labels, with "
+        "the columns listed on the docs page Alignment.",
     )
-    responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model to each prompt.")
-    sampling: Sampling | None = Field(None, description="How they are sampled; needed unless prompts is 0.")
+    responses_per_prompt: int = Field(4, ge=2, description="Responses of the SFT model per prompt.")
+    sampling: Sampling | None = Field(None, description="How they are sampled; required unless prompts is 0.")
     engine: TextEngineSettings | None = Field(
         None,
         exclude_if=lambda engine: engine is None,
-        description="What samples them: vLLM (local, server), or an endpoint that serves the SFT model. None: as "
+        description="Sampling engine: vLLM (local, server), or an endpoint that serves the SFT model. None: as "
         "helpful.hardware.sampler says.",
     )
     judge: JudgeSettings = JudgeSettings()
-    judgments_per_pair: int = Field(4, ge=1, description="Judgments of each pair, in random order, averaged. R1: 4.")
-    margin: float = Field(1.0, ge=0, le=2, description="Pairs are kept above this mean difference. R1: 1.")
+    judgments_per_pair: int = Field(4, ge=1, description="Judgments per pair, in random order, averaged. R1: 4.")
+    margin: float = Field(1.0, ge=0, le=2, description="Keep pairs whose mean difference is above this. R1: 1.")
     length_ratio_max: float = Field(
         3.0,
         ge=1,
-        description="Longest summary of a pair in units of the shorter one, words; R1 keeps lengths comparable.",
+        description="Maximum ratio of a pair's longer summary to its shorter one, in words; R1 keeps lengths "
+        "comparable.",
     )
     held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts whose pairs only measure accuracy.")
     helpful: RewardModel
@@ -157,14 +158,14 @@ class Alignment(Section):
     rounds: int = Field(
         1,
         ge=1,
-        description="Rounds of reward_models and alignment_rl. From the second on the policy of the round before is "
-        "judged, the reward models are trained on, and the reference is that policy. R1: 1. DSM: the first helps most.",
+        description="Rounds of reward_models and alignment_rl. From the second on, the previous round's policy is "
+        "judged and is the reference, and the reward models are trained further. R1: 1. DSM: the first helps most.",
     )
     replay_share: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="Share of what later reward models are trained on that earlier rounds judged. DSM: 0.1.",
+        description="Share of later reward models' training data that comes from earlier rounds. DSM: 0.1.",
     )
 
 
@@ -172,11 +173,11 @@ class Student(Section):
     """A model that learns from the SFT data."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][\w.-]*$", description="Of the checkpoint; its stages are base_NAME and student_NAME."
+        pattern=r"^[A-Za-z0-9][\w.-]*$", description="Checkpoint name; its stages are base_NAME and student_NAME."
     )
     base: Base = Field(description="The model that it starts from. R1: Qwen2.5 of 1.5B to 32B, Llama 3 of 8B and 70B.")
     sft: SFT = Field(
-        description="R1: 2-3 epochs, batch 64, cosine to a tenth of a peak of 1e-4 (1.5B) down to 2e-5 (70B)."
+        description="R1: 2-3 epochs, batch 64, cosine to a tenth of the peak, which is 1e-4 (1.5B) to 2e-5 (70B)."
     )
 
     @model_validator(mode="after")
@@ -189,7 +190,7 @@ class Student(Section):
 class Distill(Section):
     """SFT of smaller students, no RL (R1, distillation)."""
 
-    students: list[Student] = Field(min_length=1, description="As many as wanted, each a checkpoint of its own.")
+    students: list[Student] = Field(min_length=1, description="One or more students, each its own checkpoint.")
 
     @model_validator(mode="after")
     def _names_differ(self) -> Distill:
