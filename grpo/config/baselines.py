@@ -25,7 +25,9 @@ class PPO(Settings):
     )
     value_coef: float = Field(0.5, gt=0, description="Weight of the value loss against the policy's.")
     value_clip: float = Field(0.2, gt=0, description="Maximum change of a value from its old one. InstructGPT: 0.2.")
-    value_learning_rate: float | None = Field(None, gt=0, description="Value model's peak rate. None: the policy's.")
+    value_learning_rate: float | None = Field(
+        None, gt=0, description="Peak rate of the value function. None: the policy's."
+    )
     whiten: bool = Field(True, description="Normalize advantages to mean 0, std 1 per rollout.")
 
 

@@ -89,10 +89,10 @@ class Hardware(Settings):
     sampler: Literal["auto", "own", "continuous", "vllm"] = Field(
         "auto",
         exclude_if=lambda value: value == "auto",
-        description="What samples if no `engine` is set. own: this library's sampler, whose completions depend only on "
-        "their seeds. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: own "
-        "on a CPU; on a GPU the first of vllm, continuous and own that is installed and can run the job. Samplers "
-        "other than own are corrected by truncated importance sampling.",
+        description="What samples if no `engine` is set. own: this library's sampler, whose completions depend only "
+        "on their seeds. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: "
+        "own on a CPU; on a GPU the first of vllm, continuous and own that is installed and can run the job. "
+        "Truncated importance sampling corrects for samplers other than own.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in backward: less memory, more time."

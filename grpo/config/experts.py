@@ -14,8 +14,7 @@ class Experts(Settings):
 
     routers: Literal["trained", "frozen"] = Field(
         "trained",
-        description="frozen: router weights, which choose each token's experts, are not trained; all others are. R1: "
-        "unpublished.",
+        description="frozen: router weights, which choose each token's experts, are not trained. R1: unpublished.",
     )
     balance_coef: float = Field(
         0.0,

@@ -85,7 +85,9 @@ class StepLabelsJob(JobBase):
     samples: Path = Field(description="Shards of a sampling job: the chains. Their problems must be in `problems`.")
     rollouts: int = Field(8, ge=1, description="Completions from the end of each step. Math-Shepherd: 8.")
     sampling: Sampling = Field(description="How they are sampled; max_new_tokens counts new tokens only.")
-    held_out_share: float = Field(0.15, gt=0, lt=1, description="Share of problems whose chains only evaluate.")
+    held_out_share: float = Field(
+        0.15, gt=0, lt=1, description="Share of problems whose chains are only for evaluation."
+    )
     shard_chains: int = Field(256, ge=1, description="Chains per shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
     hardware: Hardware = Hardware()

@@ -109,7 +109,8 @@ class JudgeSettings(BaseModel):
         default=0.8,
         ge=0,
         le=1,
-        description="local, openai: minimum agreement with the rules, as a share of verified answers it decided.",
+        description="local, openai: minimum agreement with the rules, as a share of verified answers the judge "
+        "decided.",
     )
     on_disagreement: Literal["warn", "stop"] = Field(
         default="warn", description="local, openai: what to do below agreement_min."

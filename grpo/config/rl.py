@@ -34,8 +34,10 @@ MethodName = Literal["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
 class BranchWeights(Settings):
     """Factors of the two branches, rules and reward models, on top of each reward's weight. Unpublished."""
 
-    rule: float = Field(1.0, ge=0, allow_inf_nan=False, description="For accuracy, format, language and other rules.")
-    preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="For the helpful and the safety model.")
+    rule: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="Factor of accuracy, format, language and other rules."
+    )
+    preference: float = Field(1.0, ge=0, allow_inf_nan=False, description="Factor of the helpful and safety models.")
 
 
 class RL(Settings):
@@ -79,7 +81,7 @@ class RL(Settings):
         "grpo", description="How a group's rewards become advantages; see the docs page Objectives. R1: grpo."
     )
     std: Literal["population", "sample"] = Field(
-        "population", description="Which standard deviation formula. Unpublished."
+        "population", description="Formula of the standard deviation. Unpublished."
     )
     supervision: Literal["outcome", "process"] = Field(
         "outcome", description="One reward per completion, or one per reasoning step (DSM 4.1.3). R1: outcome."
@@ -97,8 +99,8 @@ class RL(Settings):
     )
     rollouts_ahead: Literal[0, 1] = Field(
         0,
-        description="1: sample the next rollout while training on the current one, so its weights are one rollout old "
-        "when it is used. Pays off if sampling has its own devices: a server engine.",
+        description="1: sample the next rollout while training on the current one; the weights that sampled it are "
+        "one rollout old when it is used. Pays off if sampling has its own devices: a server engine.",
     )
     sampler_ratio_max: float = Field(
         2.0,
@@ -139,7 +141,7 @@ class RL(Settings):
     reward_models: dict[Literal["helpful", "safe"], str] = Field(
         {},
         exclude_if=lambda m: not m,
-        description="Folders or hub names of existing models for these rewards, not trained ones.",
+        description="Folders or hub names of models for these rewards, instead of trained ones.",
     )
     uncertainty_penalty: float = Field(
         0.0,

@@ -82,7 +82,7 @@ class ProcessRewardModel(Tuning):
     label: Literal["hard", "soft"] = Field(
         "hard",
         description="Target of a step: 1 if any rollout from it was correct (hard), or the share that were (soft). "
-        "Math-Shepherd: nearly the same; hard.",
+        "Math-Shepherd: hard; soft is nearly the same.",
     )
 
 
