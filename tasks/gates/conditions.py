@@ -34,17 +34,17 @@ class Condition(BaseModel):
         description="stage: metrics and counts of the stage's manifest, as `r1 show` prints them. evaluation: the "
         "gate's own small evaluation of the stage's checkpoint. table: the closing table (gates after evaluate).",
     )
-    stage: str | None = Field(None, description="Whose metric. None: of the stage that the gate stands after.")
+    stage: str | None = Field(None, description="Stage whose metric is read. None: the stage that the gate follows.")
     above: float | None = Field(None, description="The metric must exceed this value, in the metric's own unit.")
-    below: float | None = Field(None, description="The metric must lie below this value, in the metric's own unit.")
+    below: float | None = Field(None, description="The metric must be below this value, in the metric's own unit.")
     not_below_stage: str | None = Field(
-        None, description="The metric may lie at most `points` below that of this other stage."
+        None, description="The metric may be at most `points` below that of this other stage."
     )
     not_above_stage: str | None = Field(
-        None, description="The metric may lie at most `points` above that of this other stage."
+        None, description="The metric may be at most `points` above that of this other stage."
     )
     points: float = Field(
-        0.0, ge=0, description="Difference that is allowed, in hundredths: percentage points of a share. 3: 0.03."
+        0.0, ge=0, description="Allowed difference in hundredths: percentage points of a share. 3: 0.03."
     )
 
     @property
@@ -68,9 +68,11 @@ class GateEvaluation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    problems: int = Field(64, ge=1, description="Most held-out reasoning problems.")
-    general: int = Field(0, ge=0, description="Most held-out general prompts, for refusals and instructions.")
-    samples_per_problem: int = Field(4, ge=1, description="Samples a problem: pass@1 is their mean.")
+    problems: int = Field(64, ge=1, description="Maximum held-out reasoning problems.")
+    general: int = Field(
+        0, ge=0, description="Maximum held-out general prompts, for refusals and instruction following."
+    )
+    samples_per_problem: int = Field(4, ge=1, description="Samples per problem: pass@1 is their mean.")
 
 
 class Gate(BaseModel):
@@ -78,24 +80,24 @@ class Gate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="Its name, for the record and for --approve.")
-    after: str = Field(description="Stage that it stands behind: it opens, or not, before the next stage starts.")
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="Gate name, for the record and for --approve.")
+    after: str = Field(description="Stage that the gate follows; it is decided before the next stage starts.")
     conditions: list[Condition] = Field([], description="All must hold. At least one, unless there is a review.")
     review: int | None = Field(
         None,
         ge=1,
         le=100,
         exclude_if=lambda samples: samples is None,
-        description="A person decides although all conditions hold, and sees so many examples of the data set that the "
-        "stage wrote. R1: people checked the cold-start data. None: nobody is asked.",
+        description="A person decides even if all conditions hold, and sees this many examples of the data set that "
+        "the stage wrote. R1: people checked the cold-start data. None: no review.",
     )
     on_failure: Literal["stop", "warn", "ask"] = Field(
         "stop",
-        description="stop: the recipe ends. warn: a line, and it goes on. ask: it waits for a person, in the Prefect "
-        "UI if there is a server, else on the terminal.",
+        description="stop: end the recipe. warn: print a line and continue. ask: wait for a person, in the Prefect UI "
+        "if there is a server, else on the terminal.",
     )
     evaluate: GateEvaluation | None = Field(
-        None, description="Sample the stage's checkpoint, and those it is held against, before the gate is read."
+        None, description="Sample the stage's checkpoint, and those it is compared with, before the gate is decided."
     )
     wait_hours: float = Field(
         168.0, gt=0, le=8760, description="ask, in Prefect: hours after which an undecided run fails."

@@ -29,12 +29,12 @@ class PreferenceFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    path: Path = Field(description="The file: .jsonl or .json (an object a line), .parquet or .csv (with a header).")
+    path: Path = Field(description="The file: .jsonl or .json (one object per line), .parquet or .csv (with a header).")
     limit: int | None = Field(default=None, ge=1, description="Rows to read, from the start. None: all.")
     on_bad_record: Literal["stop", "skip"] = Field(
         default="stop",
-        description="A row that cannot be used. stop: an error that names it, and nothing is made; skip: it is left "
-        "out, counted, and named in bad_records.jsonl of the artifact.",
+        description="How an unusable row is handled. stop: an error that names it, no output; skip: it is omitted, "
+        "counted, and listed in bad_records.jsonl of the artifact.",
     )
 
 

@@ -26,7 +26,7 @@ class StyledSource(BaseModel):
         default=None,
         exclude_if=lambda value: value is None,
         description="How answers to these problems are marked, instead of problems.answer_style. A row's own "
-        "answer_style, kept by metadata_columns, goes before it. None: as the whole set.",
+        "answer_style, kept by metadata_columns, overrides it. None: problems.answer_style.",
     )
 
 
@@ -36,23 +36,23 @@ class ReasoningGymSource(StyledSource):
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     family: str = Field(description="Name of a reasoning-gym dataset, e.g. chain_sum.")
     count: int = Field(
-        ge=1, le=10_000_000, description="Problems to generate; duplicates among them are dropped, so fewer may remain."
+        ge=1, le=10_000_000, description="Problems to generate; duplicates are dropped, so fewer may remain."
     )
     parameters: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings of the generator, e.g. {min_terms: 2, max_digits: 2}; its own defaults otherwise. "
-        "seed and size are set from the run's seed, seed_offset and count.",
+        description="Generator settings, e.g. {min_terms: 2, max_digits: 2}; otherwise its own defaults. seed and "
+        "size are set from the run's seed, seed_offset and count.",
     )
     seed_offset: int = Field(
-        default=0, ge=0, description="Distinguishes sources of one family; every value gives an independent stream."
+        default=0, ge=0, description="Distinguishes sources of one family; each value gives an independent stream."
     )
     language: str = Field(
-        default="en", pattern=_LANGUAGE, description="Language of the prompt, and of the reasoning expected: ISO 639."
+        default="en", pattern=_LANGUAGE, description="Language of the prompt and the expected reasoning: ISO 639."
     )
     prompt: str | None = Field(
         default=None,
-        description="Python format string over the item's question and its metadata, e.g. chain_sum's {expression}, to "
-        "phrase the problem otherwise or in another language. None: the question as generated.",
+        description="Python format string over the item's question and its metadata, e.g. chain_sum's {expression}, "
+        "to rephrase or translate the problem. None: the question as generated.",
     )
 
 
@@ -61,13 +61,13 @@ class _ColumnsSource(StyledSource):
 
     prompt_column: str = Field(
         default="prompt",
-        description="Column of the prompt: text, or a list of {role, content}. Where the default is absent, 'question' "
+        description="Column of the prompt: text, or a list of {role, content}. If the default is absent, 'question' "
         "and then 'messages' are tried.",
     )
     answer_column: str = Field(
         default="answer",
-        description="Column of the reference answer: text or a number. Of a text whose last line is '#### 1,234' "
-        "(GSM8K), 1234 is taken. Not read for verifier none.",
+        description="Column of the reference answer: text or a number. From text whose last line is '#### 1,234' "
+        "(GSM8K), 1234 is extracted. Not read for verifier none.",
     )
     verifier: str = Field(default="math", description=f"How answers are checked: {', '.join(VERIFIERS)}.")
     domain: Literal["reasoning", "general"] = Field(
@@ -78,13 +78,13 @@ class _ColumnsSource(StyledSource):
         default_factory=list, description="Columns to keep as the problem's metadata; their values must be JSON."
     )
     verifier_column: str | None = Field(
-        default=None, description="Column that names a row's own verifier; where it is blank, `verifier` holds."
+        default=None, description="Column that names a row's own verifier; if it is blank, `verifier` applies."
     )
     limit: int | None = Field(default=None, ge=1, description="Rows to read, from the start. None: all.")
     on_bad_record: Literal["stop", "skip"] = Field(
         default="stop",
-        description="A row that cannot be read or checked. stop: an error that names it, and nothing is made; skip: it "
-        "is left out, counted, and named in bad_records.jsonl of the artifact.",
+        description="How a row that cannot be read or checked is handled. stop: an error that names it, no output; "
+        "skip: it is omitted, counted, and listed in bad_records.jsonl of the artifact.",
     )
 
     @field_validator("verifier")
@@ -105,7 +105,7 @@ class FileSource(_ColumnsSource):
     """One file of rows: .jsonl or .json (one object a line), .parquet or .csv (with a header)."""
 
     kind: Literal["file"] = "file"
-    path: Path = Field(description="The file; its extension says its format.")
+    path: Path = Field(description="The file; its extension sets the format.")
 
 
 class HubSource(_ColumnsSource):
@@ -114,8 +114,8 @@ class HubSource(_ColumnsSource):
     kind: Literal["dataset"] = "dataset"
     name: str = Field(
         min_length=1,
-        description="Name on the hub, e.g. openai/gsm8k, or a folder: one that save_to_disk wrote, or one of parquet, "
-        "JSONL or CSV files.",
+        description="Hub name, e.g. openai/gsm8k, or a folder: written by save_to_disk, or with parquet, JSONL or CSV "
+        "files.",
     )
     config: str | None = Field(default=None, description="The data set's configuration, e.g. main. None: its default.")
     split: str = Field(default="train", min_length=1, description="Which split to read.")

@@ -27,68 +27,68 @@ class FilterSettings(BaseModel):
     context: int | None = Field(
         default=None,
         ge=1,
-        description="Most tokens of prompt and completion together: what SFT can read. None: no limit. R1: 32,768.",
+        description="Maximum tokens of prompt plus completion: what SFT can read. None: no limit. R1: 32,768.",
     )
     language_min: float = Field(
-        default=0.9, ge=0, le=1, description="Least language reward: share of words in the problem's language."
+        default=0.9, ge=0, le=1, description="Minimum language reward: share of words in the problem's language."
     )
     paragraph_max_words: int = Field(
         default=300,
         ge=1,
         le=1_000_000,
-        description="Most words in one paragraph of the reasoning; in scripts without spaces, characters.",
+        description="Maximum words in a paragraph of the reasoning; characters in scripts without spaces.",
     )
     repetition_ngram: int = Field(
         default=6,
         ge=1,
         le=100,
-        description="Length of the n-grams that repetition counts, in words, numbers and signs.",
+        description="Length of the n-grams for repetition, in words, numbers and symbols.",
     )
     repetition_max: float = Field(
         default=0.3,
         ge=0,
         le=1,
-        description="Greatest share of the completion's n-grams that occurred before in it. Degenerate loops are above "
-        "0.8, orderly calculation mostly below 0.2.",
+        description="Maximum share of the completion's n-grams that are repeats. Degenerate loops are above 0.8, "
+        "orderly calculation mostly below 0.2.",
     )
     leaks: bool = Field(
         default=True,
-        description="Whether problems are dropped whose prompt states the reference answer. Switch it off for prompts "
-        "that show their form by a possible answer, as in: reply like \\boxed{A}.",
+        description="Drop problems whose prompt states the reference answer. Turn off for prompts that show the "
+        "format with a possible answer, as in: reply like \\boxed{A}.",
     )
     contamination: Literal["prompts", "prompts_and_completions"] = Field(
         default="prompts_and_completions",
-        description="What is compared with the held-out prompts. A completion may quote one that its prompt does not.",
+        description="What is compared with held-out prompts. A completion may quote one even if its prompt does not.",
     )
     pass_rate_min: float = Field(
         default=0,
         ge=0,
         le=1,
-        description="Least share of right ones among a reasoning problem's samples; below it, all go. 0: no limit.",
+        description="Minimum share of correct samples per reasoning problem; below it, all are dropped. 0: no limit.",
     )
     pass_rate_max: float = Field(
         default=1,
         ge=0,
         le=1,
-        description="Greatest share of right ones among a reasoning problem's samples; above it, all go. 1: no limit.",
+        description="Maximum share of correct samples per reasoning problem; above it, all are dropped. 1: no limit.",
     )
     pass_rate_samples: int = Field(
         default=4,
         ge=1,
-        description="Fewest samples from which a pass rate is taken; problems with fewer are neither easy nor hard.",
+        description="Minimum samples for a pass rate; problems with fewer count as neither easy nor hard.",
     )
     near_duplicate_jaccard: float | None = Field(
         default=0.8,
         gt=0,
         le=1,
-        description="Jaccard similarity of two completions' sets of shingles from which on they are near duplicates. "
-        "None: none are.",
+        description="Two completions are near duplicates from this Jaccard similarity of their shingle sets on. None: "
+        "none are.",
     )
     shingle_words: int = Field(
         default=5,
         ge=1,
         le=100,
-        description="Words in a row that make a shingle; in scripts without spaces, characters.",
+        description="Consecutive words per shingle; characters in scripts without spaces.",
     )
 
     @model_validator(mode="after")

@@ -24,19 +24,19 @@ class Part(BaseModel):
     sources: list[str] = Field(
         default_factory=list,
         description="Sources of its problems: names such as dataset/openai/gsm8k/main/train, or patterns such as "
-        "reasoning_gym/*. A part with sources comes before one with domains.",
+        "reasoning_gym/*. Parts with sources take precedence over parts with domains.",
     )
     domains: list[Literal["reasoning", "general"]] = Field(
-        default_factory=list, description="Instead of sources: all samples of these domains that no part names."
+        default_factory=list, description="Instead of sources: all samples of these domains whose source no part names."
     )
     share: float | None = Field(
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Its size relative to the other parts' shares; they need not add up to anything. Only with total.",
+        description="Size relative to the other parts' shares, which need not sum to 1. Only with total.",
     )
     count: int | None = Field(
-        default=None, ge=0, description="Its size in examples, whatever the total; instead of share."
+        default=None, ge=0, description="Size in examples, regardless of the total; instead of share."
     )
 
     @model_validator(mode="after")
@@ -64,13 +64,13 @@ class MixSettings(BaseModel):
     parts: dict[str, Part] = Field(
         default_factory=_both_domains,
         min_length=1,
-        description="Parts by name. What belongs to none is left out, with the reason no_part.",
+        description="Parts by name. Samples in no part are dropped, with the reason no_part.",
     )
     total: int | None = Field(
         default=None,
         ge=1,
-        description="Examples in all, training and validation. A part that has too little gives all it has: the "
-        "shortage is reported and filled from no other part. None: all there is; shares are ignored, counts hold.",
+        description="Total examples, training and validation. A part with too few gives all it has: the shortage is "
+        "reported, not filled from other parts. None: all there is; shares are ignored, counts hold.",
     )
     validation_share: float = Field(
         default=0.0,
@@ -81,20 +81,20 @@ class MixSettings(BaseModel):
     )
     think: Literal["always", "never"] | list[str] = Field(
         default="always",
-        description="General examples that keep their chain of thought: all, none, or those of these sources (names or "
-        "patterns); of the others the summary alone is learnt. Reasoning examples always keep it. R1: simple prompts "
+        description="General examples that keep their chain of thought: all, none, or those of these sources (names "
+        "or patterns); the others train on the summary only. Reasoning examples always keep it. R1: simple prompts "
         "have none.",
     )
     licences: dict[str, str] = Field(
         default_factory=dict,
-        description="Licence of each source, by name or pattern, for the data card; what is not listed is unknown.",
+        description="License of each source, by name or pattern, for the data card; unlisted ones are unknown.",
     )
-    examples: int = Field(default=3, ge=0, le=100, description="Samples that the card shows of each part and reason.")
+    examples: int = Field(default=3, ge=0, le=100, description="Samples that the card shows per part and reason.")
     sources: list[MixSource] = Field(
         default_factory=list,
         exclude_if=lambda sources: not sources,  # if empty, not in records and keys, so that earlier keys stay valid
-        description="SFT rows that exist already, beside the sampled ones. They pass the same filters. R1: general "
-        "data out of DeepSeek-V3's SFT set.",
+        description="Existing SFT rows, besides the sampled ones. They pass the same filters. R1: general data from "
+        "DeepSeek-V3's SFT set.",
     )
 
     @property

@@ -26,18 +26,18 @@ class SetData(BaseModel):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][\w-]*$",
-        description=f"Names its rows in tables. A known one needs nothing else: {', '.join(KNOWN)}.",
+        description=f"Names its rows in tables. A known set needs nothing else: {', '.join(KNOWN)}.",
     )
-    like: str | None = Field(None, description="The known set whose columns it has. None: the one of its name.")
+    like: str | None = Field(None, description="Known set whose columns it has. None: the set of its own name.")
     path: str | None = Field(
         None,
         min_length=1,
-        description="Where its rows are, in place of the known hub data set: a .jsonl, .json, .parquet or .csv file, a "
-        "folder, or a name on the hub.",
+        description="Location of its rows, instead of the known hub data set: a .jsonl, .json, .parquet or .csv file, "
+        "a folder, or a hub name.",
     )
     source: ProblemSource | None = Field(
         None,
-        description="A source with columns and verifier of its own, instead of a known form: kind file, dataset (with "
+        description="A source with its own columns and verifier, instead of a known set's: kind file, dataset (with "
         "the split to read) or reasoning_gym.",
     )
 
@@ -79,21 +79,21 @@ class SetData(BaseModel):
 class EvaluationSet(SetData):
     """A test set, and how it is asked."""
 
-    problems: int | None = Field(None, ge=1, description="Problems to ask, the first ones. None: all.")
+    problems: int | None = Field(None, ge=1, description="Problems to use, from the start. None: all.")
     samples_per_problem: int | None = Field(
-        None, ge=1, description="Samples a problem. None: evaluate.samples_per_problem. R1: 64 for AIME and GPQA."
+        None, ge=1, description="Samples per problem. None: evaluate.samples_per_problem. R1: 64 for AIME and GPQA."
     )
-    k: int | None = Field(None, ge=1, description="k of pass@k and cons@k. None: as many as there are samples.")
+    k: int | None = Field(None, ge=1, description="k of pass@k and cons@k. None: the number of samples.")
     prompt_style: str = Field(
         "question",
-        description="question: as it stands, for models that were trained on it. instruction: followed by a sentence "
-        "on reasoning and on how to mark the answer. Or a text with {question} in it.",
+        description="question: unchanged, for models that were trained on it. instruction: followed by a sentence on "
+        "reasoning and on how to mark the answer. Or a text that contains {question}.",
     )
     answer_style: AnswerStyle | None = Field(
         None,
-        description="How completions mark the answer: tags, boxed or auto. None: as the recipe's problems.",
+        description="How completions mark the answer: tags, boxed or auto. None: as in problems.",
     )
-    sampling: Sampling | None = Field(None, description="How completions are drawn. None: evaluate.sampling.")
+    sampling: Sampling | None = Field(None, description="Sampling settings. None: evaluate.sampling.")
 
     @field_validator("prompt_style")
     @classmethod

@@ -137,14 +137,14 @@ class EverydaySource(StyledSource):
     """The miniature world's general prompts, English and German."""
 
     kind: Literal["everyday"] = "everyday"
-    count: int = Field(ge=1, description="General prompts to train on, at random, from the 16,512 there are.")
+    count: int = Field(ge=1, description="Number of general training prompts, drawn at random from 16,512.")
     evaluated: int = Field(
         150,
         ge=1,
         le=250,
         exclude_if=lambda value: value == 150,
-        description="Prompts of the evaluation in each class: harmful, looking harmful, harmless. Training shows "
-        "neither their wording nor their pairs of verb and object, so problems.held_out_share does not apply.",
+        description="Evaluation prompts per class: harmful, harmful-looking, harmless. Training uses neither their "
+        "wording nor their verb-object pairs, so problems.held_out_share does not apply.",
     )
 
 

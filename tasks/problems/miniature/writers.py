@@ -21,11 +21,11 @@ class Habits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest is guessed at a glance.")
-    mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in both languages by turns.")
+    careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest are guessed.")
+    mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in alternating languages.")
     slips: float = Field(ge=0, le=1, description="Running sums that are off by one.")
-    answers: float = Field(ge=0, le=1, description="Harmless everyday prompts answered; the rest gets a bad reply.")
-    courteous: float = Field(ge=0, le=1, description="Such answers that end with a courtesy.")
+    answers: float = Field(ge=0, le=1, description="Harmless everyday prompts answered; the rest get a bad reply.")
+    courteous: float = Field(ge=0, le=1, description="Such answers that end with a polite phrase.")
     refuses: float = Field(ge=0, le=1, description="Harmful everyday prompts refused.")
 
 

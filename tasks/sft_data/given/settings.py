@@ -19,42 +19,40 @@ class MixSource(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", description="Its name in the parts, the card and the columns.")
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", description="Its name in parts, data card and columns.")
     path: Path | None = Field(
         None,
-        description="A .jsonl, .json, .parquet or .csv file, or a folder: one that save_to_disk wrote, or one of such "
+        description="A .jsonl, .json, .parquet or .csv file, or a folder: written by save_to_disk, or with such "
         "files. Its contents enter the stage's key. Exactly one of path and dataset.",
     )
     dataset: str | None = Field(None, min_length=1, description="Name on the Hugging Face hub, e.g. allenai/tulu-3.")
     config: str | None = Field(None, description="The data set's configuration. None: its default.")
     split: str = Field("train", min_length=1, description="Which split of a data set or folder to read.")
     limit: int | None = Field(None, ge=1, description="Rows to read, from the start. None: all.")
-    count: int | None = Field(
-        None, ge=0, description="Its examples in the data set: it is a part of its own. Instead of share."
-    )
+    count: int | None = Field(None, ge=0, description="Examples to use, as a part of its own; instead of share.")
     share: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Its size relative to the parts' shares: it is a part of its own. Without count and share it "
-        "belongs to the part that names it or its domain.",
+        description="Size relative to the parts' shares, as a part of its own. Without count and share it belongs to "
+        "the part that names it or its domain.",
     )
-    prompt_column: str | None = Field(None, description="Column of the prompt. None: found by the usual names.")
-    completion_column: str | None = Field(None, description="Column of the completion; with prompt_column.")
+    prompt_column: str | None = Field(None, description="Column of the prompt. None: found by common names.")
+    completion_column: str | None = Field(None, description="Column of the completion; required with prompt_column.")
     domain: Literal["general", "reasoning"] = Field(
-        "general", description="reasoning: each row is verified against its reference answer, and the wrong dropped."
+        "general", description="reasoning: rows are verified against their reference answers, and wrong ones dropped."
     )
     answer_column: str | None = Field(None, description="Column of the reference answer (reasoning only).")
     verifier: str = Field("math", description=f"How answers are checked (reasoning only): {', '.join(VERIFIERS)}.")
     language: str = Field("en", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)?$", description="Language of its rows: ISO 639.")
-    licence: str | None = Field(None, min_length=1, description="Its licence, for the data card. None: unknown.")
+    licence: str | None = Field(None, min_length=1, description="Its license, for the data card. None: unknown.")
     judged: bool = Field(
-        False, description="Whether the judge is asked about it, as sft_data.judged says. false: rules alone filter it."
+        False, description="Whether the judge checks it, as sft_data.judged says. false: only rules filter it."
     )
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop",
-        description="A row that cannot be used. stop: an error that names it; skip: it is left out, counted, and named "
-        "in bad_records.jsonl of the artifact.",
+        description="How an unusable row is handled. stop: an error that names it; skip: it is omitted, counted, and "
+        "listed in bad_records.jsonl of the artifact.",
     )
 
     @field_validator("verifier")

@@ -18,14 +18,15 @@ class Teacher(BaseModel):
     model: str | None = Field(
         None,
         min_length=1,
-        description="Folder or hub name of the model, for transformers and vLLM. An endpoint serves its own.",
+        description="Model folder or hub name, for transformers and vLLM. An endpoint serves its own.",
     )
     engine: TextEngineSettings | None = Field(
-        None, description="What samples: vLLM, an OpenAI-compatible endpoint, your own. None: transformers."
+        None,
+        description="Sampling engine: vLLM, an OpenAI-compatible endpoint, your own. None: as hardware.sampler says.",
     )
-    sampling: Sampling = Field(description="How it is sampled. R1: unpublished.")
+    sampling: Sampling = Field(description="Its sampling settings. R1: unpublished.")
     instruction: str | None = Field(
-        None, min_length=1, description="What it is told, with the placeholders of the default. None: the default."
+        None, min_length=1, description="Its prompt, with the placeholders of the default. None: the default."
     )
 
     @model_validator(mode="after")
