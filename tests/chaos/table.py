@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,7 +52,11 @@ def struck(records: list[dict[str, Any]]) -> str:
 
 def wrong(records: list[dict[str, Any]]) -> str:
     """One line for each try that went wrong."""
-    lines = [f"- {r['kind']} (try {r['number']}, {r['commit']}): {r['why']}" for r in records if r["outcome"] == WRONG]
+    lines = [
+        f"- {r['kind']} (try {r['number']}, {r['commit']}): {re.sub(r'/[^ ]*/homes/home', 'HOME', r['why'])}"
+        for r in records
+        if r["outcome"] == WRONG
+    ]
     return "\n".join(lines)
 
 

@@ -183,7 +183,8 @@ def finish(trial: Trial, first: Ended) -> tuple[str, str]:
     if first.hung:
         return WRONG, f"hung for {LIMIT_S:g} s: {first.last_line[:200]}"
     if "Traceback (most recent call last)" in first.said:
-        return WRONG, f"traceback: {first.last_line[:300]}"
+        _, _, trace = first.said.partition("Traceback (most recent call last)")
+        return WRONG, f"traceback: {' | '.join(trace.splitlines()[1:40])}; at the end: {first.last_line[:300]}"
     if left := leftovers(trial.homes.home, GONE_S):
         return WRONG, f"left processes: {', '.join(left)}"
     if first.code == 0:
