@@ -153,6 +153,8 @@ def _explain(error: ValidationError, values: dict[str, Any]) -> str:
     if first["type"] == "union_tag_invalid":
         context = first["ctx"]
         return f"{field}.kind: must be one of {context['expected_tags']} (got {context['tag']!r})"
+    if first["type"] == "union_tag_not_found":
+        return f"{field}.kind: is missing; a table here is one of several kinds, and needs to say which"
     message = first["msg"].removeprefix("Value error, ")
     value = first["input"]
     shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) else ""

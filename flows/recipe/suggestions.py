@@ -31,7 +31,7 @@ def suggestion(location: tuple[int | str, ...], kind: str | None = None) -> str:
     `kind`: kind of the table that contains the field, if tables of several kinds are allowed there.
     """
     models, wrong = _models_at(location), str(location[-1])
-    own = [model for model in models if kind is None or kind in get_args(model.model_fields["kind"].annotation)]
+    own = [model for model in models if kind is None or _is_of(model, kind)]
     if close := difflib.get_close_matches(wrong, [name for model in own for name in model.model_fields], n=1):
         return f"did you mean {close[0]!r}?"
     if any(wrong in model.model_fields for model in models):
@@ -40,6 +40,10 @@ def suggestion(location: tuple[int | str, ...], kind: str | None = None) -> str:
         more = f", or {len(elsewhere) - _MOST} more" if len(elsewhere) > _MOST else ""
         return f"did you mean {' or '.join(map(repr, elsewhere[:_MOST]))}{more}?"
     return ""
+
+
+def _is_of(model: type[BaseModel], kind: str) -> bool:
+    return "kind" in model.model_fields and kind in get_args(model.model_fields["kind"].annotation)
 
 
 def _models_at(location: tuple[int | str, ...]) -> list[type[BaseModel]]:

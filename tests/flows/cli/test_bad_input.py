@@ -34,6 +34,8 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
             "problems.sources.0.path: unknown field of kind 'reasoning_gym'; another kind has it: change kind",
         ),
         (["plan", "tiny", "--set", "problems.sources.0.kind=csv"], "problems.sources.0.kind: must be one of "),
+        (["plan", "tiny", "--set", 'problems.sources=[{path="x"}]'], "problems.sources.0.kind: is missing"),
+        (["plan", "tiny", "--set", 'problems.sources=[{kind="file", pathh="x"}]'], "did you mean 'path'?"),
         (["plan", "tiny", "--set", "kl_coef=1"], "kl_coef: unknown field; did you mean 'reasoning_rl.kl_coef' or "),
         (["plan", "tiny", "--set", "zzz=1"], "zzz: unknown field; remove it"),
         (["run", "tiny", "--set", "sft.epochs=0"], "sft.epochs: Input should be greater than or equal to 1 (got 0)"),
