@@ -22,10 +22,27 @@ def main() -> int:
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Prints Python's report of an error in a callback, except for exhausted memory: then the command fails and says
-    so."""
-    if not isinstance(unraisable.exc_value, MemoryError):
+    """Prints Python's report of an error in a callback, with two exceptions.
+
+    Exhausted memory: then the command fails and says so. A signal: its handler raises in whatever code the main thread
+    runs, and Python drops the exception if that is a destructor or a callback. The signal would be lost and the command
+    would go on, so it is sent again.
+    """
+    error = unraisable.exc_value
+    if isinstance(error, MemoryError):
+        return
+    if isinstance(error, (Exception, GeneratorExit)) or error is None:
         sys.__unraisablehook__(unraisable)
+        return
+    import os
+    import signal
+    import threading
+
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+    # From another thread and a little later: the destructor or callback has ended by then.
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 if __name__ == "__main__":
