@@ -36,7 +36,7 @@ def stages(args: argparse.Namespace) -> int:
         print(json.dumps({"home": str(home()), "artifacts": listed}))
         return 0
     if not known:
-        print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
+        print(f"nothing in {store().backend.place} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
         return 0
     for m in known:
         seed, size = m.config.get("seed", "-"), _bytes(m) / 1e6

@@ -10,10 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 BUCKET = "artifacts"
 SECRET = "a-secret-of-the-tests"
+_CODE = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from grpo.processes.lifetime import die_with_parent
+die_with_parent(os.getppid())
+from moto.server import main
+main(sys.argv[1:])
+"""
 
 
 @dataclass
@@ -46,7 +55,7 @@ def s3_server() -> Iterator[S3Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    command = [sys.executable, "-c", _CODE, "-p", str(port)]
     environment = {**os.environ, "MOTO_PORT": str(port)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, env=environment, **quiet)

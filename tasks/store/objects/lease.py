@@ -84,8 +84,7 @@ class Lease:
         while True:
             stored = self._bucket.get(self._object)
             held = read_lock(stored)
-            live = held is not None and held.place != self._place and stored is not None
-            if live and held is not None and stored is not None and stored.age_s <= held.lease_s + MARGIN_S:
+            if held is not None and stored is not None and self._is_live(held, stored.age_s):
                 if not wait:
                     return False
                 if not told:
@@ -114,6 +113,9 @@ class Lease:
             else:
                 body = b""
             self._bucket.put_if(self._object, body, self._etag)
+
+    def _is_live(self, held: LockRecord, age_s: float) -> bool:
+        return held.place != self._place and held.lease_s > 0 and age_s <= held.lease_s + MARGIN_S
 
     @property
     def _object(self) -> str:

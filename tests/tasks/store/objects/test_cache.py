@@ -49,7 +49,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first(shared: Shared, made:
 
 
 def test_what_a_live_process_uses_stays(shared: Shared, made: dict[int, Manifest]) -> None:
-    live = read(shared, 0, "print('ready', flush=True); sys.stdin.readline(); manifest.local(); print('there')")
+    live = read(shared, 0, "print('ready', flush=True); time.sleep(600)")
     assert live.stdout.readline() == "ready\n"
     try:
         for seed in (1, 2, 3):
