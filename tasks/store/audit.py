@@ -19,7 +19,7 @@ def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set
     Without `every_byte`, files that have not changed since they were last compared with their hashes are not read.
     Anything that a live process is working on is skipped.
     """
-    whole = yield from store.backend.flaws(every_byte=every_byte)
+    whole = yield from store.backend.flaws(store.idle, every_byte=every_byte)
     digests = {manifest.digest for manifest in whole}
     for manifest in whole:
         yield from _missing_inputs(store, manifest, digests)

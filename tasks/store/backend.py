@@ -80,7 +80,7 @@ class Backend(Protocol):
     def unpoint(self, name: str) -> None:
         """Removes a pointer, if it exists."""
 
-    def flaws(self, *, every_byte: bool) -> Generator[Flaw, None, list[Manifest]]:
+    def flaws(self, idle: Idle, *, every_byte: bool) -> Generator[Flaw, None, list[Manifest]]:
         """Yields damaged artifacts. Returns the manifests of the intact ones."""
 
     def leftovers(self, idle: Idle) -> Iterator[Flaw]:

@@ -106,7 +106,7 @@ class LocalFolder:
     def _pointer(self, name: str) -> Path:
         return self.root / _CURRENT / f"{name}.{_SUFFIX}"
 
-    def flaws(self, *, every_byte: bool) -> Generator[Flaw, None, list[Manifest]]:
+    def flaws(self, idle: Idle, *, every_byte: bool) -> Generator[Flaw, None, list[Manifest]]:
         intact: list[Manifest] = []
         for folder in sorted(self.root.glob("artifacts/*/*/*/")):
             manifest, problem = examine(folder)

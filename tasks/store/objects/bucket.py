@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
-import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,7 +56,6 @@ class Bucket:
         self.name = match[1]
         self._prefix = f"{prefix}/" if (prefix := (match[2] or "").strip("/")) else ""
         self.url = f"s3://{self.name}/{self._prefix}".rstrip("/")
-        self._creating = threading.Lock()
         if importlib.util.find_spec("boto3") is None:
             raise InputError(f"R1FLOW_STORE={url} needs boto3: pip install 'r1flow[s3]'")
 
@@ -67,7 +65,7 @@ class Bucket:
         import boto3
         from botocore.config import Config
 
-        with self._creating, self.explained():
+        with self.explained():
             session = boto3.session.Session()
             retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
             settings = Config(connect_timeout=10, read_timeout=60, max_pool_connections=16, retries=retries)

@@ -97,6 +97,7 @@ class Lease:
                 self._before = held
                 self._renewer.start()
                 return True
+            time.sleep(POLL_S / 10)  # another wrote it in between
 
     def release(self, *, attempted: bool) -> None:
         """Gives the lock back. Where an attempt can still be continued, a record of what it reads stays.
