@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import os
 import shutil
 import threading
@@ -24,8 +25,12 @@ from grpo.errors import InputError
 from tasks.store.checks import changed_files, forget, remember
 from tasks.store.manifest import Manifest, file_sha256
 
+logger = logging.getLogger(__name__)
+
 DOWNLOADS = 8
 """Files that are fetched at once."""
+TOLD_FROM = 100_000_000
+"""Bytes from which the log says that files are fetched or sent."""
 
 Download = Callable[[Manifest, str, Path], None]
 """Writes one file of an artifact to a path. Raises FileNotFoundError if the object store does not have it."""
@@ -54,9 +59,14 @@ class Cache:
             return
         with self._locked(manifest, "fill"):
             absent = self._absent(manifest, names)
-            self._make_room(sum(manifest.files[name]["size"] for name in absent))
+            size = sum(manifest.files[name]["size"] for name in absent)
+            if size >= TOLD_FROM:
+                logger.info("fetching %.1f GB of %s %s", size / 1e9, manifest.stage, manifest.key[:12])
+            self._make_room(size)
             with ThreadPoolExecutor(DOWNLOADS) as pool:
                 list(pool.map(lambda name: self._bring(manifest, name), absent))
+            if len(absent) == len(manifest.files):
+                remember(self.root, manifest)  # all were compared just now
 
     def check(self, manifest: Manifest, *, every_byte: bool) -> None:
         """Brings all files that are not here, or whose copies here were changed. Raises as `fetch`."""

@@ -29,7 +29,7 @@ from tasks.store.backend import Flaw, Idle
 from tasks.store.local_folder import LocalFolder
 from tasks.store.manifest import MANIFEST, Manifest, RemoteFiles
 from tasks.store.objects.bucket import Bucket, Listed, Unreachable
-from tasks.store.objects.cache import Cache
+from tasks.store.objects.cache import TOLD_FROM, Cache
 from tasks.store.objects.lease import Lease, check_conditions, lock_records
 from tasks.store.objects.manifest_index import ManifestIndex, files_of, first_wrong, number
 from tasks.store.objects.object_audit import flaws, leftovers
@@ -133,6 +133,9 @@ class ObjectStore(RemoteFiles):
             key, entry = files_of(manifest) + name, manifest.files[name]
             self._patiently(partial(upload_file, self._bucket, key, out / name, entry, again=again))
 
+        size = sum(entry["size"] for entry in manifest.files.values())
+        if size >= TOLD_FROM:
+            logger.info("sending %.1f GB of %s %s", size / 1e9, manifest.stage, manifest.key[:12])
         small = [name for name, entry in manifest.files.items() if entry["size"] <= PART]
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(upload, small))
