@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -107,12 +107,12 @@ class Lease:
         with self._writing, contextlib.suppress(InputError):  # an unreachable store: the lease ends by itself
             if self._etag is None:
                 return
-            if any(self._root.glob(f"work/*-{self._key[:16]}")):
-                body = self._record(lease_s=0.0)
-            elif not attempted and self._before is not None and self._before.place != self._place:
-                body = LockRecord(**{**asdict(self._before), "token": secrets.token_hex(8), "lease_s": 0.0}).dump()
+            before = None if attempted else self._before
+            here = any(self._root.glob(f"work/*-{self._key[:16]}"))
+            if before is not None and (here or before.place != self._place):
+                body = replace(before, token=secrets.token_hex(8), lease_s=0.0).dump()
             else:
-                body = b""
+                body = self._record(lease_s=0.0) if here else b""
             self._bucket.put_if(self._object, body, self._etag)
 
     def _is_live(self, held: LockRecord, age_s: float) -> bool:
@@ -134,17 +134,17 @@ class Lease:
                     return
                 try:
                     etag = self._bucket.put_if(self._object, self._record(), self._etag)
+                    taken = None if etag else read_lock(self._bucket.get(self._object))
                 except InputError as error:
                     logger.warning("the lock of artifact %s could not be renewed: %s", self._key[:16], error)
                     continue
                 self._etag = etag
                 if etag is None:
-                    holder = read_lock(self._bucket.get(self._object)) or LockRecord("", "another process", "", 0)
                     logger.warning(
                         "the lock of artifact %s was not renewed in time and is now held by %s: both do the same work, "
                         "and what they publish stays whole",
                         self._key[:16],
-                        holder.holder,
+                        taken.holder if taken else "another process",
                     )
                     return
 
