@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import stat
@@ -28,6 +29,8 @@ REPORTS = "reports"
 """Folder of the report pages of runs."""
 REPORT_PAGES = "/r1-reports/"
 """URL path under which this home's Prefect server shows the report pages."""
+CACHE_GB = "100"
+"""Gigabytes of copies of an object store's artifacts in the home folder, unless R1FLOW_CACHE_GB says otherwise."""
 PREFECT_PASSWORD = "credentials/prefect"
 """File with the password of this home's Prefect server, in the form of PREFECT_API_AUTH_STRING."""
 
@@ -38,8 +41,21 @@ def home() -> Path:
 
 
 def store() -> Store:
-    """The artifact store of the home folder."""
-    return Store(home())
+    """The artifact store of the home folder. With R1FLOW_STORE, its artifacts are in that object store.
+
+    Raises:
+        InputError: R1FLOW_STORE or R1FLOW_CACHE_GB is wrong.
+    """
+    url = os.environ.get("R1FLOW_STORE")
+    return _with_objects(home(), url, os.environ.get("R1FLOW_CACHE_GB") or CACHE_GB) if url else Store(home())
+
+
+@functools.cache
+def _with_objects(place: Path, url: str, gigabytes: str) -> Store:
+    """The same object for every call: it holds a connection, and the locks of the copies that this process uses."""
+    from tasks.store.objects.object_store import ObjectStore, cache_bytes
+
+    return Store(place, ObjectStore(place, url, cache_bytes(gigabytes)))
 
 
 def tracking() -> Tracking:

@@ -102,7 +102,7 @@ class Run:
                     "key": made.key if made else None,
                     "stale": stage.stale or None,
                     "error": stage.error or None,
-                    "folder": made.path if made else None,
+                    "folder": _folder(made) if made else None,
                 }
             )
         columns = ["stage", "status", "seconds", "steps", "key", "stale", "error", "folder"]
@@ -120,7 +120,7 @@ class Run:
     def checkpoints(self) -> pd.DataFrame:
         """The closing table: one row per checkpoint, one column per metric. Shares are between 0 and 1. The bounds of
         an interval are the columns NAME_low and NAME_high."""
-        text = (self._artifact("evaluate").path / TABLE).read_text(encoding="utf-8")
+        text = self._artifact("evaluate").local(TABLE).read_text(encoding="utf-8")
         rows: list[dict[str, Any]] = []
         for checkpoint, metrics in json.loads(text).items():
             row: dict[str, Any] = {"checkpoint": checkpoint}
@@ -146,7 +146,7 @@ class Run:
     def tables(self, stage: str) -> list[str]:
         """Names of the tables in a stage's artifact: parquet files without their extension, and folders of numbered
         shards."""
-        return list(_tables(self._artifact(stage).path))
+        return list(_tables(self._artifact(stage).local()))
 
     def data(self, stage: str, name: str | None = None) -> pd.DataFrame:
         """A table of a stage's artifact. `name` can be omitted if there is only one.
@@ -154,7 +154,7 @@ class Run:
         Raises:
             InputError: the artifact has no such table; the message names the existing ones.
         """
-        tables = _tables(self._artifact(stage).path)
+        tables = _tables(self._artifact(stage).local())
         if name is None and len(tables) == 1:
             (name,) = tables
         if name not in tables:
@@ -181,6 +181,11 @@ class Run:
         if manifest is None:
             raise InputError(f"{stage}: run {self.record.run.label} made no artifact that is still in the store")
         return manifest
+
+
+def _folder(made: Manifest) -> Path | str:
+    """The folder of an artifact, or its address in an object store."""
+    return made.path if made.remote is None else made.location
 
 
 def _tables(folder: Path) -> dict[str, list[Path]]:

@@ -30,13 +30,13 @@ def stages(args: argparse.Namespace) -> int:
     if args.json:
         listed = [
             {"stage": m.stage, "key": m.key, "digest": m.digest, "created": m.created, "seconds": m.seconds}
-            | {"seed": m.config.get("seed"), "bytes": _bytes(m), "stale": reasons.get(m.key), "path": str(m.path)}
+            | {"seed": m.config.get("seed"), "bytes": _bytes(m), "stale": reasons.get(m.key), "path": m.location}
             for m in known
         ]
         print(json.dumps({"home": str(home()), "artifacts": listed}))
         return 0
     if not known:
-        print(f"nothing in {home()} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
+        print(f"nothing in {store().backend.place} yet; `r1 run tiny` makes the first artifacts", file=sys.stderr)
         return 0
     for m in known:
         seed, size = m.config.get("seed", "-"), _bytes(m) / 1e6
@@ -54,7 +54,7 @@ def show(args: argparse.Namespace) -> int:
     known = {m.digest: m for m in store().list()}
     stale = stale_reasons(store(), known.values()).get(manifest.key)
     if args.json:
-        print(json.dumps({**manifest.to_dict(), "path": str(manifest.path), "stale": stale}, indent=2))
+        print(json.dumps({**manifest.to_dict(), "path": manifest.location, "stale": stale}, indent=2))
         return 0
     for line in [*_description(manifest, stale), *_lineage(manifest, known, 1, set())]:
         print(fit(line, sys.stdout))
@@ -68,7 +68,7 @@ def _description(m: Any, stale: str | None) -> Iterator[str]:
     steps = f" in {m.steps_completed:,} steps" if m.steps_completed is not None else ""
     yield f"  made {m.created[:19]}, in {duration(m.seconds)}{steps}"
     yield f"  attempt {m.attempt}, stage version {m.stage_version}, digest {m.digest}"
-    yield f"  {len(m.files)} files, {_bytes(m) / 1e6:.1f} MB, in {m.path}"
+    yield f"  {len(m.files)} files, {_bytes(m) / 1e6:.1f} MB, in {m.location}"
     if m.origin:
         yield f"  by {', '.join(f'{name} {value}' for name, value in m.origin.items())}"
     if m.mlflow_run_id:

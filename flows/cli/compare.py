@@ -79,7 +79,7 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
         ],
         "config": fields([run.config for run in runs]),
         "stages": stages(runs),
-        "metrics": metrics([read_table(e) for e in there], [e.path for e in there], CONFIDENCE) if compared else [],
+        "metrics": metrics([read_table(e) for e in there], [e.local() for e in there], CONFIDENCE) if compared else [],
         "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
     }
 

@@ -13,13 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from flows.home import home, read_state, store, tracking
+from grpo.errors import InputError
 from grpo.secret_values import MASK, masked
 from tasks.estimate.origin import code_version
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "datasets", "accelerate", "peft", "huggingface_hub"),
     *("prefect", "mlflow", "pydantic", "numpy", "pandas", "pyarrow", "numba"),
-    *("vllm", "bitsandbytes", "ray", "trl", "flash-attn"),
+    *("vllm", "bitsandbytes", "ray", "trl", "flash-attn", "boto3"),
 )
 """Packages whose versions affect runs. Optional packages come last."""
 _SHOWN = ("R1FLOW_", "PREFECT_", "MLFLOW_", "HF_", "TRANSFORMERS_", "CUDA_", "NCCL_", "OMP_", "VLLM_", "PYTHON")
@@ -73,7 +74,7 @@ def environment(variables: dict[str, str]) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "home": {
             "folder": str(place),
-            "artifacts": len(store().list()),
+            "artifacts": _artifacts(),
             "free": f"{shutil.disk_usage(place).free / 1e9:.1f} GB",
             "r1 up": "running" if read_state(place) else None,
         },
@@ -84,6 +85,14 @@ def environment(variables: dict[str, str]) -> dict[str, Any]:
             if name.startswith(_SHOWN)
         },
     }
+
+
+def _artifacts() -> int | str:
+    """Number of artifacts, or why they cannot be listed."""
+    try:
+        return len(store().list())
+    except InputError as error:
+        return str(error)
 
 
 def _version(package: str) -> str | None:

@@ -130,6 +130,6 @@ def _newest_metrics(checkpoint: Any, everything: list[Any]) -> tuple[Any, dict[s
 
     for manifest in reversed(everything):
         for stage, name in checkpoints(manifest.inputs).items():
-            if manifest.inputs[stage].digest == checkpoint.digest and (manifest.path / TABLE).is_file():
+            if manifest.inputs[stage].digest == checkpoint.digest and TABLE in manifest.files:
                 return manifest, read_table(manifest)[name]
     return None, {}

@@ -57,4 +57,4 @@ def plain_template(checkpoint: Manifest) -> Path | None:
     if checkpoint.stage not in _PLAIN:
         return None
     base = checkpoint if checkpoint.stage == "base" else store().find(checkpoint.inputs["base"].key or "")
-    return None if base is None else base.path / ZERO_TEMPLATE_FILE
+    return None if base is None else base.local(ZERO_TEMPLATE_FILE)

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Sets an alias in MLflow's model registry. Returns the exit code."""
     if not re.fullmatch(r"[\w-]+", args.alias) or re.fullmatch(r"latest|v\d+", args.alias):
         raise InputError(f"--alias {args.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
-    manifest = store().check(artifact(args.reference))
+    manifest = store().check_here(artifact(args.reference))
     recipe = args.recipe or _recipe_of(manifest)
     version = tracking().models.set_alias_now(recipe, args.alias, manifest)
     print(f"{args.alias}@{recipe} is {manifest.stage} {manifest.key[:12]}, version {version}", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.home import home, read_state, store, tracking
 
 if TYPE_CHECKING:
-    from tasks.store.audit import Flaw
+    from tasks.store.backend import Flaw
 
 
 def add(commands: Any) -> None:

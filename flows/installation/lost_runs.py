@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed
 
 from flows.installation.orphans import LOST_S, living, runs_in
-from tasks.store.audit import Flaw
+from tasks.store.backend import Flaw
 from tasks.tracking.audit import recipe_is_alive
 from tasks.tracking.client import Tracking
 

@@ -27,7 +27,7 @@ from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
-from flows.home import home, store
+from flows.home import store
 from flows.prefect_server import keeps_runs, without_heartbeat
 from flows.progress import Progress, finished_line
 from flows.run.deployed import deployment_of
@@ -255,8 +255,8 @@ class _Dispatch:
             return StageFailed(f"its flow run was cancelled; see {url}")
         if child.type == "COMPLETED":
             return StageFailed(
-                f"its flow run ended well, but {home()} has no artifact {self.job.key[:16]}; its worker must have the "
-                f"same R1FLOW_HOME; see {url}"
+                f"its flow run ended well, but {store().backend.place} has no artifact {self.job.key[:16]}; its worker "
+                f"must have the same R1FLOW_HOME, or the same R1FLOW_STORE; see {url}"
             )
         kind, colon, text = message.partition(_ERROR)[2].partition(": ")
         if colon and child.type == "FAILED":

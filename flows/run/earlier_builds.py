@@ -171,7 +171,7 @@ def _shape(lineage: Iterable[Manifest]) -> Architecture | None:
     for manifest in lineage:
         if "config.json" in manifest.files:
             try:
-                return Architecture.from_config(json.loads((manifest.path / "config.json").read_text()))
+                return Architecture.from_config(json.loads(manifest.local("config.json").read_text()))
             except (OSError, ValueError, KeyError):
                 continue
     return None

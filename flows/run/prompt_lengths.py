@@ -29,7 +29,7 @@ def prompt_tokens(recipe: Recipe, made: Manifest | None) -> float | None:
     """Mean tokens per prompt. `made`: the artifact of the stage problems. None if no problem can be read here."""
     try:
         if made is not None:
-            problems = [*islice(read_rows(made.path / TRAIN, Problem), LOOKED_AT)]
+            problems = [*islice(read_rows(made.local(TRAIN), Problem), LOOKED_AT)]
         else:
             problems = [problem for source in recipe.problems.sources for problem in _some(source, recipe.seed)]
     except InputError:

@@ -34,13 +34,13 @@ def page_of(record: Tracking, run: RecipeRun) -> str:
 def _content(run: RecipeRun) -> Mapping[str, Any]:
     """The closing table and completions, from the stage report, or from an evaluation if there is no report."""
     manifests = run.manifests
-    if "report" in manifests and (path := manifests["report"].path / CONTENT).is_file():
-        return read_content(path)
+    if "report" in manifests and CONTENT in manifests["report"].files:
+        return read_content(manifests["report"].local(CONTENT))
     if "evaluate" not in manifests:
         return {}
     problems = manifests.get("problems") or store().find(manifests["evaluate"].inputs["problems"].key or "")
     shown = run.config.get("report", {}).get("samples", 0)
-    return content(manifests["evaluate"].path, problems.path if problems else None, shown)
+    return content(manifests["evaluate"].local(), problems.local() if problems else None, shown)
 
 
 def publish(record: Tracking, run_id: str) -> Path | None:

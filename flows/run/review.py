@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from grpo.errors import InputError
 from tasks.sft_data.card import fenced
 from tasks.sft_data.examples import shown_examples
@@ -20,7 +22,8 @@ def review_samples(manifest: Manifest, count: int) -> tuple[str, ...]:
     Raises:
         InputError: the stage writes no examples.
     """
-    folder = next((manifest.path / name for name in _FOLDERS if any((manifest.path / name).glob("*.parquet"))), None)
+    shards = [Path(name) for name in manifest.files if name.endswith(".parquet")]
+    folder = next((manifest.local(name) for name in _FOLDERS if Path(name) in {s.parent for s in shards}), None)
     if folder is None:
         raise InputError(f"a gate reviews samples of {manifest.stage}, which writes no examples; drop its review")
     return tuple(

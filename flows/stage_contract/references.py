@@ -28,19 +28,24 @@ from tasks.tracking.models.registry import CHAMPION
 
 @dataclass(frozen=True)
 class Input:
-    """A resolved input: its path, and its reference."""
+    """A resolved input: its reference, and the artifact or the place of the user's file or folder."""
 
     ref: InputRef
-    path: Path
+    place: Path
     manifest: Manifest | None = None
+
+    @property
+    def path(self) -> Path:
+        """Its path on this machine. An artifact in an object store is fetched first, so this can take a while."""
+        return self.place if self.manifest is None else self.manifest.local()
 
 
 def resolve(reference: str, stage: str | None = None) -> Input:
-    """The input that a reference names, after checking that its contents are unchanged. `latest` alone is the newest
-    artifact of `stage`."""
+    """The input that a reference names, after checking that its contents on this machine are unchanged. `latest` alone
+    is the newest artifact of `stage`."""
     if reference.startswith((".", "/", "~")):
         return external(reference)
-    manifest = store().check(artifact(reference, stage))
+    manifest = store().check_here(artifact(reference, stage))
     return Input(manifest.ref, manifest.path, manifest)
 
 

@@ -170,7 +170,7 @@ def shown(evaluation: Manifest) -> str:
 
 def read_table(evaluation: Manifest) -> dict[str, dict[str, Any]]:
     """The closing table of an evaluation in the store."""
-    return json.loads((evaluation.path / TABLE).read_text())
+    return json.loads(evaluation.local(TABLE).read_text())
 
 
 def closing_table(

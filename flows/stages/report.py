@@ -61,7 +61,7 @@ def publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link
 
 def shown(manifest: Manifest) -> str:
     """The closing table as Markdown."""
-    return markdown(json.loads((manifest.path / CONTENT).read_text())["table"])
+    return markdown(json.loads(manifest.local(CONTENT).read_text())["table"])
 
 
 STAGE = Stage("report", 4, ("problems", "evaluate"), build, shown=shown)

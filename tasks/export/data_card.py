@@ -29,7 +29,7 @@ def data_card(data: Manifest, splits: Mapping[str, str], licence: str | None, pl
     from huggingface_hub import DatasetCard
 
     if CARD in data.files:
-        text = (data.path / CARD).read_text(encoding="utf-8").replace(f'("{PLACE}")', f'("{place}")')
+        text = data.local(CARD).read_text(encoding="utf-8").replace(f'("{PLACE}")', f'("{place}")')
         if licence is not None:
             card = DatasetCard(text)
             card.data["license"] = licence
@@ -41,7 +41,7 @@ def data_card(data: Manifest, splits: Mapping[str, str], licence: str | None, pl
 def _made(data: Manifest, splits: Mapping[str, str], licence: str, place: str) -> str:
     from huggingface_hub import DatasetCardData
 
-    found = {name: sorted(data.path.glob(pattern)) for name, pattern in splits.items()}
+    found = {name: sorted(data.local().glob(pattern)) for name, pattern in splits.items()}
     found = {name: files for name, files in found.items() if files}
     header = DatasetCardData(
         license=licence,

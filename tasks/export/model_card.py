@@ -172,8 +172,8 @@ def _sampling(settings: Mapping[str, Any]) -> str:
 def _data(about: About) -> str:
     parts = []
     for manifest in about.lineage:
-        if (manifest.path / STATISTICS).is_file():
-            statistics = read_statistics(manifest.path)
+        if STATISTICS in manifest.files:
+            statistics = read_statistics(manifest.local(STATISTICS).parent)
             kept = by([line for line in statistics["lines"] if line["outcome"] == KEPT], "source")
             rows = [
                 [source, sampled, kept.get((source,), 0), statistics["licences"][source]]

@@ -19,8 +19,8 @@ def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
         counts = dict(cold.counts)
         rows = [("kept", counts.pop("kept", 0)), *sorted(counts.items(), key=lambda item: -item[1])]
         sections.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
-    if (sft := manifests.get("sft_data")) and (sft.path / data_statistics.STATISTICS).is_file():
-        statistics = data_statistics.read(sft.path)
+    if (sft := manifests.get("sft_data")) and data_statistics.STATISTICS in sft.files:
+        statistics = data_statistics.read(sft.local(data_statistics.STATISTICS).parent)
         (_, _, *columns), (_, *lines) = data_statistics.funnel(statistics["lines"], "part")
         funnel = _funnel("SFT data", "sampled", [(name, total) for name, total, *_ in lines])
         funnel["columns"] = columns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import logging
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
-from tasks.store.checks import remember
+from tasks.store.backend import Backend
 from tasks.store.manifest import (
     MANIFEST,
     Files,
@@ -27,6 +26,7 @@ from tasks.store.manifest import (
     artifact_key,
     canonical_json,
     file_sha256,
+    fsync,
     tokenizer_digest,
 )
 
@@ -40,7 +40,7 @@ class Attempt:
     (checkpoints); it is removed at publication. `lock_fd` can be passed to a subprocess, which then holds the lock too.
     """
 
-    def __init__(self, root: Path, stage: str, key: str, lock_fd: int):
+    def __init__(self, root: Path, backend: Backend, stage: str, key: str, lock_fd: int):
         self.stage = stage
         self.key = key
         self.lock_fd = lock_fd
@@ -49,11 +49,14 @@ class Attempt:
         self.state = self.work / "state"
         self.continues = False  # whether it continues the work of an earlier attempt
         self._root = root
+        self._backend = backend
+        self._forced = False
         self._began = time.monotonic()
 
     def open(self, force: bool, uses: Collection[str] = ()) -> None:
         """Prepare the folders, keeping the work of an earlier attempt unless `force` asks for a fresh one."""
         record = self.work / "attempt.json"
+        self._forced = force
         try:
             forced = json.loads(record.read_text())["forced"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -105,42 +108,35 @@ class Attempt:
             manifest_path.unlink(missing_ok=True)  # left by a publication that was killed before its rename
             files = _inventory(self.out)
             seconds = time.monotonic() - self._began if seconds is None else seconds
-            manifest = Manifest(
-                stage=self.stage,
-                stage_version=stage_version,
-                key=self.key,
-                digest=artifact_digest(self.key, files),
-                attempt=self._next_number(),
-                created=utc_now(),
-                seconds=round(seconds, 3),
-                config=json.loads(canonical_json(dict(config))),
-                inputs=inputs,
-                files=files,
-                counts=dict(counts or {}),
-                metrics={k: float(v) if math.isfinite(v) else None for k, v in (metrics or {}).items()},
-                steps_completed=steps_completed,
-                tokenizer_sha256=tokenizer_digest(files),
-                mlflow_run_id=mlflow_run_id,
-                machine=machine,
-                peak_memory=peak_memory,
-                origin=None if origin is None else dict(origin),
-            ).sealed()
-            _write_json(manifest_path, manifest.to_dict())
-            for folder, _, _ in os.walk(self.out):
-                _fsync(Path(folder))
-            target = self._root / "artifacts" / self.stage / self.key / str(manifest.attempt)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(self.out, target)
-            for folder_path in (target.parent, target.parent.parent, target.parent.parent.parent):
-                _fsync(folder_path)
-        shutil.rmtree(self.work, ignore_errors=True)
-        published = dataclasses.replace(manifest, path=target)
-        remember(self._root, published)
-        return published
 
-    def _next_number(self) -> int:
-        attempts = self._root.glob(f"artifacts/{self.stage}/{self.key}/*")
-        return 1 + max((int(path.name) for path in attempts if path.name.isdecimal()), default=0)
+            def seal(number: int) -> Manifest:
+                """Writes the manifest of an attempt with this number."""
+                manifest = Manifest(
+                    stage=self.stage,
+                    stage_version=stage_version,
+                    key=self.key,
+                    digest=artifact_digest(self.key, files),
+                    attempt=number,
+                    created=utc_now(),
+                    seconds=round(seconds, 3),
+                    config=json.loads(canonical_json(dict(config))),
+                    inputs=inputs,
+                    files=files,
+                    counts=dict(counts or {}),
+                    metrics={k: float(v) if math.isfinite(v) else None for k, v in (metrics or {}).items()},
+                    steps_completed=steps_completed,
+                    tokenizer_sha256=tokenizer_digest(files),
+                    mlflow_run_id=mlflow_run_id,
+                    machine=machine,
+                    peak_memory=peak_memory,
+                    origin=None if origin is None else dict(origin),
+                ).sealed()
+                _write_json(manifest_path, manifest.to_dict())
+                return manifest
+
+            published = self._backend.publish(self.out, self.stage, self.key, seal, forced=self._forced)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return published
 
 
 @contextlib.contextmanager
@@ -168,7 +164,7 @@ def _inventory(folder: Path) -> Files:
             raise ValueError(f"{path}: an artifact may not hold links; copy the file instead")
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
-            _fsync(path)
+            fsync(path)
     return files
 
 
@@ -177,11 +173,3 @@ def _write_json(path: Path, value: Any) -> None:
         json.dump(value, file, indent=2, allow_nan=False, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

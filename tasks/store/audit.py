@@ -5,32 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from tasks.store.checks import changed_file
-from tasks.store.manifest import Manifest, examine
+from tasks.store.backend import Flaw
+from tasks.store.manifest import Manifest
 from tasks.store.stale import dangling_pointers
 from tasks.store.store import Store
-
-QUARANTINE = "quarantine"
-"""Folder of the store for damaged artifacts that were moved aside. `r1 prune` empties it."""
-
-
-@dataclass(frozen=True)
-class Flaw:
-    """One problem. `what` names the affected thing, `said` says what is wrong with it.
-
-    `repair` fixes it and returns what it did, or "" if it could not. It is None if only another run can fix it; then
-    `remedy` says which run.
-    """
-
-    kind: Literal["corrupt", "missing", "orphaned", "running"]
-    what: str
-    said: str
-    repair: Callable[[], str] | None = None
-    remedy: str = ""
 
 
 def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set[str]]:
@@ -39,21 +19,14 @@ def audit(store: Store, *, every_byte: bool = True) -> Generator[Flaw, None, set
     Without `every_byte`, files that have not changed since they were last compared with their hashes are not read.
     Anything that a live process is working on is skipped.
     """
-    whole: list[Manifest] = []
-    for folder in sorted(store.root.glob("artifacts/*/*/*/")):
-        manifest, problem = examine(folder)
-        if manifest is not None and not problem:
-            problem = changed_file(store.root, manifest, every_byte=every_byte)
-        if not problem and manifest is not None:
-            whole.append(manifest)
-        elif folder.exists():  # not pruned in the meantime
-            yield Flaw("corrupt", _name(store, folder), problem or "", _setting_aside(store, folder))
+    whole = yield from store.backend.flaws(store.idle, every_byte=every_byte)
     digests = {manifest.digest for manifest in whole}
     for manifest in whole:
         yield from _missing_inputs(store, manifest, digests)
     for pointer, digest in dangling_pointers(store, digests):
         said = f"the current artifact {digest[:12]} is not in the store, or damaged"
-        yield Flaw("missing", _name(store, pointer), said, _removing(pointer))
+        yield Flaw("missing", f"current/{pointer}.digest", said, _removing(store, pointer))
+    yield from store.backend.leftovers(store.idle)
     yield from _leftovers(store, {manifest.key for manifest in whole})
     return digests
 
@@ -63,7 +36,8 @@ def _missing_inputs(store: Store, manifest: Manifest, digests: set[str]) -> Iter
         if ref.stage is not None and ref.digest not in digests:
             said = f"its input {name}, {ref.stage} {(ref.key or ref.digest)[:12]}, is not in the store, or damaged"
             remedy = "the recipe that made it makes it again; `r1 prune` removes this one if no run needs it"
-            yield Flaw("missing", _name(store, manifest.path), said, remedy=remedy)
+            name = _name(store, manifest.path) if manifest.remote is None else manifest.location
+            yield Flaw("missing", name, said, remedy=remedy)
 
 
 def _leftovers(store: Store, keys: Iterable[str]) -> Iterator[Flaw]:
@@ -92,22 +66,9 @@ def attempt_record(work: Path) -> tuple[str | None, bool]:
         return None, False
 
 
-def _setting_aside(store: Store, folder: Path) -> Callable[[], str]:
-    def set_aside() -> str:
-        target = store.root / QUARANTINE / folder.relative_to(store.root / "artifacts")
-        number = 0
-        while (new := target.with_name(f"{target.name}.{number}")).exists():
-            number += 1
-        new.parent.mkdir(parents=True, exist_ok=True)
-        folder.rename(new)
-        return f"set aside in {_name(store, new)}"
-
-    return set_aside
-
-
-def _removing(file: Path) -> Callable[[], str]:
+def _removing(store: Store, pointer: str) -> Callable[[], str]:
     def remove() -> str:
-        file.unlink(missing_ok=True)
+        store.backend.unpoint(pointer)
         return "removed"
 
     return remove

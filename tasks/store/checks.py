@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,30 @@ def changed_file(root: Path, manifest: Manifest, *, every_byte: bool = False) ->
 
     Files that have not changed since they were last compared are not read, unless `every_byte` is set.
     """
+    return next((problem for _, problem in changed_files(root, manifest, every_byte=every_byte)), None)
+
+
+def changed_files(root: Path, manifest: Manifest, *, every_byte: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields each file whose contents differ from the manifest, and what is wrong with it. Read to the end, it records
+    that all files match, if they do."""
     states = _states(manifest)
     known = {} if every_byte else _read(root, manifest)
+    differs = False
     for name, entry in manifest.files.items():
+        problem = None
         if (state := states.get(name)) is None:
-            return f"{name} is missing"
-        if known.get(name) == state:
-            continue
-        try:
-            if state[0] != entry["size"] or file_sha256(manifest.path / name) != entry["sha256"]:
-                return f"the contents of {name} changed after it was made"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    if states != known:
+            problem = f"{name} is missing"
+        elif known.get(name) != state:
+            try:
+                if state[0] != entry["size"] or file_sha256(manifest.path / name) != entry["sha256"]:
+                    problem = f"the contents of {name} changed after it was made"
+            except OSError as error:
+                problem = f"{name}: {error.strerror}"
+        if problem:
+            differs = True
+            yield name, problem
+    if states != known and not differs:
         _write(root, manifest, states)
-    return None
 
 
 def remember(root: Path, manifest: Manifest) -> None:

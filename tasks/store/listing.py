@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.store.checks import FOLDER
-from tasks.store.manifest import MANIFEST, InputRef, Manifest, check_sizes, read_manifest
+from tasks.store.manifest import MANIFEST, Manifest, check_sizes, read_manifest, trusted
 from tasks.store.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -64,9 +64,7 @@ def _unchanged(folder: str) -> Manifest | None:
     path = Path(folder)
     try:
         with open(f"{folder}/{MANIFEST}", "rb") as file:
-            values = json.loads(file.read())
-        inputs = {name: InputRef(**ref) for name, ref in values["inputs"].items()}
-        manifest = Manifest(**{**values, "inputs": inputs, "path": path})
+            manifest = trusted(file.read(), path)
         check_sizes(manifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return read_manifest(path)  # logs what is wrong

@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -77,6 +78,27 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def fsync(path: Path) -> None:
+    """Flushes a file or a folder to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class RemoteFiles(ABC):
+    """Where the files of an artifact are, if that is not this machine."""
+
+    @abstractmethod
+    def url(self, manifest: Manifest) -> str:
+        """Address of the artifact's files, for people."""
+
+    @abstractmethod
+    def fetch(self, manifest: Manifest, names: Collection[str]) -> None:
+        """Brings these files below `manifest.path`. Raises InputError if one is missing or differs from its hash."""
+
+
 @dataclass(frozen=True)
 class InputRef:
     """One input of a stage: its digest and its origin, either an earlier artifact or a path given by the user."""
@@ -98,6 +120,9 @@ class Manifest:
     `tasks.estimate.measured`. They are None if an attempt continued an earlier one, whose time is not in `seconds`.
     `origin` holds code, user, machine and libraries, as named in `tasks.estimate.origin`. `checksum` is the SHA-256 of
     all other fields. The last four are None in manifests of earlier versions.
+
+    `path` and `remote` are not part of the manifest's file. `path` is the artifact's folder on this machine. If
+    `remote` is set, a file is there only after `local` has fetched it.
     """
 
     stage: str
@@ -120,12 +145,30 @@ class Manifest:
     origin: dict[str, str] | None = None
     checksum: str | None = None
     path: Path = field(default=Path(), compare=False)
+    remote: RemoteFiles | None = field(default=None, compare=False, repr=False)
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    def local(self, name: str = "") -> Path:
+        """Path of a file or a folder of the artifact, by default of all of it, on this machine. Fetches what an object
+        store has of it and this machine does not.
+
+        Raises:
+            InputError: a file is missing in the object store or differs from its hash.
+        """
+        if self.remote is not None:
+            self.remote.fetch(self, [n for n in self.files if not name or n == name or n.startswith(f"{name}/")])
+        return self.path / name
+
+    @property
+    def location(self) -> str:
+        """Where its files are, for people: a folder, or an address in an object store."""
+        return str(self.path) if self.remote is None else self.remote.url(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without `path`, which is valid only on this machine."""
-        values = {k: v for k, v in vars(self).items() if k != "path" and not (v is None and k in _NEWER)}
+        """Plain JSON values, without `path` and `remote`, which are valid only on this machine."""
+        here = ("path", "remote")
+        values = {k: v for k, v in vars(self).items() if k not in here and not (v is None and k in _NEWER)}
         return {**values, "inputs": {name: dict(vars(ref)) for name, ref in self.inputs.items()}}
 
     def sealed(self) -> Manifest:
@@ -156,21 +199,42 @@ def examine(folder: Path) -> tuple[Manifest | None, str | None]:
     """
     try:
         with open(folder / MANIFEST, "rb") as file:
-            manifest = dataclasses.replace(_JSON.validate_json(file.read(), strict=True), path=folder)
+            text = file.read()
     except OSError as error:
         return None, error.strerror
+    manifest, problem = parse(text, folder)
+    if manifest is not None and not problem:
+        try:
+            check_sizes(manifest)
+        except (OSError, ValueError) as error:
+            return manifest, str(error)
+    return manifest, problem
+
+
+def parse(text: bytes, folder: Path) -> tuple[Manifest | None, str | None]:
+    """Returns the manifest of the artifact in `folder` (None if it cannot be read) and what is wrong with it, without a
+    look at the files."""
+    try:
+        manifest = dataclasses.replace(_JSON.validate_json(text, strict=True), path=folder, remote=None)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         return None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     try:
         _check(manifest)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         return manifest, str(error)
     return manifest, None
 
 
+def trusted(text: bytes, folder: Path) -> Manifest:
+    """A manifest that was valid when last read. Raises an error of any kind if it is not."""
+    values = json.loads(text)
+    inputs = {name: InputRef(**ref) for name, ref in values["inputs"].items()}
+    return Manifest(**{**values, "inputs": inputs, "path": folder})
+
+
 def _check(manifest: Manifest) -> None:
-    """Raises ValueError or OSError if something is wrong; the message says what."""
+    """Raises ValueError if the manifest is inconsistent; the message says how."""
     if manifest.path.parts[-3:] != (manifest.stage, manifest.key, str(manifest.attempt)):
         raise ValueError("it belongs to another artifact")
     if datetime.fromisoformat(manifest.created).tzinfo is None:
@@ -182,7 +246,6 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("it was edited: the digest is not that of its files")
     if manifest.checksum not in (None, manifest.sealed().checksum):
         raise ValueError("it was edited: its checksum is another")
-    check_sizes(manifest)
 
 
 def check_sizes(manifest: Manifest) -> None:

@@ -7,21 +7,16 @@ everything that any of these was made from.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.store.audit import QUARANTINE, attempt_record
-from tasks.store.checks import forget
+from tasks.store.audit import attempt_record
+from tasks.store.local_folder import QUARANTINE, REMOVED
 from tasks.store.manifest import Manifest
 from tasks.store.stale import current_digests
 from tasks.store.store import Store
-
-_REMOVED = "removed"
-"""Folder of the store for what is being deleted. One rename moves an artifact here, so it disappears at once."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ def plan_pruning(store: Store, named: Mapping[str, Iterable[str]], in_use: Itera
     manifests = store.list()
     by_digest = {manifest.digest: manifest for manifest in manifests}  # of equal attempts, the newest
     newest = {(manifest.stage, manifest.config.get("seed")): manifest.digest for manifest in manifests}
-    used = {*in_use, *_inputs_of_attempts(store)}
+    used = {*in_use, *store.backend.uses()}
     roots = {"current": current_digests(store), "newest of its stage": newest.values(), "in use": used, **named}
     kept: set[str] = set()
     counts = {}
@@ -56,7 +51,7 @@ def plan_pruning(store: Store, named: Mapping[str, Iterable[str]], in_use: Itera
         for manifest in manifests
         if manifest.digest not in kept or (by_digest[manifest.digest] is not manifest and manifest.digest not in used)
     ]
-    folders = [path for path in (store.root / QUARANTINE, store.root / _REMOVED) if path.is_dir()]
+    folders = [path for path in (store.root / QUARANTINE, store.root / REMOVED) if path.is_dir()]
     unfinished = [work for work in sorted(store.root.glob("work/*/")) if _is_idle(store, work)]
     return Pruning(removable, folders, unfinished, {reason: count for reason, count in counts.items() if count})
 
@@ -66,13 +61,7 @@ def remove_artifact(store: Store, manifest: Manifest) -> bool:
     with store.idle(manifest.key) as idle:
         if not idle:
             return False
-        target = store.root / _REMOVED / f"{manifest.key}-{manifest.attempt}.{os.getpid()}"
-        target.parent.mkdir(exist_ok=True)
-        manifest.path.rename(target)
-        forget(store.root, [manifest])
-        if not any(manifest.path.parent.iterdir()):
-            manifest.path.parent.rmdir()
-    shutil.rmtree(target, ignore_errors=True)
+        store.backend.remove(manifest)
     return True
 
 
@@ -101,16 +90,6 @@ def _lineage(digests: Iterable[str], by_digest: Mapping[str, Manifest]) -> set[s
                 found.add(ref.digest)
                 queue.append(ref.digest)
     return found
-
-
-def _inputs_of_attempts(store: Store) -> set[str]:
-    digests: set[str] = set()
-    for path in store.root.glob("work/*/attempt.json"):
-        try:
-            digests |= set(map(str, json.loads(path.read_bytes()).get("uses", ())))
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-            continue
-    return digests
 
 
 def _is_idle(store: Store, work: Path) -> bool:

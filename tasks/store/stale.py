@@ -6,7 +6,7 @@ from, or is stale itself. Artifacts that are not current are history and never s
 the same bytes makes nothing stale, and neither does another recipe or seed. A run that goes back to older artifacts
 makes them current again.
 
-Only pointers to the current artifacts are stored, in `<root>/current/<recipe>-<seed>/<slot>.digest`. Staleness is
+Only pointers to the current artifacts are stored, under the names `<recipe>-<seed>/<slot>`. Staleness is
 computed from them and the manifests each time. A slot is a stage together with the origins of its inputs: `evaluate` in
 the flows r1 and r1_zero has two slots.
 """
@@ -16,21 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
-from tasks.store.whole_file import write_whole
-
-_FOLDER, _SUFFIX = "current", "digest"
 
 
 def make_current(store: Store, recipe: str, seed: int, manifests: Iterable[Manifest]) -> bool:
     """Makes these artifacts the current ones of a recipe and seed. Returns whether any of them was not current
     before."""
-    # A list, not a generator, so that every pointer is written.
-    return any([_point(_pointer_folder(store, recipe, seed), manifest) for manifest in manifests])
+    pointers = store.backend.pointers()
+    changed = False
+    for manifest in manifests:
+        name = f"{quote(recipe, safe='')}-{seed}/{_slot(manifest)}"
+        if pointers.get(name) != manifest.digest:
+            store.backend.point(name, manifest.digest)
+            changed = True
+    return changed
 
 
 def recipes_using(store: Store, seed: int, inputs: Iterable[Manifest]) -> list[str]:
@@ -66,10 +68,9 @@ def current_digests(store: Store) -> set[str]:
     return {digest for slots in _pointers(store).values() for digest in slots.values()}
 
 
-def dangling_pointers(store: Store, digests: Container[str]) -> list[tuple[Path, str]]:
-    """Files that point to a current artifact whose digest is not in `digests`, with that digest."""
-    pointers = [(path, _digest_in(path)) for path in _pointer_files(store)]
-    return [(path, digest) for path, digest in pointers if digest not in digests]
+def dangling_pointers(store: Store, digests: Container[str]) -> list[tuple[str, str]]:
+    """Names of the pointers to a current artifact whose digest is not in `digests`, with that digest."""
+    return [(name, digest) for name, digest in _named(store) if digest not in digests]
 
 
 def _reason(
@@ -97,33 +98,17 @@ def _slot(manifest: Manifest) -> str:
     return f"{manifest.stage}-{hashlib.sha256(json.dumps(origins).encode()).hexdigest()[:8]}"
 
 
-def _pointer_folder(store: Store, recipe: str, seed: int) -> Path:
-    return store.root / _FOLDER / f"{quote(recipe, safe='')}-{seed}"
-
-
 def _pointers(store: Store) -> dict[tuple[str, int], dict[str, str]]:
     """(recipe, seed) -> slot -> digest of the current artifact."""
     pointers: dict[tuple[str, int], dict[str, str]] = {}
-    for path in _pointer_files(store):
-        recipe, _, seed = path.parent.name.rpartition("-")
-        pointers.setdefault((unquote(recipe), int(seed)), {})[path.stem] = _digest_in(path)
+    for name, digest in _named(store):
+        of, _, slot = name.partition("/")
+        recipe, _, seed = of.rpartition("-")
+        pointers.setdefault((unquote(recipe), int(seed)), {})[slot] = digest
     return pointers
 
 
-def _pointer_files(store: Store) -> list[Path]:
-    paths = sorted(store.root.glob(f"{_FOLDER}/*-*/*.{_SUFFIX}"))
-    return [path for path in paths if path.parent.name.rpartition("-")[2].isdecimal()]
-
-
-def _digest_in(pointer: Path) -> str:
-    """The digest in a pointer file. A damaged file gives a digest that matches no artifact."""
-    return pointer.read_text(encoding="utf-8", errors="replace").strip()
-
-
-def _point(folder: Path, manifest: Manifest) -> bool:
-    """Points the artifact's slot at it. Returns whether the pointer changed."""
-    pointer = folder / f"{_slot(manifest)}.{_SUFFIX}"
-    if pointer.is_file() and _digest_in(pointer) == manifest.digest:
-        return False
-    write_whole(pointer, manifest.digest)
-    return True
+def _named(store: Store) -> list[tuple[str, str]]:
+    """Names and digests of the pointers. Names that this module did not give are left out."""
+    pointers = store.backend.pointers().items()
+    return [(name, digest) for name, digest in pointers if name.partition("/")[0].rpartition("-")[2].isdecimal()]

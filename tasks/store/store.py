@@ -1,12 +1,11 @@
 """The artifact store: each stage's output, under a key computed from what it was made from.
 
-    <root>/artifacts/<stage>/<key>/<attempt>/   published: files and manifest.json, never written again
-    <root>/work/<stage>-<key[:16]>/             an attempt in progress: attempt.json, out/, state/
-    <root>/locks/<key>.lock                     held by the process that works on the key
+    <root>/work/<stage>-<key[:16]>/   an attempt in progress: attempt.json, out/, state/
+    <root>/locks/<key>.lock           held by the process that works on the key
 
-An artifact appears through one rename, so a reader sees all of it or nothing. The store is the source of truth about
-which artifacts exist: every look-up checks the files themselves, and `tasks.store.checks` says when it reads their
-contents.
+Published artifacts are in a backend, by default in the same folder: see `tasks.store.local_folder`. A reader sees all
+of an artifact or nothing. The store is the source of truth about which artifacts exist: every look-up checks the files
+themselves, and `tasks.store.checks` says when it reads their contents.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pathlib import Path
 
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt, explain_full_disk, utc_now
-from tasks.store.checks import changed_file
-from tasks.store.listing import read_manifests
-from tasks.store.manifest import Manifest, read_manifest
+from tasks.store.backend import Backend
+from tasks.store.local_folder import LocalFolder
+from tasks.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +33,19 @@ _LOCK_POLL_S = 0.2
 
 
 class Store:
-    """The artifacts below one folder. Any number of processes can read and write it at the same time."""
+    """Artifacts, and attempts below the local folder `root`. Any number of processes can read and write it at the same
+    time. `backend` holds the published artifacts, by default in the same folder."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, backend: Backend | None = None):
         self.root = root
+        self.backend: Backend = LocalFolder(root) if backend is None else backend
 
     def find(self, key: str, *, compare: bool = True) -> Manifest | None:
         """The newest complete attempt at `key`. Skips, with a warning, attempts with missing files, wrong sizes or
-        edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`."""
-        folders = [path for path in self.root.glob(f"artifacts/*/{key}/*") if path.name.isdecimal()]
-        for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
-            if manifest := read_manifest(folder):
-                return self.check(manifest) if compare else manifest
-        return None
+        edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`.
+        Files in an object store are compared when they are fetched."""
+        manifest = self.backend.newest(key)
+        return self.check_here(manifest) if manifest is not None and compare else manifest
 
     def resolve(self, ref: str) -> Manifest:
         """The artifact named by a key or digest (at least its first 6 characters) or by `latest:<stage>`. Does not
@@ -61,8 +60,8 @@ class Store:
             if not of_stage:
                 stages = ", ".join(sorted({manifest.stage for manifest in self.list()})) or "none"
                 raise InputError(
-                    f"{ref}: no artifact of stage {stage!r} in {self.root}; run it first, or take another; stages that "
-                    f"have one: {stages}"
+                    f"{ref}: no artifact of stage {stage!r} in {self.backend.place}; run it first, or take another; "
+                    f"stages that have one: {stages}"
                 )
             return of_stage[-1]
         if not re.fullmatch("[0-9a-f]{6,64}", ref):
@@ -73,24 +72,30 @@ class Store:
         # One entry per key: a key means its newest attempt, which comes last in the list.
         matches = {m.key: m for m in manifests if m.key.startswith(ref) or m.digest.startswith(ref)}
         if not matches:
-            raise InputError(f"{ref}: no artifact in {self.root} has this key or digest; `r1 stages` lists them")
+            raise InputError(
+                f"{ref}: no artifact in {self.backend.place} has this key or digest; `r1 stages` lists them"
+            )
         if len(matches) > 1:
             names = ", ".join(f"{m.stage} {m.digest[: len(ref) + 4]}" for m in matches.values())
             raise InputError(f"{ref}: stands for {len(matches)} artifacts ({names}); give more characters")
         return next(iter(matches.values()))
 
     def check(self, manifest: Manifest, *, every_byte: bool = False) -> Manifest:
-        """Returns the artifact if the contents of its files match the manifest. Files that have not changed since they
-        were last compared are not read, unless `every_byte` is set.
+        """Returns the artifact if the contents of its files match the manifest. All of them are on this machine then.
+        Files that have not changed since they were last compared are not read, unless `every_byte` is set.
 
         Raises:
             InputError: a file is missing or its contents differ.
         """
-        if problem := changed_file(self.root, manifest, every_byte=every_byte):
-            raise InputError(
-                f"{manifest.path}: damaged: {problem}; `r1 verify --repair` sets it aside, and the next run makes it "
-                f"again, as does `--force {manifest.stage}`"
-            )
+        if problem := self.backend.changed(manifest, every_byte=every_byte):
+            raise _damaged(manifest, problem)
+        return manifest
+
+    def check_here(self, manifest: Manifest) -> Manifest:
+        """As `check`, for the files that are on this machine. Those in an object store are compared when they are
+        fetched."""
+        if problem := self.backend.changed_here(manifest):
+            raise _damaged(manifest, problem)
         return manifest
 
     @contextlib.contextmanager
@@ -101,8 +106,8 @@ class Store:
         lock. Work is kept until it is published. `force` starts from scratch, unless it continues a forced attempt.
         `uses`: digests of the inputs, which `r1 prune` keeps in the meantime.
         """
-        with explain_full_disk(self.root), self._lock(key) as lock_fd:
-            attempt = Attempt(self.root, stage, key, lock_fd)
+        with explain_full_disk(self.root), self._lock(key) as lock_fd, self.backend.lock(key, uses):
+            attempt = Attempt(self.root, self.backend, stage, key, lock_fd)
             attempt.open(force, uses)
             try:
                 yield attempt
@@ -151,8 +156,11 @@ class Store:
                     file = stack.enter_context((self.root / "locks" / f"{key}.lock").open("rb"))
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except FileNotFoundError:
-                    continue  # nobody has ever worked on this key here
+                    pass  # nobody has ever worked on this key here
                 except BlockingIOError:
+                    yield False
+                    return
+                if not stack.enter_context(self.backend.lock(key, wait=False)):
                     yield False
                     return
             yield True
@@ -176,4 +184,11 @@ class Store:
 
     def list(self, stage: str | None = None) -> list[Manifest]:
         """Every complete artifact, or those of one stage, oldest first."""
-        return read_manifests(self.root, stage)
+        return self.backend.manifests(stage)
+
+
+def _damaged(manifest: Manifest, problem: str) -> InputError:
+    return InputError(
+        f"{manifest.location}: damaged: {problem}; `r1 verify --repair` sets it aside, and the next run makes it "
+        f"again, as does `--force {manifest.stage}`"
+    )

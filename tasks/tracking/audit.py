@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.store.audit import Flaw
+from tasks.store.backend import Flaw
 from tasks.store.stale import stale_reasons
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking

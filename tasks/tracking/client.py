@@ -219,7 +219,7 @@ class Tracking(Connection):
                 name=name,
                 digest=dataset_digest(manifest.digest),
                 source_type="local",
-                source=json.dumps({"uri": str(manifest.path)}),
+                source=json.dumps({"uri": manifest.location}),
                 profile=json.dumps({**manifest.counts, "sha256": manifest.digest}),
             )
             tags = {DATA_CONTEXT_TAG: context, SHA256_TAG: manifest.digest, MODEL_STAGE_TAG: manifest.stage}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.home import POSTGRES, prepare_environment
+from flows.home import POSTGRES, prepare_environment, store
 from grpo.errors import InputError
 from tests.support.r1 import R1
 
@@ -113,3 +113,16 @@ def test_a_folder_of_the_home_that_cannot_be_written_is_one_line(tmp_path: Path,
         patch.setitem(main.COMMANDS, "stages", run)
         assert main.main(["stages"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file'}: No space left on device\n"
+
+
+def test_artifacts_are_where_r1flow_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("R1FLOW_STORE", raising=False)
+    assert store().backend.place == str(tmp_path)
+    monkeypatch.setenv("R1FLOW_STORE", "s3://bucket/team/")
+    there = store()
+    assert there.backend.place == "s3://bucket/team" and there.root == tmp_path
+    assert store() is there  # one connection, and one holder of the copies in use
+    monkeypatch.setenv("R1FLOW_CACHE_GB", "none")
+    with pytest.raises(InputError, match="R1FLOW_CACHE_GB=none: give a number of gigabytes above 0"):
+        store()

@@ -1,7 +1,8 @@
 """Checkpoints in MLflow's model format, so that `models:/tiny@champion` can be downloaded, loaded and served.
 
-The weights are hard links to the files of the store's artifact, so a model takes no extra space. If MLflow's artifacts
-are on a different file system from the store, no files are written, and the model is only a reference to the store.
+The weights are hard links to the files of the store's artifact, so a model takes no extra space. If the artifact is in
+an object store, or MLflow's artifacts are on a different file system, no files are written, and the model is only a
+reference to the store.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def write_model(folder: Path, checkpoint: Manifest, model_id: str, run_id: str |
     transformers can load, or if its files cannot be hard-linked there."""
     if (folder / MLMODEL).exists():
         return True
+    if checkpoint.remote is not None:  # a link to a copy would keep its space in use after the copy's removal
+        return False
     config = _read_json(checkpoint.path / "config.json")
     tokenizer = _read_json(checkpoint.path / "tokenizer_config.json")
     architecture = next(iter(config.get("architectures") or []), "")

@@ -51,7 +51,7 @@ class ModelRegistry:
             from mlflow.entities import LoggedModelOutput
 
             run = self._client.get_run(run_id)
-            tags = {URI_TAG: str(manifest.path), SHA256_TAG: manifest.digest, MODEL_STAGE_TAG: manifest.stage}
+            tags = {URI_TAG: manifest.location, SHA256_TAG: manifest.digest, MODEL_STAGE_TAG: manifest.stage}
             model = self._client.create_logged_model(
                 run.info.experiment_id,
                 name=re.sub(r"[/:.%\"']", "-", name),
@@ -149,7 +149,7 @@ class ModelRegistry:
         tags = next(iter(versions.values())).tags
         manifest = next((m for m in reversed(store.list()) if m.digest == tags[SHA256_TAG]), None)
         if manifest is None:
-            raise InputError(f"{shown}: its artifact is not in {store.root}; it was made as {tags[URI_TAG]}")
+            raise InputError(f"{shown}: its artifact is not in {store.backend.place}; it was made as {tags[URI_TAG]}")
         return manifest
 
     def recipes_with(self, manifest: Manifest) -> list[str]:

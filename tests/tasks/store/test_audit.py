@@ -6,7 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from tasks.store.audit import Flaw, audit
+from tasks.store.audit import audit
+from tasks.store.backend import Flaw
 from tasks.store.manifest import MANIFEST, InputRef, Manifest, artifact_key
 from tasks.store.stale import current_digests, make_current, stale_reasons
 from tasks.store.store import Store

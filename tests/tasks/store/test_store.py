@@ -93,6 +93,8 @@ def test_what_is_published_is_found(tmp_path):
     assert json.loads((found.path / MANIFEST).read_text()) == found.to_dict()
     assert "path" not in found.to_dict()
     assert store.check(found, every_byte=True) is found
+    assert found.local() == found.path and found.local("model/w.bin") == found.path / "model" / "w.bin"
+    assert found.location == str(found.path)
 
 
 def test_equal_contents_under_two_keys_have_two_digests(tmp_path):

@@ -1,0 +1,1 @@
+"""Artifacts in an S3-compatible object store, with copies on each machine. For users: docs/object_store.md."""
