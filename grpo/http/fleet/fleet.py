@@ -22,7 +22,7 @@ from grpo.http.client import Away, Refused
 from grpo.http.connections import Cancellation
 from grpo.http.fleet.member import Member
 from grpo.http.fleet.members import Members
-from grpo.http.fleet.request import Attempt, Batch, Item, Request, Result
+from grpo.http.fleet.request import Attempt, RequestBatch, Item, Request, Result
 from grpo.http.fleet.typical_time import TypicalTime
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Fleet(Generic[Item, Result]):
             Refused: two endpoints refused a request, or the only one did.
             Away: a request failed more than `retries` times, or no endpoint answers any more.
         """
-        batch: Batch[Result] = Batch(next(self._batches))
+        batch: RequestBatch[Result] = RequestBatch(next(self._batches))
         requests = [Request(batch, index, item) for index, item in enumerate(items)]
         self._submit(requests)
         try:
@@ -91,7 +91,7 @@ class Fleet(Generic[Item, Result]):
                 attempt.cancellation.cancel()
         self._threads.shutdown()
         self._ticker.join()
-        logger.info("engine: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
+        logger.info("engine: requests: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
 
     def _submit(self, requests: list[Request[Item, Result]]) -> None:
         with self._lock:
@@ -101,7 +101,7 @@ class Fleet(Generic[Item, Result]):
                 heapq.heappush(self._waiting, request)
             self._start_waiting(time.monotonic())
 
-    def _cancel(self, batch: Batch[Result]) -> None:
+    def _cancel(self, batch: RequestBatch[Result]) -> None:
         with self._lock:
             batch.cancelled = True
             for attempt in self._in_flight:
@@ -166,23 +166,24 @@ class Fleet(Generic[Item, Result]):
                 other.member.overtaken(other.sent, now)
 
     def _failed(self, request: Request[Item, Result], member: Member, error: Away | Refused) -> None:
-        """Sends a failed request again, unless there is no hope."""
+        """Sends a failed request again, unless there is no hope or a copy of it is under way."""
         request.failed_at.append(member)
         if isinstance(error, Refused) and member not in request.refused_by:
             self.counts["refused"] += 1
             request.refused_by.append(member)
             if len(self.members) > 1:
                 error.url = member.url
-            if len(request.refused_by) > min(1, len(self.members) - 1):
-                request.answer(error)
         else:
             self.counts["failed"] += 1
             request.failures += isinstance(error, Refused) or error.kind not in _NOT_ITS_FAULT
-            if request.failures > self._retries:
+        if not request.attempts:
+            if len(request.refused_by) > min(1, len(self.members) - 1):
+                request.answer(error)
+            elif request.failures > self._retries:
                 times = "" if request.failures == 1 else f" {request.failures} times; the last"
                 request.answer(Away(f"a request failed{times}: {error}"))
-        if not request.done and not request.attempts:
-            heapq.heappush(self._waiting, request)
+            else:
+                heapq.heappush(self._waiting, request)
         if isinstance(error, Away):
             self.members.check_left(error)
 
@@ -218,7 +219,7 @@ class Fleet(Generic[Item, Result]):
             member.probing = False
             member.health.probed(alive, time.monotonic())
             try:
-                self.members.check_left(Away(f"{member.url} does not answer"))
+                self.members.check_left(Away(f"{member.fault}; it did not come back"))
             except Away as error:
                 self._fail_all(error)
 

@@ -36,6 +36,8 @@ class Member:
         self.in_flight = 0
         self.mean_s = 0.0
         """Mean time of its last answers, seconds; 0 before the first."""
+        self.fault = "no request was answered"
+        """The last failure."""
         self.probing = False
         self.retired = False
         """Whether the list of addresses no longer has it: it finishes what it has."""
@@ -63,6 +65,7 @@ class Member:
 
     def failed(self, fault: Away | Refused, sent: float, now: float) -> None:
         """Counts a failure that another endpoint might not have had."""
+        self.fault = str(fault)
         kind = fault.kind if isinstance(fault, Away) else "refused"
         if kind in _OVERLOADED:
             self.limit.overloaded(sent, now)

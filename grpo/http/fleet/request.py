@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Batch(Generic[Result]):
+class RequestBatch(Generic[Result]):
     """Requests that were submitted together. `answers`: (index, result or error) of each, as they come."""
 
     def __init__(self, number: int):
@@ -26,7 +26,7 @@ class Batch(Generic[Result]):
 class Request(Generic[Item, Result]):
     """A request until it has a result or an error, which its batch gets once."""
 
-    batch: Batch[Result]
+    batch: RequestBatch[Result]
     index: int
     item: Item
     failures: int = 0
