@@ -22,7 +22,7 @@ from grpo.http.client import Away, Refused
 from grpo.http.connections import Cancellation
 from grpo.http.fleet.member import Member
 from grpo.http.fleet.members import Members
-from grpo.http.fleet.request import Attempt, RequestBatch, Item, Request, Result
+from grpo.http.fleet.request import Attempt, Item, Request, RequestBatch, Result
 from grpo.http.fleet.typical_time import TypicalTime
 
 logger = logging.getLogger(__name__)
