@@ -39,6 +39,7 @@ NOT_HASHED = {
     *("device", "fused", "attention", "sampler", "workers", "processes", "nodes"),
     *("gpu_memory_utilization", "kv_cache_gb"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
+    *("urls", "urls_file", "copy_after"),
     *("backoff_s", "away_max_s", "ray", "budget_requests", "budget_tokens"),
 }
 """Names of settings that affect where and how fast a stage runs, but not its output."""

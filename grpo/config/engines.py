@@ -6,10 +6,12 @@ endpoint or an engine written by the user.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from grpo.http.fleet.addresses import ADDRESS
 from grpo.settings import Settings
 
 _OF_SERVER = ("url", "api_key_env", "timeout_s", "retries", "concurrency", "transfer")
@@ -86,8 +88,23 @@ class Endpoint(Settings):
     """An OpenAI-compatible service: vLLM, SGLang, a hosted model. It must serve the policy that the stage samples."""
 
     kind: Literal["endpoint"]
-    base_url: str = Field(
-        pattern=r"^https?://[^/\s@]+(/|$)", description="Endpoint URL including /v1, for example http://node7:8000/v1."
+    base_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s@]+(/|$)",
+        description="Endpoint URL including /v1, for example http://node7:8000/v1. Part of the key, unlike urls and "
+        "urls_file. None: those.",
+    )
+    urls: list[Annotated[str, Field(pattern=ADDRESS)]] = Field(
+        [],
+        exclude_if=lambda urls: not urls,
+        description="Addresses of a fleet, instead of base_url: endpoints that serve the same model and share the "
+        "requests.",
+    )
+    urls_file: Path | None = Field(
+        None,
+        exclude_if=lambda path: path is None,
+        description="Absolute path of a file with the fleet's addresses, one a line, instead of urls. It is read again "
+        "when it changes, so that endpoints may come and go during a run.",
     )
     model: str = Field(description="Model name at the endpoint.")
     api_key_env: str | None = Field(None, description="Environment variable with the API key. None: no key is sent.")
@@ -95,9 +112,31 @@ class Endpoint(Settings):
     retries: int = Field(
         8, ge=0, description="Retries of a request if the service is unreachable, overloaded or fails."
     )
-    concurrency: int = Field(64, ge=1, description="Requests in flight at once.")
-    requests_per_minute: float | None = Field(None, gt=0, description="The service's rate limit. None: no limit.")
+    concurrency: int = Field(
+        64,
+        ge=1,
+        description="Maximum requests in flight at once at each address. After 429, 503 or a timeout it is fewer for a "
+        "while.",
+    )
+    requests_per_minute: float | None = Field(
+        None, gt=0, description="The service's rate limit, for each address. None: no limit."
+    )
+    copy_after: float | None = Field(
+        3.0,
+        gt=1,
+        exclude_if=lambda factor: factor == 3.0,
+        description="A request that takes longer than this multiple of the median is copied to another endpoint of the "
+        "fleet if that is idle; the first answer counts. None: never.",
+    )
     body: dict[str, Any] = Field({}, description="Further fields of each request, by the service's names.")
+
+    @model_validator(mode="after")
+    def _one_kind_of_address(self) -> Endpoint:
+        if sum(1 for given in (self.base_url, self.urls, self.urls_file) if given) != 1:
+            raise ValueError("base_url: give one of base_url, urls and urls_file")
+        if self.urls_file is not None and not self.urls_file.is_absolute():
+            raise ValueError(f"urls_file: {self.urls_file} is no absolute path; workers have another working directory")
+        return self
 
 
 class OwnEngine(Settings):

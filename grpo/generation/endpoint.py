@@ -1,12 +1,11 @@
-"""Any OpenAI-compatible service as an engine: concurrent requests with retries, each with its own seed."""
+"""Any OpenAI-compatible service as an engine, at one address or many: concurrent requests, each with its own seed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from grpo.config.common import Sampling
 from grpo.config.engines import Endpoint
@@ -14,72 +13,93 @@ from grpo.data.completions import TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, zero_prompt
 from grpo.errors import InputError, TrainingStopped
-from grpo.http.client import Away, Http, Refused
-from grpo.http.rate_limit import Pace
+from grpo.http.client import Away, Refused
+from grpo.http.connections import Cancellation
+from grpo.http.fleet.addresses import Addresses
+from grpo.http.fleet.fleet import Fleet
+from grpo.http.fleet.member import Member
+from grpo.http.fleet.members import Members
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One completion to be made. Its seed does not depend on the endpoint, on other requests or on the time."""
+
+    problem: Problem
+    sampling: Sampling
+    seed: int
 
 
 class EndpointEngine:
     """Sends one request per completion, so that a failure costs only one completion and each has its own token
-    count."""
+    count. `write` may run in several threads at once: the requests of earlier calls go first."""
 
     def __init__(self, settings: Endpoint, template: Template, zero_template: str | None):
         key = None
         if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
             raise InputError(f"engine: environment variable {settings.api_key_env} is not set; api_key_env names it")
-        self.identity = f"{settings.model} at {settings.base_url}"
-        self._settings, self._key = settings, key
-        self._pace = Pace(settings.requests_per_minute)
+        # The addresses of a fleet are not part of the samples, which do not depend on who serves the model.
+        self.identity = f"{settings.model} at {settings.base_url or 'a fleet of endpoints'}"
+        self._settings = settings
         self._template, self._zero_template = template, zero_template
-        self._path = urlsplit(settings.base_url).path.rstrip("/")
+
+        def member(url: str) -> Member:
+            return Member(url, settings.timeout_s, key, settings.concurrency, settings.requests_per_minute)
+
+        addresses = Addresses([settings.base_url] if settings.base_url else settings.urls, settings.urls_file)
+        self.fleet = Fleet(
+            Members(addresses, member, settings.retries), self._ask, settings.retries, settings.copy_after
+        )
 
     def write(
         self, problems: Sequence[Problem], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[int, TextCompletions]]:
-        settings = self._settings
-        http = Http(settings.base_url, settings.timeout_s, settings.retries, self._key, proxy=True, pace=self._pace)
-        pool = ThreadPoolExecutor(settings.concurrency)
-        futures: dict[Future[tuple[TextCompletion, int]], tuple[int, int]] = {}
-        for index, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
-            for number in range(count):
-                body = self._body(problem, sampling, seed + number)
-                futures[pool.submit(self._ask, http, body)] = index, number
+        asks = [
+            _Ask(problem, sampling, seed + number)
+            for problem, seed in zip(problems, seeds, strict=True)
+            for number in range(count)
+        ]
         replies: dict[int, dict[int, tuple[TextCompletion, int]]] = {}
+        answers = self.fleet.answers(asks)
         try:
-            for future in as_completed(futures):
-                index, number = futures.pop(future)
+            for position, reply in answers:
+                index, number = divmod(position, count)
                 of_problem = replies.setdefault(index, {})
-                of_problem[number] = future.result()
+                of_problem[number] = reply
                 if len(of_problem) == count:
                     texts = [of_problem[n][0] for n in range(count)]
                     yield index, TextCompletions(texts, replies.pop(index)[0][1])
         except Away as error:
             raise TrainingStopped(f"engine: {error}") from None
         except Refused as error:
-            raise InputError(f"engine: {settings.base_url} refused with {error}; check base_url and model") from None
+            raise InputError(
+                f"engine: {error.url or self._settings.base_url} refused with {error}; check its address and model"
+            ) from None
         finally:  # the caller may have stopped iterating
-            pool.shutdown(wait=False, cancel_futures=True)
-            http.abandon()
-            pool.shutdown()
+            answers.close()
 
     def close(self) -> None:
-        pass
+        """Aborts requests in flight; `write` in other threads raises TrainingStopped."""
+        self.fleet.close()
 
-    def _body(self, problem: Problem, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
+    def _body(self, ask: _Ask) -> tuple[str, dict[str, Any]]:
+        sampling, messages = ask.sampling, ask.problem.messages
         body: dict[str, Any] = {
             "model": self._settings.model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,
-            "seed": seed % 2**31,
+            "seed": ask.seed % 2**31,
             **self._settings.body,
         }
         if self._template == "chat":
-            return "/chat/completions", {**body, "messages": problem.messages}
-        return "/completions", {**body, "prompt": zero_prompt(problem.messages, self._zero_template)}
+            return "/chat/completions", {**body, "messages": messages}
+        return "/completions", {**body, "prompt": zero_prompt(messages, self._zero_template)}
 
-    def _ask(self, http: Http, request: tuple[str, dict[str, Any]]) -> tuple[TextCompletion, int]:
-        path, body = request
-        reply = http.post(self._path + path, body)
+    def _ask(self, member: Member, ask: _Ask, cancellation: Cancellation) -> tuple[TextCompletion, int]:
+        """One completion, and the number of tokens of its prompt."""
+        path, body = self._body(ask)
+        reply = member.http.post(member.path + path, body, cancellation=cancellation)
         try:
             choice, usage = reply["choices"][0], reply.get("usage") or {}
             text = choice["text"] if path == "/completions" else whole(choice["message"])

@@ -17,7 +17,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo.http.connections import Connections, Unreachable, proxy_for, read_within, seconds_left
+from grpo.http.connections import Cancellation, Connections, Unreachable, proxy_for, read_within, seconds_left
 from grpo.http.rate_limit import Pace
 from grpo.secret_values import MASK, masked
 
@@ -27,7 +27,9 @@ _jitter = random.SystemRandom()
 
 class Refused(RuntimeError):
     """The service refused the request and would refuse it again. `status`: the HTTP status; the message is the
-    service's."""
+    service's. `url`: the endpoint of a fleet that refused; empty if there is only one."""
+
+    url = ""
 
     def __init__(self, status: int, message: str):
         super().__init__(f"status {status}: {message}")
@@ -58,11 +60,14 @@ class Http:
         *,
         proxy: bool = False,
         pace: Pace | None = None,
+        repeatable: bool | None = None,
     ):
         """`timeout_s`: maximum time for one attempt, from connecting to the last byte of the answer. `retries`: how
         often a request is retried if the connection fails or the status is 408, 429 or above 499. `proxy`: whether
         https uses the proxy named in the environment (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which several
-        clients may share; they then also pause together when the service asks one of them to."""
+        clients may share; they then also pause together when the service asks one of them to. `repeatable`:
+        whether requests may use a kept connection, on which they may have to be sent twice; by default those with
+        retries."""
         parts = urlsplit(url)
         self._where = parts.netloc.rpartition("@")[2]  # a user name and password must not appear in messages
         self.url = f"{parts.scheme}://{self._where}"
@@ -75,29 +80,33 @@ class Http:
         through = proxy_for(self.host) if proxy and tls is not None else None
         self._connections = Connections(self._where, tls, through)
         self._timeout_s, self._retries, self._pace = timeout_s, retries, pace or Pace()
+        self._repeatable = repeatable
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def get(self, path: str, retries: int | None = None) -> Any:
-        return self._ask("GET", path, None, retries)
+        return self._ask("GET", path, None, retries, Cancellation())
 
-    def post(self, path: str, body: Any = None, retries: int | None = None) -> Any:
+    def post(
+        self, path: str, body: Any = None, retries: int | None = None, cancellation: Cancellation | None = None
+    ) -> Any:
         """Returns the JSON answer; None if it is empty. `retries` replaces the default: 0 for a request that must not
-        be repeated. Raises Refused or Away."""
-        return self._ask("POST", path, body, retries)
+        be repeated. `cancellation` can end it from another thread. Raises Refused or Away."""
+        return self._ask("POST", path, body, retries, cancellation or Cancellation())
 
     def abandon(self) -> None:
         """Aborts the requests of other threads, which then raise Away, by closing the connections. No further requests
         are possible."""
         self._connections.abandon()
 
-    def _ask(self, method: str, path: str, body: Any, retries: int | None) -> Any:
+    def _ask(self, method: str, path: str, body: Any, retries: int | None, cancellation: Cancellation) -> Any:
         data = None if body is None else json.dumps(body).encode()
         attempts = 1 + (self._retries if retries is None else retries)
+        repeatable = attempts > 1 if self._repeatable is None else self._repeatable
         for attempt in range(attempts):
             wait: float | None = None
             self._pace.wait(self._connections.abandoned)
             try:
-                status, headers, text = self._once(method, path, data, repeatable=attempts > 1)
+                status, headers, text = self._once(method, path, data, repeatable, cancellation)
             except (OSError, http.client.HTTPException) as error:
                 fault, kind = str(error) or type(error).__name__, _kind(error)
             else:
@@ -109,7 +118,7 @@ class Http:
                     raise Refused(status, message)
                 if (wait := _retry_after(headers)) is not None:
                     self._pace.hold(wait)
-            if self._connections.abandoned.is_set():
+            if self._connections.abandoned.is_set() or cancellation.cancelled:
                 break
             if attempt + 1 < attempts:
                 self._connections.abandoned.wait(
@@ -119,7 +128,7 @@ class Http:
         raise Away(f"{self.url}{path} failed{times}: {fault}", kind, wait)
 
     def _once(
-        self, method: str, path: str, data: bytes | None, repeatable: bool
+        self, method: str, path: str, data: bytes | None, repeatable: bool, cancellation: Cancellation
     ) -> tuple[int, http.client.HTTPMessage, str]:
         """One attempt. A service may close an idle connection just as it is reused; a repeatable request is then sent
         once more."""
@@ -129,13 +138,14 @@ class Http:
             connection, kept = self._connections.take(min(_CONNECT_S, seconds_left(deadline)), fresh)
             sock, again = connection.sock, False
             try:
+                cancellation.begin(sock)
                 sock.settimeout(seconds_left(deadline))
                 read_within(connection, deadline)
                 try:
                     connection.request(method, path, data, self._headers)
                     response = connection.getresponse()
                 except ConnectionError:
-                    if not kept or self._connections.abandoned.is_set():
+                    if not kept or self._connections.abandoned.is_set() or cancellation.cancelled:
                         raise
                     fresh = True
                     continue
@@ -143,6 +153,7 @@ class Http:
                 again = not response.will_close
                 return response.status, response.headers, text
             finally:
+                again = cancellation.end() and again
                 self._connections.give_back(connection, sock, again)
 
     def _json(self, text: str) -> Any:

@@ -24,6 +24,37 @@ class Unreachable(OSError):
     """No connection was made."""
 
 
+class Cancellation:
+    """Ends one request from another thread, by shutting down its connection: most services then stop working on it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """The request raises ConnectionError, or has its answer already. One that is still connecting ends after
+        that."""
+        with self._lock:
+            self.cancelled = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+    def begin(self, sock: socket.socket) -> None:
+        """Raises ConnectionAbortedError if it was cancelled before."""
+        with self._lock:
+            if self.cancelled:
+                raise ConnectionAbortedError("cancelled")
+            self._sock = sock
+
+    def end(self) -> bool:
+        """Returns whether the connection can serve another request."""
+        with self._lock:
+            self._sock = None
+            return not self.cancelled
+
+
 class Connections:
     """Connections to one host for many threads; each connection is used by one thread at a time."""
 

@@ -25,6 +25,11 @@ class Pace:
         if start > now:
             stop.wait(start - now)
 
+    @property
+    def delay_s(self) -> float:
+        """Seconds until the next request may start; 0 or less: now."""
+        return self._next - time.monotonic()
+
     def hold(self, seconds: float) -> None:
         """Lets no request start for the next `seconds`."""
         with self._lock:

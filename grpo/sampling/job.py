@@ -5,14 +5,18 @@ Workers may share a folder of shards: each takes a free shard and continues wher
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
+from grpo.config.engines import Endpoint
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
@@ -21,30 +25,18 @@ from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.judging.background_verdicts import AnswerJudge
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
+from grpo.sampling.progress import Place, Progress, Window
 from grpo.sampling.ray import make_on_ray
-from grpo.sampling.shard import SampledProblem, Shard, writing_file
+from grpo.sampling.shard import Shard, writing_file
 from grpo.scoring.sandbox_walls import check_walls
 from grpo.scoring.scorer import Scorer
 
 _LOOK_AGAIN_S = 0.5
-_LOG_S = 1.0
+_AT_ONCE = 4
+"""Shards that one worker samples at once at endpoints, so that the last requests of a shard do not leave them idle."""
 _OF_ENGINE = {"model", "engine", "template", "zero_template"}
 _OF_SCORER = {"rewards", "helpful_model", "safe_model"}
 """Fields of a task from which its engine and its scorer are made."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A shard of a task: a range of problems and the file for their samples."""
-
-    task: SampleTask
-    start: int
-    stop: int
-    path: Path
-
-    @property
-    def problems(self) -> int:
-        return self.stop - self.start
 
 
 def run_sampling(job: SampleJob) -> None:
@@ -94,7 +86,8 @@ def _rows(paths: list[Path]) -> int:
 
 
 class Worker:
-    """Samples shards, one at a time. Engine and scorer stay loaded while consecutive tasks need the same ones."""
+    """Samples shards, one at a time or, at endpoints, a few. Engine and scorer stay loaded while consecutive tasks need
+    the same ones."""
 
     def __init__(self, job: SampleJob, progress: Progress):
         self.job, self.progress = job, progress
@@ -102,12 +95,13 @@ class Worker:
         self._engine: tuple[object, TextEngine] | None = None
         self._scorer: tuple[object, Scorer] | None = None
         self._told: Counter[str] = Counter()  # counts of the scorer's judge that were already reported
+        self._lock = threading.Lock()  # for all of these
 
     def make_all(self, places: Sequence[Place]) -> None:
         """Samples shards until all exist, whether made by this worker or another."""
         while waiting := [place for place in places if not place.path.exists()]:
-            for place in waiting:
-                self._try_to_make(place)
+            for _, group in itertools.groupby(waiting, key=lambda place: _needs(place.task)):
+                self._try_to_make_each([*group])
             if all(not place.path.exists() for place in waiting):
                 time.sleep(_LOOK_AGAIN_S)  # other workers hold the rest, and may still be killed
 
@@ -116,6 +110,25 @@ class Worker:
         self.make_all([place])
         window, self.progress.window = self.progress.window, Window()
         return window
+
+    def _try_to_make_each(self, places: Sequence[Place]) -> None:
+        """`places` need the same engine and scorer."""
+        at_once = _at_once(places[0].task)
+        if at_once == 1:
+            for place in places:
+                self._try_to_make(place)
+            return
+        threads = ThreadPoolExecutor(at_once, "shard")
+        futures = [threads.submit(self._try_to_make, place) for place in places]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            self._close_engine()  # so that the other shards end, too
+            raise
+        finally:
+            threads.shutdown()
 
     def _try_to_make(self, place: Place) -> None:
         """Does nothing if another worker holds the shard or has just finished it."""
@@ -127,14 +140,16 @@ class Worker:
         if path.exists():
             journal.remove()
             return
-        engine, scorer = self._load(place.task)
-        problems = self._problems_of(place.task)[place.start : place.stop]
+        with self._lock:
+            engine, scorer = self._load(place.task)
+            problems = self._problems_of(place.task)[place.start : place.stop]
         shard = Shard(place.task, problems, self.job.seed, self.progress.add)
         shard.make(path, journal, engine, scorer, self.job.scoring.max_failure_share)
         if scorer.judge is not None:
-            counts = Counter(scorer.judge.voter.counts.to_dict())
-            self.progress.merge(Window(judge=counts - self._told))
-            self._told = counts
+            with self._lock:
+                counts = Counter(scorer.judge.voter.counts.to_dict())
+                self.progress.merge(Window(judge=counts - self._told))
+                self._told = counts
 
     def _problems_of(self, task: SampleTask) -> list[Problem]:
         if self._problems[0] != task.name:
@@ -144,7 +159,7 @@ class Worker:
 
     def _load(self, task: SampleTask) -> tuple[TextEngine, Scorer]:
         hardware = self.job.hardware
-        of_engine, of_scorer = task.model_dump(include=_OF_ENGINE), task.model_dump(include=_OF_SCORER)
+        of_engine, of_scorer = _needs(task)
         if self._scorer is None or self._scorer[0] != of_scorer:
             self._close_scorer()
             # The scorer's processes start while the models load.
@@ -178,81 +193,11 @@ class Worker:
         self._close_scorer()
 
 
-@dataclass
-class Window:
-    """Counts since the last line of the metrics."""
-
-    samples: int = 0
-    tokens: int = 0  # of completions
-    prompt_tokens: int = 0  # counted once per completion
-    problems: int = 0
-    failures: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)  # number of scored completions by source
-    right: Counter[str] = field(default_factory=Counter)
-    judge: Counter[str] = field(default_factory=Counter)  # see grpo/judging/counts.py
+def _needs(task: SampleTask) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What its engine and its scorer are made from."""
+    return task.model_dump(include=_OF_ENGINE), task.model_dump(include=_OF_SCORER)
 
 
-class Progress:
-    """Logs a line of metrics every second: problems done, speed, accuracy by source, cost so far.
-
-    It counts shards that other workers have finished, but not those that they have only begun.
-    """
-
-    def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):
-        self.places, self.metrics = places, metrics
-        self.of = sum(place.problems for place in places)
-        self.devices = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
-        self.window, self.judge = Window(), Counter[str]()
-        self.began = self.since = time.perf_counter()
-        self.tokens = self.problems = self.logged = 0
-
-    def add(self, group: SampledProblem) -> None:
-        scored = [b["accuracy"] for b in group.rewards or () if "accuracy" in b]
-        self.merge(
-            Window(
-                samples=len(group.completions),
-                tokens=group.tokens,
-                prompt_tokens=group.prompt_tokens * len(group.completions),
-                problems=int(group.round == 0),
-                failures=sum(group.failures["kinds"].values()),
-                verdicts=Counter({group.source: len(scored)}),
-                right=Counter({group.source: group.right}),
-            )
-        )
-
-    def merge(self, more: Window) -> None:
-        for name, value in vars(more).items():
-            setattr(self.window, name, getattr(self.window, name) + value)
-        self.tokens += more.tokens + more.prompt_tokens
-        self.problems += more.problems
-        self.judge += more.judge
-        if time.perf_counter() - self.since > _LOG_S:
-            self.log()
-
-    @property
-    def engine_s(self) -> float:
-        return (time.perf_counter() - self.began) * self.devices
-
-    def log(self) -> None:
-        now, window = time.perf_counter(), self.window
-        finished = sum(place.problems for place in self.places if place.path.exists())
-        step = min(self.of, max(self.logged + 1, finished, self.problems))
-        if self.metrics is None or step == self.logged or not window.samples:
-            return
-        seconds = now - self.since
-        right = {f"accuracy_{source}": window.right[source] / n for source, n in sorted(window.verdicts.items()) if n}
-        if scored := window.verdicts.total():
-            right = {"accuracy": window.right.total() / scored} | (right if len(right) > 1 else {})
-        self.metrics.log(
-            step,
-            self.of,
-            samples=window.samples,
-            completion_tokens=window.tokens / window.samples,
-            tokens_per_s=window.tokens / seconds,
-            samples_per_s=window.samples / seconds,
-            reward_failures=window.failures,
-            tokens_so_far=self.tokens,
-            device_hours=self.engine_s / 3600,
-            **right,
-        )
-        self.logged, self.window, self.since = step, Window(), now
+def _at_once(task: SampleTask) -> int:
+    """How many shards to sample at once. Reward models in this process serve one thread."""
+    return _AT_ONCE if isinstance(task.engine, Endpoint) and not (task.helpful_model or task.safe_model) else 1

@@ -39,6 +39,19 @@ def test_an_engine_enters_the_key_and_none_leaves_it_as_it_was(stage: str) -> No
     assert with_vllm == without
 
 
+def test_addresses_of_a_fleet_are_not_part_of_the_key() -> None:
+    def hashed(fields: str) -> dict[str, Any]:
+        recipe = load_recipe("tiny", [*SAMPLED, f'cold_start_data.engine={{kind="endpoint",model="m",{fields}}}'])
+        config: dict[str, Any] = hashed_config(cold_start_data.STAGE, recipe.cold_start_data, 0)["engine"]
+        return config
+
+    fleet = hashed('urls=["http://a:8000/v1","http://b:8000/v1"]')
+    assert fleet == {"kind": "endpoint", "base_url": None, "model": "m", "body": {}}
+    assert hashed('urls=["http://c:8000/v1"],copy_after=2.0') == hashed('urls_file="/fleet"') == fleet
+    # One address stays in the key, as before there were fleets.
+    assert hashed('base_url="http://a:8000/v1"') == fleet | {"base_url": "http://a:8000/v1"}
+
+
 @pytest.mark.parametrize("stage", ["cold_start_data", "reward_models"])
 def test_an_own_engine_enters_the_key_by_its_source(stage: str) -> None:
     recipe = load_recipe("tiny", [*SAMPLED, f'{stage}.engine={{kind="function",function="{OWN}"}}'])
@@ -75,6 +88,22 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
     [
         (['cold_start_data.engine={kind="local"}'], "source 'miniature' samples nothing; leave engine out"),
         (['evaluate.engine={kind="endpoint",base_url="http://x/v1",model="m"}'], "evaluate.engine"),
+        (
+            ['sft_data.engine={kind="endpoint",model="m"}'],
+            "base_url: give one of base_url, urls and urls_file",
+        ),
+        (
+            ['sft_data.engine={kind="endpoint",model="m",base_url="http://x/v1",urls=["http://y/v1"]}'],
+            "base_url: give one of base_url, urls and urls_file",
+        ),
+        (
+            ['sft_data.engine={kind="endpoint",model="m",urls=["x:8000"]}'],
+            "sft_data.engine.urls.0: String should match pattern",
+        ),
+        (
+            ['sft_data.engine={kind="endpoint",model="m",urls_file="fleet"}'],
+            "urls_file: fleet is no absolute path; workers have another working directory",
+        ),
         (['reward_models.engine={kind="server",tensor_parallel_size=2}'], "tensor_parallel_size is the server's own"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Requests spread over several endpoints that serve the same model."""
