@@ -133,24 +133,23 @@ def expected(contrast: Contrast) -> str:
 
 
 def power_table(design: Design, results: Sequence[Result]) -> list[str]:
-    """Of the contrasts that decide and are expected above 0."""
+    """Of the contrasts that decide."""
     n, level = design.seeds.count, design.decision.level
     lines = [
-        f"Probability that {n} pairs show a true difference as large as the margin, and the difference that they show",
-        "with a probability of 80%, if the differences have the assumed standard deviation.",
+        f"Probability that {n} pairs show a true difference as large as the margin to be above 0 or, where a",
+        "difference below the margin is expected, a true difference of 0 to be below it. Last column: the true",
+        "difference that they show with a probability of 80%. All of it if the differences have the assumed standard",
+        "deviation.",
         "",
-        "| claim | outcome | margin | assumed sd | power at the margin | shown with 80% |",
+        "| claim | outcome | expected | assumed sd | power | shown with 80% |",
         "|---" * 6 + "|",
     ]
     for result in results:
         for contrast in result.claim.deciding:
-            if contrast.expect == "higher":
-                chance = power(n, contrast.margin, contrast.sd, level)
-                smallest = shown(contrast, detectable(n, contrast.sd, 0.8, level))
-                values = (
-                    f"{shown(contrast, contrast.margin)} | {shown(contrast, contrast.sd)} | {chance:.0%} | {smallest}"
-                )
-                lines.append(f"| {result.claim.name} | {contrast.outcome} | {values} |")
+            chance = power(n, contrast.margin, contrast.sd, level)
+            smallest = shown(contrast, detectable(n, contrast.sd, 0.8, level))
+            values = f"{expected(contrast)} | {shown(contrast, contrast.sd)} | {chance:.0%} | {smallest}"
+            lines.append(f"| {result.claim.name} | {contrast.outcome} | {values} |")
     return lines
 
 

@@ -251,7 +251,7 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     assert "| GRPO > online RFT | DSM 5.2.1 | holds | +10.0 (10.0 to 10.0) | 10 of 10 |" in text
     assert "| grpo | 0.0003 | 40 | 240,000 | 80.0 | 100.0 | 10 |" in text
     assert "| grpo | 0.0001: 80.0; 0.0003: 90.0; 0.001: 80.0 | 0.0003 |" in text
-    assert "| grpo_over_online_rft | auc | 2.0 | 2.0 | 80% | 2.0 |" in text
+    assert "| grpo_over_online_rft | auc | above 0 (margin 2.0) | 2.0 | 80% | 2.0 |" in text
     # Another version of the code asks for its runs again.
     assert Journal(journal.path, "other code").records() == {}
 
