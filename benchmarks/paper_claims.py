@@ -68,12 +68,12 @@ def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], ar
         common += ["--dispatch"] if args.dispatch else []
         environment = {**os.environ, "R1FLOW_HOME": str(args.home)}
 
-        def one(seed: int, common: list[str] = common, environment: dict[str, str] = environment) -> int:
+        def run_seed(seed: int, common: list[str] = common, environment: dict[str, str] = environment) -> int:
             command = [sys.executable, __file__, *common, "--worker", str(seed)]
             return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
         with ThreadPoolExecutor(args.jobs) as pool:
-            codes = list(pool.map(one, of_seeds))
+            codes = list(pool.map(run_seed, of_seeds))
         if any(codes):
             wrong = [str(seed) for seed, code in zip(of_seeds, codes, strict=True) if code]
             print(f"seeds {', '.join(wrong)} failed; the same command goes on", file=sys.stderr)

@@ -47,6 +47,8 @@ def page(
             "of single digits, not on the papers. The design, with the rule of decision, is in",
             "[paper_claims.toml](../benchmarks/paper_claims.toml), which was written before the first run.",
             "",
+            f"The options belong to `{COMMAND}`; without any, it does all questions.",
+            "",
             *claims_table(design, results),
             "",
             "## Contrasts",
@@ -79,48 +81,60 @@ def page(
             "",
             "## Commands",
             "",
-            *commands(results, home),
-            "",
+            "```bash",
+            "make claims                                        # everything; goes on where it was stopped",
+            f"{COMMAND} --estimate          # how much is left",
+            f"R1FLOW_HOME={home} r1 runs   # every run; r1 show and r1 compare look closer",
+            "```",
         ]
     )
 
 
 def claims_table(design: Design, results: Sequence[Result]) -> list[str]:
-    lines = ["| claim | source | verdict | difference that decides | seeds |", "|---|---|---|---|---|"]
+    lines = ["| claim | source | verdict | difference that decides | seeds | options |", "|---" * 6 + "|"]
     for result in results:
-        deciding = [of for of in result.comparisons if of.contrast.decides]
-        shown = "; ".join(map(difference, deciding))
-        lines.append(
-            f"| {result.claim.says} | {result.claim.source} | {result.verdict or 'not run to the end'} | {shown} "
-            f"| {min(len(of.seeds) for of in deciding)} of {design.seeds.count} |"
-        )
+        claim = result.claim
+        deciding = [comparison for comparison in result.comparisons if comparison.contrast.decides]
+        cells = [
+            claim.says,
+            claim.source,
+            result.verdict or "not run to the end",
+            "; ".join(map(difference, deciding)),
+            f"{min(len(comparison.seeds) for comparison in deciding)} of {design.seeds.count}",
+            f"`--questions {claim.name}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def contrasts_table(design: Design, results: Sequence[Result]) -> list[str]:
     lines = ["| claim | contrast | outcome | expected | difference | sd | verdict |", "|---" * 7 + "|"]
     for result in results:
-        for of in result.comparisons:
-            contrast = of.contrast
-            name = f"{contrast.higher} - {contrast.lower or 'nothing'}"
-            sd = shown(contrast, statistics.stdev(of.differences)) if len(of.differences) > 1 else ""
-            lines.append(
-                f"| {result.claim.name} | {name if contrast.decides else f'({name})'} | {contrast.outcome} "
-                f"| {expected(contrast)} | {difference(of)} | {sd} | {of.verdict or ''} |"
-            )
+        for comparison in result.comparisons:
+            contrast, differences = comparison.contrast, comparison.differences
+            name = f"{contrast.higher} - {contrast.lower}" if contrast.lower else contrast.higher
+            cells = [
+                result.claim.name,
+                name if contrast.decides else f"({name})",
+                contrast.outcome,
+                expected(contrast),
+                difference(comparison),
+                shown(contrast, statistics.stdev(differences)) if len(differences) > 1 else "",
+                comparison.verdict or "",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def difference(of: Comparison) -> str:
-    """ "+1.2 (0.3 to 2.1)", with the unit if it is not points."""
-    if not of.differences:
+def difference(comparison: Comparison) -> str:
+    """Mean and interval, such as "+1.2 (0.3 to 2.1)", with the unit unless it is points."""
+    if not comparison.differences:
         return "not run"
-    unit = f" {UNITS[of.contrast.outcome]}" if of.contrast.outcome in UNITS else ""
-    low_high = ""
-    if of.interval is not None:
-        low, high = (shown(of.contrast, bound) for bound in of.interval)
-        low_high = f" ({low} to {high})"
-    return f"{scale(of.contrast.outcome) * of.mean:+.1f}{low_high}{unit}"
+    contrast, interval = comparison.contrast, comparison.interval
+    mean = f"{scale(contrast.outcome) * comparison.mean:+.1f}"
+    bounds = f" ({shown(contrast, interval[0])} to {shown(contrast, interval[1])})" if interval else ""
+    unit = f" {UNITS[contrast.outcome]}" if contrast.outcome in UNITS else ""
+    return mean + bounds + unit
 
 
 def shown(contrast: Contrast, value: float) -> str:
@@ -157,19 +171,21 @@ def arms_table(design: Design, arms: Sequence[str], study: Study) -> list[str]:
     """Means over the seeds that were run."""
     lines = ["| arm | learning rate | steps | tokens sampled | pass@1 | language | seeds |", "|---" * 7 + "|"]
     for name in arms:
-        found = [record for seed in design.seeds.seeds() if (record := study.record(name, seed)) is not None]
+        records = [record for seed in design.seeds.seeds() if (record := study.record(name, seed)) is not None]
         choice = study.choices.get(name)
         cells = [
             f"{choice.rate:g}" if choice and choice.rate else "",
             f"{choice.steps}" if choice and choice.steps else "",
         ]
-        if found:
-            tokens = [sum(record["curve"]["tokens"]) for record in found if "curve" in record]
+        if records:
+            tokens = [sum(record["curve"]["tokens"]) for record in records if "curve" in record]
             cells.append(f"{statistics.fmean(tokens):,.0f}" if tokens else "")
-            cells += [f"{100 * statistics.fmean(r['table'][key] for r in found):.1f}" for key in ("pass@1", "language")]
+            cells += [
+                f"{100 * statistics.fmean(r['table'][key] for r in records):.1f}" for key in ("pass@1", "language")
+            ]
         else:
             cells += ["", "", ""]
-        lines.append(f"| {name} | {' | '.join(cells)} | {len(found)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {len(records)} |")
     return lines
 
 
@@ -189,17 +205,6 @@ def rates_table(design: Design, arms: Sequence[str], choices: Mapping[str, Choic
         chosen = f"{choice.rate:g}{', at the edge' if edge else ''}" if choice else ""
         lines.append(f"| {name} | {'; '.join(cells)} | {chosen} |")
     return lines
-
-
-def commands(results: Sequence[Result], home: Path) -> list[str]:
-    return [
-        "```bash",
-        "make claims                                    # all of it; the same command goes on where it was stopped",
-        f"{COMMAND} --estimate      # what is left to do, in hours of one core",
-        *(f"{COMMAND} --questions {result.claim.name}" for result in results),
-        f"R1FLOW_HOME={home} r1 runs           # every run of an arm; r1 show and r1 compare look closer",
-        "```",
-    ]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -185,6 +185,30 @@ def test_every_arm_is_a_recipe_with_the_reward_that_it_states() -> None:
     assert rewarded == {name: others.get(name, {"accuracy"}) for name in arms}
 
 
+def test_the_graphs_are_made_of_the_recipes_stages() -> None:
+    from paper_claims_runs import GRAPHS
+
+    from flows.recipe.load import load_recipe
+
+    recipe = load_recipe("tiny")
+    by_model = ['reasoning_rl.supervision="process"', 'reasoning_rl.step_reward="process_reward_model"']
+    to_dev1 = ["problems", "base", "cold_start_data", "cold_start_sft"]
+
+    def names(graph: Any, of: Any = recipe) -> list[str]:
+        return [step.name for step in GRAPHS[graph](of)]
+
+    assert names("dev1") == [*to_dev1, "evaluate"]
+    assert names("rl") == [*to_dev1, "reasoning_rl", "evaluate"]
+    with_model = names("rl", load_recipe("tiny", by_model))
+    assert with_model == [*to_dev1, "process_reward_model", "reasoning_rl", "evaluate"]
+    assert names("zero") == ["problems", "base", "r1_zero", "evaluate"]
+    student = ["sft_data", "base_small", "student_small", "evaluate"]
+    assert names("distill") == [*to_dev1, "reasoning_rl", *student]
+    small = {step.name: step.inputs for step in GRAPHS["small"](recipe)}
+    assert list(small) == ["problems", "base_small", *to_dev1[2:], "reasoning_rl", "evaluate"]
+    assert small["cold_start_sft"]["base"] == small["cold_start_data"]["base"] == "base_small"
+
+
 def test_a_design_with_a_mistake_is_refused() -> None:
     from paper_claims_design import Design
 
@@ -248,7 +272,8 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     journal.add(runs[-1], record(design, runs[-1], choices, 0.7))
     assert results()[0].verdict == "holds" and missing_runs(design, arms, seeds, journal) == []
     text = page(design, results(), choices, current(design, journal.records(), choices), "", tmp_path)
-    assert "| GRPO > online RFT | DSM 5.2.1 | holds | +10.0 (10.0 to 10.0) | 10 of 10 |" in text
+    decided = "| GRPO > online RFT | DSM 5.2.1 | holds | +10.0 (10.0 to 10.0) | 10 of 10 "
+    assert decided + "| `--questions grpo_over_online_rft` |" in text
     assert "| grpo | 0.0003 | 40 | 240,000 | 80.0 | 100.0 | 10 |" in text
     assert "| grpo | 0.0001: 80.0; 0.0003: 90.0; 0.001: 80.0 | 0.0003 |" in text
     assert "| grpo_over_online_rft | auc | above 0 (margin 2.0) | 2.0 | 80% | 2.0 |" in text
