@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def missing_runs(design: Design, arms: Sequence[str], seeds: Sequence[int], journal: Journal) -> list[Run]:
-    """The next runs: pilots as long as any is missing, then those of the seeds."""
+    """Runs to execute next: pilot runs as long as some are missing, then main runs."""
     records = journal.records()
     choices, pilots = decide(design, arms, records)
     if pilots:
@@ -40,20 +40,20 @@ def missing_runs(design: Design, arms: Sequence[str], seeds: Sequence[int], jour
 
 
 def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], args: argparse.Namespace) -> None:
-    """The missing runs of one seed, in this process."""
+    """Executes the missing runs of one seed in this process."""
     from flows.home import prepare_environment
 
     prepare_environment()
-    from paper_claims_runs import do
+    from paper_claims_runs import execute
 
     journal = Journal(args.home / "journal.jsonl")
     choices, _ = decide(design, arms, journal.records())
     runs = [run for run in missing_runs(design, arms, seeds, journal) if run.seed == seed]
-    do(design, runs, choices, journal, args.dispatch, args.parent)
+    execute(design, runs, choices, journal, args.dispatch, args.parent)
 
 
 def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], args: argparse.Namespace) -> bool:
-    """Does everything that is missing, one process per seed. Returns whether all of it succeeded."""
+    """Executes everything that is missing, in one process per seed. Returns whether all runs succeeded."""
     journal = Journal(args.home / "journal.jsonl")
     arms = design.arms_for(claims)
     before: list[Run] = []

@@ -173,7 +173,7 @@ class Design(_Part):
 
 @dataclass(frozen=True)
 class Choice:
-    """What the pilot runs decided for an arm: None where there was nothing to decide."""
+    """Learning rate and number of RL steps of an arm. None: the recipe's or those of `like`."""
 
     rate: float | None = None
     steps: int | None = None

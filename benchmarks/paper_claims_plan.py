@@ -1,4 +1,4 @@
-"""Which runs the study needs, what its pilot runs decide, what is missing, and how long that takes."""
+"""The runs of the study: pilot runs and the choices made from them, main runs, missing runs, and their cost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paper_claims_statistics import choose_rate, steps_for
 Records = Mapping[Run, Mapping[str, Any]]
 """Run -> its record, as `paper_claims_runs.record_of` makes it."""
 SHARED = ("problems", "base", "base_small", "cold_start_data", "cold_start_sft", "process_reward_model")
-"""Stages whose artifacts arms of the same seed share, mostly."""
-OF_GRAPH: Mapping[str, tuple[str, ...]] = {
+"""Stages whose artifacts most arms of a seed share."""
+STAGES: Mapping[str, tuple[str, ...]] = {
     "dev1": ("problems", "base", "cold_start_data", "cold_start_sft", "evaluate"),
     "rl": ("problems", "base", "cold_start_data", "cold_start_sft", "evaluate"),
     "zero": ("problems", "base", "evaluate"),
@@ -38,15 +38,15 @@ OF_GRAPH: Mapping[str, tuple[str, ...]] = {
 
 
 class Journal:
-    """A line of JSON per finished run. Records of another version of the code or the recipe's overrides are skipped:
-    their runs are asked for again, and the store still has what did not change."""
+    """A file with one line of JSON per finished run. Records of another version of the code are skipped. Their runs
+    are executed again, which is quick for stages that the store still has."""
 
     def __init__(self, path: Path, version: str | None = None):
         self.path, self.version = path, version or code_version()
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> dict[Run, dict[str, Any]]:
-        """A line that a kill cut off is skipped, too."""
+        """Run -> its record. Incomplete lines, left by a killed process, are skipped."""
         records = {}
         for line in self.path.read_text().splitlines() if self.path.is_file() else ():
             try:
@@ -59,12 +59,12 @@ class Journal:
 
     def add(self, run: Run, record: Mapping[str, Any]) -> None:
         line = json.dumps({"code": self.version, "run": asdict(run), **record})
-        with self.path.open("a") as file:  # processes of several seeds append
+        with self.path.open("a") as file:  # the first newline ends a line that a killed process left incomplete
             file.write(f"\n{line}\n")
 
 
 def current(design: Design, records: Records, choices: Mapping[str, Choice]) -> dict[Run, Mapping[str, Any]]:
-    """The records whose runs had the overrides that the design gives them now."""
+    """Records whose overrides are still those of the design. Others are of an earlier design."""
     return {
         run: record
         for run, record in records.items()
@@ -75,22 +75,26 @@ def current(design: Design, records: Records, choices: Mapping[str, Choice]) -> 
 
 
 def _chain(design: Design, name: str) -> list[str]:
-    """The arms that an arm's overrides start from, by `like`."""
+    """Names of the arms whose overrides an arm starts from, nearest first."""
     above = design.arms[name].like
     return [above, *_chain(design, above)] if above else []
 
 
 def pilot_runs(design: Design, arm: str) -> list[Run]:
-    """The runs that decide the learning rate of an arm, and how many steps sample its budget; none without either."""
-    of = design.arms[arm]
-    if of.rate is None:
+    """Runs from which the learning rate and the number of steps of an arm are chosen. Empty for an arm without a rate
+    of its own."""
+    settings = design.arms[arm]
+    if settings.rate is None:
         return []
-    return [Run(arm, seed, rate, of.pilot_steps) for seed in design.seeds.tuned_on for rate in design.rates_of(of)]
+    rates, seeds = design.rates_of(settings), design.seeds.tuned_on
+    return [Run(arm, seed, rate, settings.pilot_steps) for seed in seeds for rate in rates]
 
 
 def decide(design: Design, arms: Sequence[str], records: Records) -> tuple[dict[str, Choice], list[Run]]:
-    """What the pilot runs decided, and those that are missing. An arm that starts from another one is tried once the
-    other is decided."""
+    """Choices of the arms whose pilot runs are complete, and the missing pilot runs of the others.
+
+    An arm that builds on another one has no pilot runs before the other's choice is made.
+    """
     choices: dict[str, Choice] = {}
     missing: list[Run] = []
     for name in arms:  # each after those that it builds on
@@ -125,7 +129,7 @@ def _choice(design: Design, name: str, choices: Mapping[str, Choice], pilots: li
 
 
 def main_runs(design: Design, arms: Sequence[str], choices: Mapping[str, Choice], seeds: Iterable[int]) -> list[Run]:
-    """The runs that the claims are tested on, seed by seed, of the arms that are decided."""
+    """Runs that the claims are tested on, seed by seed, of the arms in `choices`."""
     runs = []
     for seed in seeds:
         for name in arms:
@@ -135,8 +139,8 @@ def main_runs(design: Design, arms: Sequence[str], choices: Mapping[str, Choice]
 
 
 def checkpoint_runs(design: Design, arm: str, choice: Choice, seed: int) -> list[Run]:
-    """Runs of the same arm that end earlier, in order. RL's learning rate is constant: each is the beginning of the
-    whole one."""
+    """Shorter runs of an arm, in order. RL's learning rate is constant, so each equals the beginning of the whole
+    run."""
     if choice.steps is None:
         return []
     return [Run(arm, seed, choice.rate, max(1, round(share * choice.steps))) for share in design.arms[arm].checkpoints]
@@ -145,10 +149,10 @@ def checkpoint_runs(design: Design, arm: str, choice: Choice, seed: int) -> list
 def estimate_seconds(
     design: Design, arms: Sequence[str], seeds: Sequence[int], records: Records
 ) -> tuple[float, float]:
-    """Seconds of one core: (all pilot and main runs, those of them that are missing).
+    """Seconds on one core: (of all pilot and main runs, of those that are missing).
 
-    From the records' own seconds per step of an arm and per stage, where there are any. Undecided arms are taken to
-    need as many steps as their pilots, scaled to the budget.
+    Computed from the medians of the records, and from the design's guesses for stages without a record. Arms without
+    a choice are assumed to take as many steps as their pilot runs.
     """
     choices, _ = decide(design, arms, records)
     assumed = {name: choices.get(name) or _assumed(design, name) for name in arms}
@@ -159,19 +163,22 @@ def estimate_seconds(
     everything, missing = 0.0, 0.0
     made: set[tuple[int, str]] = set()
     for run in dict.fromkeys([*pilots, *mains]):
-        shared = [stage for stage in OF_GRAPH[design.arms[run.arm].graph] if stage in SHARED]
-        if _step_model(design, run.arm):
+        arm = design.arms[run.arm]
+        shared = [stage for stage in STAGES[arm.graph] if stage in SHARED] if arm.after is None else []
+        if _reads_step_model(design, run.arm) and "process_reward_model" not in arm.keeps:
             shared.append("process_reward_model")
-        variant = run.arm if design.arms[run.arm].graph == "small" or run.arm.startswith("memory") else ""
+        # A smaller base and a second round have artifacts of their own.
+        variant = run.arm if arm.graph == "small" or arm.after else ""
         new = [stage for stage in shared if (run.seed, variant + stage) not in made]
         made |= {(run.seed, variant + stage) for stage in new}
-        of_run = seconds(run, new)
-        everything += of_run
-        missing += 0.0 if run in known else of_run
+        cost = seconds(run, new)
+        everything += cost
+        missing += 0.0 if run in known else cost
     return everything, missing
 
 
 def _assumed(design: Design, name: str) -> Choice:
+    """A choice for the estimate, before the pilot runs."""
     arm = design.arms[name]
     if arm.steps is not None or arm.pilot_steps is not None:
         return Choice(design.rates_of(arm)[0] if arm.rate else None, arm.steps or arm.pilot_steps)
@@ -179,20 +186,20 @@ def _assumed(design: Design, name: str) -> Choice:
     return Choice(design.rates_of(arm)[0] if arm.rate else None, None if above is None else round(arm.share * above))
 
 
-def _step_model(design: Design, name: str) -> bool:
+def _reads_step_model(design: Design, name: str) -> bool:
     chain = [name, *_chain(design, name)]
     return any("process_reward_model" in text for arm in chain for text in design.arms[arm].overrides)
 
 
 def _measured(records: Records, stage: str, arm: str) -> list[float]:
-    """Seconds that the stage took in runs of the arm, or of any arm if there are none."""
-    of_all = {run: record["seconds"][stage] for run, record in records.items() if stage in record["seconds"]}
-    return [seconds for run, seconds in of_all.items() if run.arm == arm] or [*of_all.values()]
+    """Seconds that the stage took in runs of the arm, or in all runs if the arm has none."""
+    seconds = {run: record["seconds"][stage] for run, record in records.items() if stage in record["seconds"]}
+    return [value for run, value in seconds.items() if run.arm == arm] or [*seconds.values()]
 
 
 def _seconds(design: Design, records: Records, run: Run, shared: Sequence[str]) -> float:
-    """Seconds of a run with these of its shared stages."""
-    own = [stage for stage in OF_GRAPH[design.arms[run.arm].graph] if stage not in SHARED]
+    """Seconds of a run on one core. `shared`: those of its shared stages that no earlier run has made."""
+    own = [stage for stage in STAGES[design.arms[run.arm].graph] if stage not in SHARED]
     total = design.seconds.run
     for stage in [*shared, *own]:
         measured = _measured(records, stage, run.arm)

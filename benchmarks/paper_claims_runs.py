@@ -90,10 +90,11 @@ def paper_claims(
     return run_recipe("paper_claims", GRAPHS[graph], recipe, overrides, seed, selection, dispatch)
 
 
-def do(
+def execute(
     design: Design, runs: Sequence[Run], choices: Mapping[str, Choice], journal: Journal, dispatch: bool, parent: int
 ) -> None:
-    """Does the runs that have no record yet, one after the other, until the process `parent` is gone."""
+    """Executes the runs that have no record yet, one after the other. Stops after a run if the process `parent` has
+    ended."""
     tracking().open()
     with prefect_server(home() / "logs"):
         for run in runs:
@@ -114,10 +115,14 @@ def do(
 
 
 def record_of(design: Design, run: Run, overrides: Sequence[str], result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the study keeps of a run: the closing table's row, the curve of RL, keys, seconds and peak memory.
+    """The record of a run: `table`, its row of the closing table; `keys` and `seconds` of its stages (RL is "rl" in
+    `seconds`); for arms with RL also `curve` and `peak_mb`.
 
-    curve: per step, `tokens` sampled, mean `accuracy` of the sampled completions, and their mean `length` in tokens.
-    peak_mb: None if RL was killed and continued, because then it is not known.
+    `curve` has per step the number of `tokens` sampled, the mean `accuracy` of the sampled completions and their mean
+    `length` in tokens. `peak_mb` is in MiB; None if RL was killed and continued, because then it is unknown.
+
+    Raises:
+        RuntimeError: MLflow does not have every step of the curve.
     """
     graph = design.arms[run.arm].graph
     stages = {stage["name"]: stage for stage in result["stages"]}

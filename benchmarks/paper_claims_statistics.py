@@ -36,8 +36,9 @@ def paired_interval(differences: Sequence[float], level: float = 0.95, resamples
 def tail(n: int, level: float) -> float:
     """Probability that the expanded percentile interval of `n` pairs leaves out at each end.
 
-    The bootstrap underestimates the variance by (n - 1) / n, and takes the normal distribution for Student's: the
-    normal quantile is widened by sqrt(n / (n - 1)) t / z. With n = 10 and level 0.95, 0.0086 in place of 0.025.
+    The bootstrap's variance is too small by the factor (n - 1) / n, and its intervals are as wide as those of a normal
+    distribution instead of Student's t. So the normal quantile z is replaced by sqrt(n / (n - 1)) t. With n = 10 and
+    level 0.95 the result is 0.0086 instead of 0.025.
     """
     widened = math.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)
     return float(stats.norm.cdf(-widened))
