@@ -39,17 +39,25 @@ def missing_runs(design: Design, arms: Sequence[str], seeds: Sequence[int], jour
     return [run for run in main_runs(design, arms, choices, seeds) if run not in known]
 
 
-def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], args: argparse.Namespace) -> None:
-    """Executes the missing runs of one seed in this process."""
+def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], args: argparse.Namespace) -> int:
+    """Executes the missing runs of one seed in this process. Returns the exit code."""
     from flows.home import prepare_environment
 
     prepare_environment()
     from paper_claims_runs import execute
 
+    from flows.run.executor import RecipeFailed
+    from grpo.errors import InputError
+
     journal = Journal(args.home / "journal.jsonl")
     choices, _ = decide(design, arms, journal.records())
     runs = [run for run in missing_runs(design, arms, seeds, journal) if run.seed == seed]
-    execute(design, runs, choices, journal, args.dispatch, args.parent)
+    try:
+        execute(design, runs, choices, journal, args.dispatch, args.parent)
+    except (InputError, RecipeFailed) as error:
+        print(f"seed {seed}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], args: argparse.Namespace) -> bool:
@@ -111,8 +119,7 @@ def main() -> int:
     arms = design.arms_for(claims)
     seeds = args.seeds or design.seeds.seeds()
     if args.worker is not None:
-        work(design, arms, args.worker, seeds, args)
-        return 0
+        return work(design, arms, args.worker, seeds, args)
     journal = Journal(args.home / "journal.jsonl")
     print(cost(design, arms, seeds, journal), file=sys.stderr, flush=True)
     if args.estimate:

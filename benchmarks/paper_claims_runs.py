@@ -18,7 +18,7 @@ from prefect import flow
 
 from flows import runs as tracked_runs
 from flows.home import home, store, tracking
-from flows.prefect_server import prefect_server
+from flows.prefect_server import keeps_runs, prefect_server
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.run.executor import run_recipe
@@ -27,6 +27,7 @@ from flows.stage_contract.stage import Step, section_of
 from flows.stage_graphs import R1_ZERO, TO_DEV1, TO_SFT_DATA, as_configured, evaluation_and_report
 from flows.stages import base_model, reasoning_rl
 from flows.stages import distill as distillation
+from grpo.errors import InputError
 
 STUDENT = "small"
 """Name of the smaller model, the recipe's first student."""
@@ -94,7 +95,14 @@ def execute(
     design: Design, runs: Sequence[Run], choices: Mapping[str, Choice], journal: Journal, dispatch: bool, parent: int
 ) -> None:
     """Executes the runs that have no record yet, one after the other. Stops after a run if the process `parent` has
-    ended."""
+    ended.
+
+    Raises:
+        InputError: the stages are to be dispatched, and the home has no servers.
+        RecipeFailed: a stage failed.
+    """
+    if dispatch and not keeps_runs():
+        raise InputError(f"--dispatch needs `r1 up` in the home of the study; start it with R1FLOW_HOME={home()}")
     tracking().open()
     with prefect_server(home() / "logs"):
         for run in runs:
