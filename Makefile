@@ -11,7 +11,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures lock audit docs lint ui vllm clean
+.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures claims lock audit docs lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -62,6 +62,11 @@ chaos: $(INSTALLED)
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)
 	$(BIN)/python benchmarks/architectures.py --write docs/models.md
+
+# The papers' claims, tried on the recipe tiny by the design of benchmarks/paper_claims.toml; writes docs/claims.md.
+# Hours; the same command goes on where it was stopped. `benchmarks/paper_claims.py --help` does parts of it.
+claims: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paper_claims.py --jobs 2 --output docs/claims.md
 
 # requirements.lock anew: the versions of constraints.txt, and of packages that it does not name the newest, with the hashes
 # of their files on PyPI for any Python and machine. torch is outside: its builds differ from machine to machine, and one
