@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 import httpx
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import InfrastructureNotFound, ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 from prefect.workers.base import BaseVariables, BaseWorker, BaseWorkerResult
@@ -201,7 +201,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         message = result.message
         if result.action == "crashed" and log.exists():
             message += f": {tail(log)}"
-        states = {
+        states: dict[str, State[Any]] = {
             "again": AwaitingRetry(message=message),
             "crashed": Crashed(message=message),
             "cancelled": Cancelled(message=message),
@@ -260,7 +260,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         if state is None or not state.is_pending() or state.timestamp is None:
             return
         if time.time() - state.timestamp.timestamp() > NOT_SUBMITTED_S:
-            again = AwaitingRetry(message="Its worker ended before it submitted a job.")
+            again: State[Any] = AwaitingRetry(message="Its worker ended before it submitted a job.")
             await self.client.set_flow_run_state(run.id, again, force=True)
 
     def _tell(self, problem: str) -> None:
