@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "--pools",
         metavar="TYPE",
         default="process",
-        help="where runs run: process (default), docker, kubernetes, or another file of deployments/pools",
+        help="where runs run: process (default), docker, kubernetes, slurm, or another file of deployments/pools",
     )
     command.add_argument(
         "--recipe", default="tiny", help="what the forms of single stages are filled with (default: tiny)"

@@ -20,12 +20,14 @@ from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from flows.home import LOGGERS
 from flows.installation.resources import FOLDER, desired
+from flows.installation.slurm.job import SlurmJobConfiguration
 from tests.support.kubernetes_types import faults
 
 CONFIGURATIONS: dict[str, Any] = {
     "process": ProcessJobConfiguration,
     "docker": DockerWorkerJobConfiguration,
     "kubernetes": KubernetesWorkerJobConfiguration,
+    "slurm": SlurmJobConfiguration,
 }
 ELSEWHERE = "http://prefect.example:4200/api"
 
@@ -188,3 +190,21 @@ def test_the_readme_makes_the_volumes_and_the_secret_that_jobs_ask_for() -> None
     names = ("r1-cpu", "r1-tasks", "r1-gpu")
     assert {render("kubernetes", name).namespace for name in names} == {"r1flow"}
     assert "kubectl create namespace r1flow\n" in readme
+
+
+def test_a_slurm_job_has_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", "/shared/r1flow")
+    assert render("slurm", "r1-gpu", time="", partition="h100", options=["--exclusive"]).options_of_sbatch() == [
+        "--job-name=calm-otter",
+        "--partition=h100",
+        "--nodes=1",
+        "--gres=gpu:1",
+        "--cpus-per-task=8",
+        "--output=/shared/r1flow/logs/slurm/%j.log",
+        "--open-mode=append",
+        "--chdir=/shared/r1flow",
+        "--signal=B:USR1@120",
+        "--requeue",
+        "--exclusive",
+    ]
+    assert not [option for option in render("slurm", "r1-cpu").options_of_sbatch() if option.startswith("--gres")]
