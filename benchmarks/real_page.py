@@ -1,0 +1,126 @@
+"""The page and the picture of benchmarks/real_learning.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from claims import Claim, Claims
+
+Record = Mapping[str, Any]
+CURVES = {
+    "reward_accuracy": "accuracy",
+    "reward_format": "format",
+    "zero_variance_share": "groups without variance",
+    "sampled_entropy": "entropy, nats a token",
+    "kl_completion": "KL to the reference, nats a completion",
+    "completion_tokens": "tokens of a completion",
+}
+"""Metrics of a training step that the page draws: name in MLflow -> title of the panel."""
+NAMES = ("base", "dev1", "dev2", "dev3", "r1")
+OTHER = "other"
+"""Test set of the recipe whose family no stage trains on."""
+TRIED = "## What was tried"
+_WINDOW = 5
+
+
+def tried(path: Path | None) -> str:
+    """The part of an existing page that people write, with its heading; the empty part where there is none."""
+    text = path.read_text() if path and path.is_file() else ""
+    _, heading, rest = text.partition(f"\n{TRIED}\n")
+    return f"{TRIED}\n{rest}".rstrip() if heading else f"{TRIED}\n\nNothing is written here yet."
+
+
+def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept: str) -> str:
+    """Markdown. `planned`: all seeds of the study. `kept`: what people wrote, from the heading TRIED on."""
+    done = [record["seed"] for record in records]
+    missing = [seed for seed in planned if seed not in done]
+    minutes = [sum(record["seconds"].values()) / 60 for record in records]
+    rule = claims.seeds
+    lines = [
+        "# A real model",
+        "",
+        "SmolLM2-135M-Instruct, from 4-bit weights, through the whole recipe [`real`](../../flows/recipes/real.toml):",
+        "cold start from its own correct completions, GRPO, rejection sampling, SFT from the base model, reward models",
+        "and alignment. `make real` writes this page and goes on where it was stopped. On",
+        f"{records[0]['machine']}; minutes of work a seed: {', '.join(f'{m:.0f}' for m in minutes)}.",
+        "",
+        f"Settings were chosen on seeds {', '.join(map(str, rule.tuned_on))}. The seeds of the page follow a rule that",
+        f"was written down first: the {rule.count} smallest integers from {rule.start} on whose SHA-256 begins with",
+        f"one of {rule.first_digits}. Problems are held out by the hash of what they ask. Intervals: 95%, bootstrap",
+        "over problems. The base model is asked with two solved examples before the problem, the others without.",
+        *(["", f"Not run yet: seeds {', '.join(map(str, missing))}."] if missing else []),
+        "",
+        "## Claims",
+        "",
+        f"| claim | bound | {' | '.join(f'seed {seed}' for seed in done)} |",
+        "|---" * (len(records) + 2) + "|",
+        *(_claim(claim, records) for claim in claims.claims),
+    ]
+    k = next(iter(records[0]["result"]["checkpoints"].values()))["k"]
+    families = [*next(iter(records[0]["families"].values()))]
+    for record in records:
+        table = record["result"]["checkpoints"]
+        shown = [name for name in NAMES if name in table]
+        lines += ["", f"## Seed {record['seed']}", ""]
+        lines += [
+            f"| checkpoint | pass@1 | pass@{k} | never trained on: pass@1 | pass@{k} | format | tokens |",
+            "|---" * 7 + "|",
+        ]
+        for name in shown:
+            of = table[name]
+            cells = [_interval(of, "pass@1"), _interval(of, "pass@k")]
+            cells += [_interval(of, f"{OTHER}/pass@1"), _interval(of, f"{OTHER}/pass@k")]
+            lines.append(f"| {name} | {' | '.join(cells)} | {100 * of['format']:.1f} | {of['mean_tokens']:.0f} |")
+        lines += ["", f"| pass@1 | {' | '.join(families)} |", "|---" * (len(families) + 1) + "|"]
+        for name in shown:
+            cells = [_interval(record["families"][name][family], "pass@1") for family in families]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "## Curves", "", f"Means of {_WINDOW} steps. Left: GRPO from Dev1 to Dev2. Right: alignment.", ""]
+    lines += ["![Curves of training](images/real.png)", "", kept, ""]
+    return "\n".join(lines)
+
+
+def _claim(claim: Claim, records: Sequence[Record]) -> str:
+    values = [claim.value(record["result"]) for record in records]
+    shown = [claim.shown(value) + ("" if claim.holds(value) else ", fails") for value in values]
+    return f"| {claim.says} | {claim.bound} | {' | '.join(shown)} |"
+
+
+def _interval(of: Mapping[str, Any], metric: str) -> str:
+    low, high = of[f"{metric}_ci95"]
+    return f"{100 * of[metric]:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of each value and the up to four before it."""
+    windows = [values[max(0, end - _WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """A panel for each metric and RL stage, with a line for each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    stages = ("reasoning_rl", "alignment_rl")
+    figure, panels = pyplot.subplots(len(CURVES), len(stages), figsize=(9, 2.1 * len(CURVES)), squeeze=False)
+    for row, (metric, title) in zip(panels, CURVES.items(), strict=True):
+        for panel, stage in zip(row, stages, strict=True):
+            for record in records:
+                curve = record["curves"][stage].get(metric, {})
+                steps = sorted(curve, key=int)
+                values = smoothed([curve[step] for step in steps])
+                panel.plot([int(step) for step in steps], values, label=f"seed {record['seed']}")
+            panel.set_title(title if stage == stages[0] else f"{title}, alignment", fontsize=9)
+            panel.grid(alpha=0.3)
+    panels[0][0].legend(fontsize=8)
+    for panel in panels[-1]:
+        panel.set_xlabel("step")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

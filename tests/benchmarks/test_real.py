@@ -1,0 +1,106 @@
+"""The claims, the page and the candidates of benchmarks/real_*.py, without a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.recipe.load import load_recipe
+from tasks.problems.sources import ReasoningGymSource
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    yield
+    ours = {"claims", "learning_cells", "machine", "real_families", "real_learning", "real_model", "real_page"}
+    for name in ours - before:
+        sys.modules.pop(name, None)
+
+
+def record(seed: int, dev2: float) -> dict[str, Any]:
+    def row(value: float) -> dict[str, Any]:
+        ends = [value - 0.05, value + 0.05]
+        kinds = {f"{of}{name}": value for of in ("", "other/") for name in ("pass@1", "pass@k")}
+        return kinds | {f"{name}_ci95": ends for name in kinds} | {"k": 8, "format": 1.0, "mean_tokens": 30.0}
+
+    values = {"base": 0.1, "dev1": 0.2, "dev2": dev2, "dev3": 0.4, "r1": 0.5}
+    families = {name: {"gcd": row(value)} for name, value in values.items()}
+    curve = {"reward_accuracy": {"1": 0.0, "2": 1.0, "10": 1.0}}
+    return {
+        "seed": seed,
+        "machine": "2 CPU cores",
+        "result": {"stages": [], "checkpoints": {name: row(value) for name, value in values.items()}},
+        "seconds": {"base": 60.0, "reasoning_rl": 1200.0},
+        "families": families,
+        "curves": {"reasoning_rl": curve, "alignment_rl": curve},
+    }
+
+
+def test_the_page_has_every_seed_and_names_what_fails_and_what_is_missing() -> None:
+    from claims import Claims
+    from real_learning import CLAIMS
+    from real_page import page
+
+    text = page(Claims.read(CLAIMS), [record(1007, 0.5), record(1011, 0.3)], [1007, 1011, 1012], "## What was tried")
+    # Dev2 over Dev1: 0.5 - 0.2 and 0.3 - 0.2, of which the second is below 15 points.
+    assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 30.0 | 10.0, fails |" in text
+    assert "Not run yet: seeds 1012." in text and "minutes of work a seed: 21, 21." in text
+    assert "| dev2 | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 100.0 | 30 |" in text
+    assert "| pass@1 | gcd |" in text
+
+
+def test_what_people_wrote_is_kept(tmp_path: Path) -> None:
+    from claims import Claims
+    from real_learning import CLAIMS
+    from real_page import TRIED, page, tried
+
+    path = tmp_path / "real.md"
+    assert tried(path) == f"{TRIED}\n\nNothing is written here yet."
+    own = f"{TRIED}\n\nA rate of 1e-5 was too small.\n\n## Notes\n\nMore."
+    path.write_text(page(Claims.read(CLAIMS), [record(1007, 0.5)], [1007], own))
+    assert tried(path) == own
+
+
+def test_curves_are_drawn_over_steps_in_order(tmp_path: Path) -> None:
+    from real_page import draw, smoothed
+
+    assert smoothed([0.0, 1.0, 1.0, 1.0, 1.0, 2.0]) == [0.0, 0.5, 2 / 3, 0.75, 0.8, 1.2]
+    draw([record(1007, 0.5)], tmp_path / "images" / "real.png")
+    assert (tmp_path / "images" / "real.png").stat().st_size > 10_000
+
+
+def test_the_seeds_of_the_page_were_not_tuned_on() -> None:
+    from claims import Claims
+    from real_learning import CLAIMS
+
+    rule = Claims.read(CLAIMS).seeds
+    assert rule.seeds() == [1007, 1011, 1012]
+    assert not set(rule.seeds()) & set(rule.tuned_on)
+
+
+def test_no_stage_trains_on_the_other_family() -> None:
+    from real_page import OTHER
+
+    recipe = load_recipe("real")
+    trained = {source.family for source in recipe.problems.sources if isinstance(source, ReasoningGymSource)}
+    (other,) = recipe.evaluate.sets
+    assert other.name == OTHER and isinstance(other.source, ReasoningGymSource)
+    assert trained and other.source.family not in trained
+
+
+def test_every_candidate_makes_problems() -> None:
+    from real_families import CANDIDATES, candidate
+
+    from tasks.evaluation.sets.run import read_sets
+
+    for name in CANDIDATES:
+        problems = read_sets([candidate(name, 4)], seed=0)[candidate(name, 4).name]
+        assert len(problems) == 4 and all(problem.verifier == "reasoning_gym" for problem in problems), name
