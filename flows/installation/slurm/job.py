@@ -28,7 +28,7 @@ SCRIPT = """\
 # One flow run of Prefect, written by r1flow. SIGUSR1 comes {stop_before_end_s} s before the time limit: the flow stops
 # with a checkpoint, waits for its next start, and Slurm queues the job again. SIGTERM stops it in the same way.
 {setup}
-stopped=
+{machines}stopped=
 trap 'stopped=time; kill -TERM "$flow" 2>/dev/null' USR1
 trap 'kill -TERM "$flow" 2>/dev/null' TERM
 {command} &
@@ -44,6 +44,13 @@ if [ "$stopped" = time ]; then
   exit {not_requeued}
 fi
 exit "$code"
+"""
+
+OTHER_MACHINES = """\
+# This machine is the first. The others take part in the trainers that the flow starts here.
+export PET_RDZV_ENDPOINT="$(hostname):$((20000 + SLURM_JOB_ID % 10000))" PET_NODE_RANK=0
+srun --nodes={others} --ntasks={others} --relative=1 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
+  --kill-on-bad-exit=0 bash -c 'export PET_NODE_RANK=$((SLURM_PROCID + 1)); exec "$@"' bash {node} &
 """
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
@@ -79,7 +86,7 @@ class SlurmJobConfiguration(BaseJobConfiguration):
         has_command = self.command is not None
         super().prepare_for_flow_run(flow_run, *arguments, **keywords)
         if not has_command:
-            self.command = shlex.join([self.python or sys.executable, "-m", "prefect", "flow-run", "execute"])
+            self.command = shlex.join([self._python(), "-m", "prefect", "flow-run", "execute"])
         # The run waits for its next job, instead of being Crashed.
         self.env = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule", **self.env}
 
@@ -89,7 +96,9 @@ class SlurmJobConfiguration(BaseJobConfiguration):
         Values go no other way, so that no secret is in the script, which Slurm keeps and shows, and nothing has to be
         quoted.
         """
-        return {**os.environ, **{name: value for name, value in self.env.items() if value is not None}}
+        # A worker that is itself in an allocation has variables that describe that one.
+        own = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or name[:6] != "SLURM_"}
+        return {**own, **{name: value for name, value in self.env.items() if value is not None}}
 
     def log(self) -> Path:
         """Path of the job's output, with %j for the job's id."""
@@ -134,11 +143,18 @@ class SlurmJobConfiguration(BaseJobConfiguration):
             raise InputError(f"{bad[0].split('=')[0]}: a value must be one line")
         return options
 
+    def _python(self) -> str:
+        return self.python or sys.executable
+
     def script(self) -> str:
         """The batch script. It contains no value from outside, except `setup` and the command, which are shell code."""
+        node, machines, command = f"{shlex.quote(self._python())} -m flows.installation.slurm.node", "", self.command
+        if self.nodes > 1:
+            machines, command = OTHER_MACHINES.format(others=self.nodes - 1, node=node), f"{node} {command}"
         return SCRIPT.format(
             setup=self.setup.rstrip(),
-            command=self.command,
+            machines=machines,
+            command=command,
             stop_before_end_s=self.stop_before_end_s,
             max_requeues=self.max_requeues,
             gave_up=GAVE_UP,

@@ -8,6 +8,7 @@ id of the flow run) and in Prefect (the job's id): a worker that is started agai
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -95,7 +96,8 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         job = await self._queue.job(int(infrastructure_pid), fresh=True)
         if job.is_ended:
             raise InfrastructureNotFound(f"Slurm job {job.id} has ended ({job.state})")
-        await self._queue.cancel(job.id)
+        with suppress(InputError):  # it ended meanwhile
+            await self._queue.cancel(job.id)
         deadline = time.monotonic() + grace_seconds + 60
         while not (await self._queue.job(job.id)).is_ended and time.monotonic() < deadline:
             await anyio.sleep(1)
@@ -106,7 +108,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
             try:
                 await self._sweep()
                 self._swept = time.monotonic()
-            except SlurmUnavailable as error:
+            except (SlurmUnavailable, InputError) as error:
                 self._tell(str(error))
         return await super().get_and_submit_flow_runs()
 
@@ -117,7 +119,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
             return scheduled
         try:
             busy = {job.run_id for job in await self._queue.jobs(fresh=True) if not job.is_ended}
-        except SlurmUnavailable as error:
+        except (SlurmUnavailable, InputError) as error:
             self._tell(str(error))
             return []
         return [entry for entry in scheduled if entry.flow_run.id not in busy | self._followed]
@@ -236,14 +238,20 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
     def _take_up(self, run: FlowRun, job_id: int) -> None:
         async def follow() -> None:
             try:
-                if not run.infrastructure_pid:
+                if run.infrastructure_pid != str(job_id):
                     await self.client.update_flow_run(flow_run_id=run.id, infrastructure_pid=str(job_id))
                 await self._follow(run, job_id, await self._log_of(run))
+            except Exception:  # here it would end the worker; the next sweep takes the job up again
+                self.get_flow_run_logger(run).exception("lost sight of Slurm job %s", job_id)
             finally:
                 self._followed.discard(run.id)
+                self._release_limit_slot(run.id)
 
         assert self._runs_task_group is not None
         self._followed.add(run.id)
+        if self._limiter is not None:
+            with suppress(anyio.WouldBlock):  # its job runs already, whatever the limit is today
+                self._limiter.acquire_on_behalf_of_nowait(run.id)
         self.get_flow_run_logger(run).info("worker %s follows Slurm job %s", self.name, job_id)
         self._runs_task_group.start_soon(follow)
 

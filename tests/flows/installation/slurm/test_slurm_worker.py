@@ -99,6 +99,16 @@ def test_a_wrong_setting_is_one_line(values: dict[str, Any], line: str) -> None:
     assert str(refused.value) == line
 
 
+def test_an_allocation_of_the_worker_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CONF", "SLURM_MEM_PER_NODE", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "1")
+    environment = configuration().environment()
+    assert [name for name in sorted(environment) if name.startswith(("SLURM", "SBATCH"))] == [
+        "SBATCH_ACCOUNT",
+        "SLURM_CONF",
+    ]
+
+
 def test_no_value_of_a_user_is_in_the_script() -> None:
     made = configuration(
         env={"HF_TOKEN": "hf_secret$(id)"}, partition="$(id)", memory="`id`", name="a'b$(id)", python="/opt/my python"
@@ -147,6 +157,28 @@ def test_the_script_leaves_the_requeue_to_the_worker(tmp_path: Path) -> None:
 
 def test_the_script_passes_a_sigterm_on(tmp_path: Path) -> None:
     assert run_script(tmp_path, signal.SIGTERM) == (0, "")
+
+
+def test_several_machines_take_part_in_one_flow_run(tmp_path: Path) -> None:
+    """srun starts one process on each of the others, with its number; the flow runs here with number 0."""
+    programs = {"srun": 'shift 5; SLURM_PROCID=1 exec "$@"', "python": 'echo "$PET_NODE_RANK $*" >> asked'}
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    made = configuration(nodes=3, python=str(tmp_path / "python"))
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "10007"}
+    done = subprocess.run(["bash", "-c", f"{made.script()}"], cwd=tmp_path, env={**os.environ, **own}, text=True)
+    assert done.returncode == 0
+    deadline = time.monotonic() + 60
+    while len(lines := (tmp_path / "asked").read_text().splitlines()) < 2:  # the other machine may be later
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert sorted(lines) == [
+        f"0 -m flows.installation.slurm.node {tmp_path / 'python'} -m prefect flow-run execute",
+        "2 -m flows.installation.slurm.node",
+    ]
+    assert "srun --nodes=2 --ntasks=2 --relative=1 " in made.script()
+    assert "srun" not in configuration().script()
 
 
 def test_the_script_has_the_exit_code_of_its_flow() -> None:
