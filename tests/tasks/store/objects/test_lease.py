@@ -185,4 +185,7 @@ def test_an_answer_that_was_lost_counts_as_success(shared: Shared) -> None:
     assert bucket.put_if("x", b"other", None) is None and bucket.put_if("x", b"other", '"0"') is None
     assert bucket.put_if("x", b"other", first) is not None and bucket.get("x").body == b"other"
     assert bucket.put_if("missing", b"other", first) is None
-    assert Lease(bucket, "k", shared.folder / "a").take(wait=False)
+    taken = Lease(bucket, "k", shared.folder / "a")
+    assert taken.take(wait=False)
+    taken.release(attempted=False)
+    assert bucket.get("locks/k").body == b""
