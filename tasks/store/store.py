@@ -39,14 +39,20 @@ class Store:
     def __init__(self, root: Path):
         self.root = root
 
-    def find(self, key: str, *, compare: bool = True) -> Manifest | None:
+    def find(self, key: str, *, stage: str | None = None, compare: bool = True) -> Manifest | None:
         """The newest complete attempt at `key`. Skips, with a warning, attempts with missing files, wrong sizes or
-        edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`."""
+        edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`.
+
+        `stage`: the stage of the key. If nothing has the key, an artifact of this stage is taken that an earlier
+        version made from the same configuration and inputs, under a key of its own; see `Manifest.key_today`."""
         folders = [path for path in self.root.glob(f"artifacts/*/{key}/*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             if manifest := read_manifest(folder):
                 return self.check(manifest) if compare else manifest
-        return None
+        earlier = [m for m in self.list(stage) if m.key_today == key != m.key] if stage else []
+        if not earlier:
+            return None
+        return self.check(earlier[-1]) if compare else earlier[-1]
 
     def resolve(self, ref: str) -> Manifest:
         """The artifact named by a key or digest (at least its first 6 characters) or by `latest:<stage>`. Does not
