@@ -26,6 +26,7 @@ from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import be_killed_first, write_whole_lines
+from grpo.processes.notices import warnings_as_notices
 from grpo.processes.peak_memory import MemoryUsed
 from grpo.secret_values import secret_in
 
@@ -134,7 +135,8 @@ def run(job: JobBase) -> int:
         module, function = RUNNERS[job.kind].split(":")  # type: ignore[attr-defined]
         runner = getattr(importlib.import_module(module), function)
         used = MemoryUsed()
-        runner(job)
+        with warnings_as_notices():
+            runner(job)
         used.write(job.result.parent)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,6 +13,9 @@ from grpo.errors import InputError
 from tasks.store.diff import Ingredients, differences
 from tasks.store.manifest import Manifest
 
+NOTHING = "nothing that changes the result differs"
+"""Said of two keys of which at least one is an earlier version's, which hashed more settings."""
+
 
 def why(old: Manifest, new: Manifest, known: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """The differences between two artifacts, as plain values. A difference in an input has its own differences under
@@ -45,6 +48,8 @@ def _why(
             entry["why"] = _why(makers[0], makers[1], known, seen)
             if makers[0].key == makers[1].key:
                 entry["said"] += f": attempt {makers[1].attempt} at the same key made other bytes"
+            elif not entry["why"]:
+                entry["said"] += f": {NOTHING}"
         reasons.append(entry)
     return reasons
 
@@ -65,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"old": old.key, "new": new.key, "differences": reasons}))
         return 0
     print(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")
-    if not reasons:
+    if not reasons and old.key != new.key:
+        print(f"  {NOTHING}")
+    elif not reasons:
         print("  nothing differs" + ("" if old.digest == new.digest else f": attempt {new.attempt} made other bytes"))
     _show(reasons, 1)
     return 0

@@ -18,6 +18,7 @@ from flows.prefect_server import HOST, is_open, private_database
 from grpo.errors import InputError
 from tasks.store.whole_file import write_whole
 from tasks.tracking.connection import default_uri
+from tasks.tracking.moved_database import follow_move
 
 START_S = 600.0
 """Timeout in seconds for starting a server on a busy machine. A server that fails ends sooner."""
@@ -39,10 +40,12 @@ class Databases:
 
 def sqlite(home: Path) -> Databases:
     """Databases as files in the home folder. MLflow's is created here, because a server that is killed while creating
-    it would leave it incomplete."""
+    it would leave it incomplete. If the home was moved, the paths in it are updated: the server would not do that."""
     uri = default_uri(home)
     path = uri.removeprefix("sqlite:///")
-    if not Path(path).exists():
+    if Path(path).exists():
+        follow_move(Path(path))
+    else:
         subprocess.run([*PYTHON, "tasks.tracking.database", path], check=True)
     return Databases(None, uri)
 

@@ -64,7 +64,7 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
         StageFailed: it failed, was cancelled, or crashed `TRIES` times; the message is the stage's own.
     """
     resolved, key = find_key(step.stage, config, inputs, seed)
-    if not where.force and store().find(key) is not None:
+    if not where.force and store().find(key, stage=step.name) is not None:
         return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is unavailable: after a long outage, it would sleep for as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
@@ -73,7 +73,8 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
 
 def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
     """Runs a stage in this process and returns its flow's result."""
-    reused = not where.force and store().find(find_key(step.stage, config, inputs, seed)[1]) is not None
+    _, key = find_key(step.stage, config, inputs, seed)
+    reused = not where.force and store().find(key, stage=step.name) is not None
     result: dict[str, Any]
     if reused and not keeps_runs():  # nobody would see its flow run
         made: Any = without_flow(step.flow)(config, inputs=inputs, seed=seed, where=where).data

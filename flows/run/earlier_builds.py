@@ -100,7 +100,7 @@ class EarlierBuilds:
         except InputError:
             return None
         today = {**hashed_config(step.stage, section, 0), "seed": None}
-        build = Build(manifest, work, {**manifest.config, "seed": None} == today)
+        build = Build(manifest, work, {**manifest.config_today, "seed": None} == today)
         near = 1 / FARTHEST < build.ratio(now) < FARTHEST
         return build if near and work.devices == now.devices else None
 

@@ -79,7 +79,7 @@ def existing(stage: str, graph: Sequence[Step], recipe: Recipe) -> Manifest | No
             inputs = {input_name: find(maker) for input_name, maker in step.inputs.items()}
             refs = {input_name: manifest.ref for input_name, manifest in inputs.items() if manifest}
             complete = len(refs) == len(inputs)
-            manifests[name] = store().find(_key(step, recipe, refs)) if complete else None
+            manifests[name] = store().find(_key(step, recipe, refs), stage=name) if complete else None
         return manifests[name]
 
     return find(stage)
@@ -132,10 +132,10 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
         refs = {name: resolve(reference).ref for name, reference in references.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
         forced = step.name in selection.force
-        manifest = None if forced else store().find(key)
+        manifest = None if forced else store().find(key, stage=step.name)
         if manifest is not None:
-            reused[step.name] = key
-            planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}", key, took))
+            reused[step.name] = manifest.key
+            planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}", manifest.key, took))
         else:
             why = "forced" if forced else difference(newest, step, config, recipe.seed, refs)
             running.add(step.name)

@@ -44,14 +44,14 @@ def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: 
             f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "
             "the same version of r1flow and the same files"
         )
-    existing = None if where.force else store().find(key)
+    existing = None if where.force else store().find(key, stage=stage.name)
     record = tracking()
     progress = Progress.current()
     if existing is None:
         uses = [item.ref.digest for item in resolved.values()]
         with store().attempt(stage.name, key, force=where.force, uses=uses) as attempt:
             # Another process may have published it while this one waited for the lock.
-            existing = None if where.force else store().find(key)
+            existing = None if where.force else store().find(key, stage=stage.name)
             if existing is None:
                 manifest = _build(stage, config, seed, resolved, attempt, where, record, progress)
                 _make_current(record, manifest, resolved, seed, where)

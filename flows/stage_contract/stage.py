@@ -27,7 +27,7 @@ from flows.stage_contract.references import Input, named_files, resolve
 from flows.stage_contract.run_page import RunPage
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
-from tasks.store.manifest import InputRef, Manifest, artifact_key
+from tasks.store.manifest import ONCE_HASHED, InputRef, Manifest, artifact_key
 from tasks.store.whole_file import write_whole
 from tasks.tracking.client import Tracking
 from tasks.tracking.results import CompletionsTable
@@ -41,8 +41,14 @@ NOT_HASHED = {
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
     *("urls", "urls_file", "copy_after"),
     *("backoff_s", "away_max_s", "ray", "budget_requests", "budget_tokens"),
+    *ONCE_HASHED,
 }
-"""Names of settings that affect where and how fast a stage runs, but not its output."""
+"""Names of settings that affect where and how fast a stage runs or what it logs, but not its output.
+
+One exception is accepted: training that a health check rolls back continues from its last checkpoint, so there
+`save_every` decides which completions are sampled again. Settings that only bound memory (`micro_batch_tokens`,
+`batch_size`, `gradient_checkpointing`) stay in the key, because they change the order of sums, and so do the sizes of
+shards, which are files of the artifact."""
 
 
 ALONE = "single-stages"

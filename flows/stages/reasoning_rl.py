@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from tasks.judges.prompt_digests import VERIFYING_DIGESTS
 from tasks.preferences.files import PreferenceFile, load_preferences
 from tasks.preferences.rows import drop_duplicates, write_preferences
 from tasks.trainer.user_code import code_digests, is_folder
-
-logger = logging.getLogger(__name__)
 
 
 def build(context: Context) -> Outcome:
@@ -50,8 +47,6 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
         problems=[context.path("problems") / TRAIN],
         **job,
     )
-    for finding in result["findings"]:
-        logger.warning("%s: %s", finding["name"], finding["message"])
     return checkpoint_outcome(result, model, tables={"health": result["findings"]})
 
 

@@ -23,7 +23,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Everything that a key is computed from, except the stage's name."""
+    """Everything that a key is computed from in this version, except the stage's name."""
 
     version: int
     config: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Ingredients:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Ingredients:
-        return cls(manifest.stage_version, manifest.config, manifest.inputs)
+        return cls(manifest.stage_version, manifest.config_today, manifest.inputs)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _NEWER = {"machine", "peak_memory", "origin", "checksum"}
 """Fields that earlier versions did not write; omitted if None."""
+ONCE_HASHED = frozenset({"save_every", "samples_every"})
+"""Settings that are no part of a key any more, because they do not change the result. Earlier versions hashed them:
+their artifacts have them in `config`, and are found under both keys (`Manifest.key_today`)."""
 
 
 class FileEntry(TypedDict):
@@ -177,9 +180,29 @@ class Manifest:
         return dataclasses.replace(self, checksum=hashlib.sha256(canonical_json(values).encode()).hexdigest())
 
     @property
+    def config_today(self) -> dict[str, Any]:
+        """`config` without the settings that only earlier versions hashed."""
+        config: dict[str, Any] = _without_once_hashed(self.config)
+        return config
+
+    @property
+    def key_today(self) -> str:
+        """The key that the same work has in this version; differs from `key` only for artifacts of earlier versions."""
+        if (config := self.config_today) == self.config:
+            return self.key
+        digests = {name: ref.digest for name, ref in self.inputs.items()}
+        return artifact_key(self.stage, self.stage_version, config, digests)
+
+    @property
     def ref(self) -> InputRef:
         """This artifact as the input of a later stage."""
         return InputRef(self.digest, stage=self.stage, key=self.key)
+
+
+def _without_once_hashed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_once_hashed(v) for k, v in value.items() if k not in ONCE_HASHED}
+    return [_without_once_hashed(v) for v in value] if isinstance(value, list) else value
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -40,11 +40,17 @@ class Store:
         self.root = root
         self.backend: Backend = LocalFolder(root) if backend is None else backend
 
-    def find(self, key: str, *, compare: bool = True) -> Manifest | None:
+    def find(self, key: str, *, stage: str | None = None, compare: bool = True) -> Manifest | None:
         """The newest complete attempt at `key`. Skips, with a warning, attempts with missing files, wrong sizes or
         edited manifests. Raises InputError if the contents of a file changed, unless `compare` is off; see `check`.
-        Files in an object store are compared when they are fetched."""
+        Files in an object store are compared when they are fetched.
+
+        `stage`: the stage of the key. If nothing has the key, an artifact of this stage is taken that an earlier
+        version made from the same configuration and inputs, under a key of its own; see `Manifest.key_today`."""
         manifest = self.backend.newest(key)
+        if manifest is None and stage:
+            earlier = [made for made in self.list(stage) if made.key_today == key != made.key]
+            manifest = earlier[-1] if earlier else None
         return self.check_here(manifest) if manifest is not None and compare else manifest
 
     def resolve(self, ref: str) -> Manifest:

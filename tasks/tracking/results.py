@@ -1,7 +1,8 @@
 """Logs the final numbers of a stage to MLflow.
 
 MLflow draws a metric as a bar if it has only step 0, and any other single value as a dot on axes. Metrics without a
-slash in their names are shown together, below all groups that are formed by slashes.
+slash in their names are shown together, below all groups that are formed by slashes; charts of a group are sorted by
+name, curves and bars alike.
 """
 
 from __future__ import annotations

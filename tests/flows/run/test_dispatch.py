@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from flows.stage_graphs import R1
 from tests.support.installation import Installation, needs_postgres, postgres_installation
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,15 @@ def test_every_stage_ran_on_its_pool(r1flow: Installation, recipe: dict[str, Any
     assert len(list(r1flow.home.glob("artifacts/*/*/*/manifest.json"))) == len(STAGES)
     assert not list(r1flow.home.glob("work/*"))
     r1flow.assert_nothing_runs_without_a_process()
+
+
+def test_the_graph_of_the_recipe_follows_the_data(r1flow: Installation, recipe: dict[str, Any]) -> None:
+    graph = r1flow.ask("GET", f"/flow_runs/{recipe['id']}/graph-v2")
+    nodes = {node["id"]: node for _, node in graph["nodes"]}
+    runs = {stage: r1flow.stage(stage)[0]["id"] for stage in STAGES}
+    for step in R1:
+        parents = {parent["id"] for parent in nodes[runs[step.name]]["parents"]}
+        assert parents == {runs[maker] for maker in step.inputs.values()}, step.name
 
 
 def test_mlflow_has_a_run_for_every_stage_below_the_recipes(r1flow: Installation, recipe: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,12 @@ from typing import Any
 import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import State
+from prefect.states import Completed, State
 
+from flows.home import LOGGERS
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
-from flows.run.dispatch import run_here
+from flows.run.dispatch import _Dispatch, dispatch, run_here
 from flows.run.graph_edges import link_result
 from flows.stage_contract import gpu_slots
 from flows.stage_contract.runner import run_stage
@@ -22,7 +26,7 @@ from flows.stage_contract.stage_flow import stage_flow
 from grpo.config.common import Hardware
 from grpo.errors import InputError
 from tests.support.prefect_server import DEADLINE_S, Server, start_run
-from tests.support.r1 import R1
+from tests.support.r1 import R1, ROOT
 
 pytestmark = pytest.mark.system
 
@@ -89,12 +93,22 @@ def build(context: Context) -> Outcome:
     return Outcome()
 
 
+FIRST = Step(Stage("made", 1, (), build), made)
+SECOND = Step(Stage("read", 1, ("made",), build), read)
+
+
 @flow
-def recipe() -> None:
-    first = Step(Stage("made", 1, (), build), made)
-    key = link_result(run_here(first, Report(), {}, 0, RunContext()))
-    second = Step(Stage("read", 1, ("made",), build), read)
-    link_result(run_here(second, Report(), {"made": key}, 0, RunContext()))
+def recipe(dispatched: bool = False) -> None:
+    run_step = dispatch if dispatched else run_here
+    key = link_result(run_step(FIRST, Report(), {}, 0, RunContext()))
+    link_result(run_step(SECOND, Report(), {"made": key}, 0, RunContext()))
+
+
+def assert_read_follows_made(server: Server, recipe_run: Any) -> None:
+    graph = server.ask("GET", f"/flow_runs/{recipe_run}/graph-v2")
+    nodes = {node["label"].split(" / ")[0]: node for _, node in graph["nodes"]}
+    assert {parent["id"] for parent in nodes["read"]["parents"]} == {nodes["made"]["id"]}
+    assert nodes["made"]["parents"] == []
 
 
 def test_the_graph_of_a_recipe_has_stages_in_the_order_of_their_data(
@@ -104,11 +118,30 @@ def test_the_graph_of_a_recipe_has_stages_in_the_order_of_their_data(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with temporary_settings({PREFECT_API_URL: server.url}):
         for _ in ("made", "reused"):
-            id = recipe(return_state=True).state_details.flow_run_id
-            graph = server.ask("GET", f"/flow_runs/{id}/graph-v2")
-            nodes = {node["label"].split(" / ")[0]: node for _, node in graph["nodes"]}
-            assert {parent["id"] for parent in nodes["read"]["parents"]} == {nodes["made"]["id"]}
-            assert nodes["made"]["parents"] == []
+            assert_read_follows_made(server, recipe(return_state=True).state_details.flow_run_id)
+
+
+def test_the_graph_of_dispatched_stages_too(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every form starts them: each stage is a flow run of its deployment. This process stands in for the worker."""
+
+    def work(self: _Dispatch, run: Any) -> None:
+        step = {"made": FIRST, "read": SECOND}[self.job.stage]
+        parameters = self.job.parameters
+        run_stage(step.stage, Report(), parameters["inputs"], 0, RunContext(**parameters["where"]))
+        self.client.set_flow_run_state(run.id, Completed(), force=True)
+
+    monkeypatch.setattr(_Dispatch, "_wait", work)
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("made", "read"):
+        server.ask("POST", "/deployments/", name=name, flow_id=server.ask("POST", "/flows/", name=name)["id"])
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        state = recipe(dispatched=True, return_state=True)
+        assert state.is_completed(), state.message
+        id = state.state_details.flow_run_id
+        assert_read_follows_made(server, id)
+        runs = server.ask("POST", "/flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [str(id)]}})
+        assert sorted(run["name"].split()[0] for run in runs if run["deployment_id"]) == ["made", "read"]
 
 
 def logs(server: Server, run: dict[str, Any]) -> list[str]:
@@ -125,3 +158,49 @@ def test_the_logs_of_a_stage_have_its_progress_and_result(server: Server, runs: 
 def test_the_logs_of_a_recipe_have_its_stages(server: Server, runs: dict[str, dict[str, Any]]) -> None:
     lines = logs(server, runs["train-r1"])
     assert lines[0] == "stage 1 of 1: problems" and lines[1].startswith("problems: made in ")
+
+
+TRAINER = """
+import logging, sys
+from pathlib import Path
+from grpo import train
+from grpo.processes.metrics_log import write_result
+
+def warn(job):
+    logging.getLogger("grpo.rl.trainer").warning("kl_blow_up: step %d: KL is large", 3)
+    write_result(job.result, 0, 0)
+
+if __name__ == "__main__":
+    sys.modules["warner"] = sys.modules["__main__"]
+    train.RUNNERS["copy_model"] = "warner:warn"
+    sys.exit(train.main(sys.argv[1:]))
+"""
+FLOW = """
+import sys
+from pathlib import Path
+from prefect import flow
+from tasks.trainer import launch
+
+work = Path(sys.argv[1])
+launch.command = lambda job, *_: [sys.executable, str(work / "trainer.py"), str(job)]
+
+@flow
+def warned():
+    places = {name: str(work / name) for name in ("out", "state", "result.json", "metrics.jsonl", "model")}
+    job = {"kind": "copy_model", "out": places["out"], "state": places["state"], "metrics": places["metrics.jsonl"]}
+    launch.launch({**job, "result": places["result.json"], "model": places["model"]}, work, on_metrics=print)
+
+warned()
+"""
+
+
+def test_the_logs_of_a_flow_run_have_the_warnings_of_its_trainer(server: Server, tmp_path: Path) -> None:
+    for name, text in (("trainer.py", TRAINER), ("run.py", FLOW)):
+        (tmp_path / name).write_text(text)
+    settings = {"PREFECT_API_URL": server.url, "PREFECT_LOGGING_EXTRA_LOGGERS": LOGGERS, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr[-2000:]
+    flows = {flow["id"]: flow["name"] for flow in server.ask("POST", "/flows/filter")}
+    (run,) = [run for run in server.ask("POST", "/flow_runs/filter") if flows[run["flow_id"]] == "warned"]
+    assert logs(server, run).count("kl_blow_up: step 3: KL is large") == 1
