@@ -182,17 +182,16 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[*FAULTS])
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.faults:
             for how in ("fleet", "fixed parts") if name in COMPARED else ("fleet",):
                 found = run(Path(folder) / f"{name} {how}", args.samples, FAULTS[name], how != "fleet")
                 rows.append({"faults": name, "how": how, **found})
                 print(json.dumps(rows[-1]), flush=True)
-    text = page(rows, args.samples)
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+                if args.write:  # after each run, because all of them take a quarter of an hour
+                    args.write.write_text(page(rows, args.samples))
+    print(page(rows, args.samples))
     return int(any(row["lost"] or row["double"] or row["wrong"] for row in rows))
 
 
