@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from extras import stop
 from gaming_cases import Case, cases
 from machine import machine
 
@@ -75,6 +76,9 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    for folder in options.judge:
+        if not (folder / "config.json").is_file():
+            stop(f"--judge {folder}: no model folder; benchmarks/real_model.py makes one, or give a chat model's")
     asked = cases()
     columns = {"rules": by_rule(asked), **{f"judge {path.name}": by_judge(path)(asked) for path in options.judge}}
     attacks = sum(not case.honest for case in asked)

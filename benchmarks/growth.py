@@ -27,6 +27,7 @@ from pathlib import Path
 from growth_models import Models
 from growth_page import MAX_GROWTH, doublings, draw, markdown
 from growth_points import AXES, Demonstrations, Point, Record
+from inputs import need_model
 from machine import machine
 from measure import run
 
@@ -81,6 +82,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    points = [point for name in args.axis or AXES for of in AXES[name].series.values() for point in of.values()]
+    if any(point.model == "135M" for point in points):
+        need_model(args.build)
     began = time.monotonic()
     results: dict[str, dict[str, dict[float, Record]]] = {}
     args.build.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from extras import need
 from grpo_case import Case
 from grpo_step import rl_settings
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
-from trl import GRPOTrainer
 from trl_step import make_trl_trainer
 
 from grpo.config.rl import RL
@@ -92,6 +92,8 @@ def right_padded(rows: list[Tensor], pad: float = 0) -> Tensor:
 
 def of_trl(case: Case, rollouts: Rollouts) -> tuple[float, Gradients]:
     """TRL's loss through its own forward pass, micro-batch by micro-batch as its training loop goes."""
+    from trl import GRPOTrainer
+
     trainer = make_trl_trainer(case, GRPOTrainer)
     parts = torch.arange(case.rows).split(case.trl_rows)
     trainer.current_gradient_accumulation_steps = len(parts)  # the training loop sets it before each step
@@ -167,5 +169,6 @@ def agreement(case: Case) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    need("trl")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(json.dumps(agreement(Case(**json.loads(Path(sys.argv[1]).read_text())))))

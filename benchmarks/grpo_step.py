@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from extras import need
 from grpo_case import ADAM_BETA2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Case, report, step_record
 from machine import peak_flops_per_s
 from trl_step import trl
@@ -159,4 +160,6 @@ SIDES = {"trl": trl, "ours": ours}
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     side, case_file = sys.argv[1:]
+    if side == "trl":
+        need("trl")
     print(json.dumps(SIDES[side](Case(**json.loads(Path(case_file).read_text())))))

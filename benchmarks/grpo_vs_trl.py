@@ -22,10 +22,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from extras import need
 from grpo_case import Case
 from grpo_vs_trl_page import markdown, parts_of
 from grpo_vs_trl_settings import SETTINGS, WARM_UP, Run
-from inputs import without_end
+from inputs import need_model, without_end
 from machine import machine
 from measure import run
 
@@ -175,6 +176,9 @@ def main() -> int:
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     names = [] if args.agreement == "only" else args.setting or list(SETTINGS)
+    need("trl")
+    if args.agreement != "no" or set(names) != {"demo"}:
+        need_model(args.build)
     args.build.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="grpo_vs_trl-", dir=args.build.resolve()) as work:
         args.work = Path(work)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from extras import need_smollm2
 from real_model import fetch_model, write_problems
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -22,6 +23,11 @@ from grpo.training.pretrain import train_tokenizer
 
 NEVER = "<|never|>"
 DEMO = Path(__file__).parent.parent / "flows" / "recipes" / "tiny.toml"
+
+
+def need_model(build: Path) -> None:
+    """Stops the benchmark if `smollm2` could not make its model."""
+    need_smollm2(build / "real_model")
 
 
 def smollm2(build: Path) -> Path:

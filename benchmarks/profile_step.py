@@ -162,8 +162,11 @@ def main() -> int:
         parts = profile_step(args.one, args.build, args.work)
         print(json.dumps({part: {"wall": p.wall, "kinds": p.kinds} for part, p in parts.items()}))
         return 0
+    from inputs import need_model
     from measure import run
 
+    if set(args.setting or ["small"]) != {"demo"}:
+        need_model(args.build)
     paths = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])}
     found = {}
     with tempfile.TemporaryDirectory() as work:

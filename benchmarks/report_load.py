@@ -53,12 +53,15 @@ def write_report(home: Path, run: str, page: Path) -> float:
 
 def draw(page: Path) -> float | None:
     """Seconds until Chromium has loaded the page, without its own start. None where there is no browser."""
+    chromium_program = shutil.which("chromium")
+    if chromium_program is None:
+        return None
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         return None
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        chromium = playwright.chromium.launch(executable_path=chromium_program)
         tab = chromium.new_page()
         began = time.perf_counter()
         tab.goto(page.as_uri(), wait_until="load")

@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inputs import long_prompts, smollm2, without_end
+from extras import stop
+from inputs import long_prompts, need_model, smollm2, without_end
 from machine import machine
 from measure import run
 from rollout_engines import Case
@@ -143,6 +144,9 @@ def main() -> int:
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     names = args.engine or [name for name in LABELS if name != "vllm" or args.vllm.is_file()]
+    if "vllm" in names and not args.vllm.is_file():
+        stop(f"--engine vllm: no Python at {args.vllm}; `make vllm` installs it, or give --vllm")
+    need_model(args.build)
     args.build.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[Run]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="rollouts-", dir=args.build.resolve()) as work:

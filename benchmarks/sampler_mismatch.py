@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from inputs import questions, smollm2
+from inputs import need_model, questions, smollm2
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--operations", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--head", choices=("float32", "narrow"), default="float32")
     args = parser.parse_args()
+    need_model(args.build)
     if args.operations == "cuda":
         step_rows.partial_attention = attention_in_float32
     if args.head == "narrow":

@@ -13,6 +13,7 @@ from flows.cli import (
     artifacts,
     chat,
     compare,
+    completion,
     data,
     deploy,
     env,
@@ -35,7 +36,7 @@ from flows.home import home, prepare_environment
 from grpo.errors import InputError
 
 MODULES = [recipes, run, plan, runs, artifacts, why, data, compare, report, eval, chat, serve]
-MODULES += [promote, export, verify, prune, ui, deploy, up, env]
+MODULES += [promote, export, verify, prune, ui, deploy, up, env, completion]
 """In the order of `r1 --help`. Each module adds its subcommands."""
 
 COMMANDS = {
@@ -62,6 +63,7 @@ COMMANDS = {
     "up": up.run,
     "down": up.down,
     "env": env.run,
+    "completion": completion.run,
 }
 
 _OF_THE_DISK = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
@@ -94,7 +96,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code: 0 done, 1 failed, 2 bad input."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    args = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+    top = parser()
+    completion.complete(top)
+    args = top.parse_args(arguments, argparse.Namespace(arguments=arguments))
     try:
         prepare_environment()
         return COMMANDS[args.command](args)

@@ -12,18 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.recipe.schema import Recipe
+from flows.recipe.shipped import RECIPES, shipped
 from flows.recipe.suggestions import suggestion
 from grpo.errors import InputError
 from grpo.secret_values import secret_in, walk
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 LARGEST = 2**53
 """Largest integer in a recipe. Beyond it, JSON in a browser, and so Prefect's forms, would change the number."""
-
-
-def shipped() -> list[str]:
-    """Names of the recipes that come with the project."""
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def shipped_text(name: str) -> str:
