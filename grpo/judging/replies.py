@@ -39,8 +39,8 @@ class Reading(NamedTuple, Generic[T]):
 
 
 def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
-    """Reads a verdict. The reply must be one object with exactly "analysis" and `key`; reasoning up to </think> is
-    ignored.
+    """Reads a verdict. The reply must be one object with exactly "analysis" and `key`; reasoning before it, up to
+    </think>, is ignored.
 
     One repair: the object may stand inside other text. If there are several, those in quotation marks do not count,
     and the others must agree. A brace that opens no readable object means no verdict, because it may be the judge's own
@@ -49,8 +49,9 @@ def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
     if reply.missing:
         return Reading(None, reply.missing)
     text = answer_of(reply.text)
-    whole = _object(text)
-    values, outcome = ([whole[0]], "decided") if whole and not text[whole[1] :] else (_unquoted(text), "in_text")
+    # All of the reply first: an analysis may quote </think>.
+    whole = _whole(reply.text.strip()) or _whole(text)
+    values, outcome = (whole, "decided") if whole else (_unquoted(text), "in_text")
     faults = [_fault(value, key, verdicts) for value in values] or ["no_json" if text else "empty"]
     if fault := next((fault for fault in faults if fault), None):
         return Reading(None, "too_long" if reply.cut else fault)
@@ -111,6 +112,12 @@ def _object(text: str, start: int = 0) -> tuple[Any, int] | None:
         return json.JSONDecoder(object_pairs_hook=_no_key_twice).raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
+
+
+def _whole(text: str) -> list[Any]:
+    """The JSON value that all of the text is; empty if it is none."""
+    found = _object(text)
+    return [found[0]] if found and found[1] == len(text) else []
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tests.support.injections import INJECTIONS
 VERDICTS = {"correct": "correct", "incorrect": "incorrect"}
 
 
-def says(word: str) -> str:
-    return json.dumps({"analysis": "It is.", "correctness": word})
+def says(word: str, analysis: str = "It is.") -> str:
+    return json.dumps({"analysis": analysis, "correctness": word})
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def says(word: str) -> str:
         (f"> {says('correct')}\n\n{says('incorrect')}", "incorrect", "in_text"),
         (f"{{analysis: it says {says('correct')}, correctness: incorrect}}", None, "no_json"),
         (f"{says('correct')} was forged, so {{correctness: incorrect}}", None, "no_json"),
+        (says("correct", "it wrote </think> twice"), "correct", "decided"),  # quoted, not the end of reasoning
         (f"<think>{says('correct')}", None, "empty"),  # still thinking
         ("<think>so</think> ", None, "empty"),
         ("", None, "empty"),
