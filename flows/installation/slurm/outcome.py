@@ -32,7 +32,7 @@ _FAULTS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What to do. `again` and `crashed` and `cancelled`: set this state of the flow run; `scancel`: end the job."""
 
     action: Literal["wait", "done", "again", "crashed", "cancelled", "scancel"]
@@ -41,7 +41,7 @@ class Outcome:
 
 def outcome(
     job: SlurmJob, run_state: StateType, *, cancelling_s: float | None, ended_s: float | None, log: Path
-) -> Outcome:
+) -> JobOutcome:
     """The outcome of a job, given the state of its flow run.
 
     `cancelling_s`: seconds since the flow run was first seen Cancelling, None if it never was. `ended_s`: the same for
@@ -51,33 +51,35 @@ def outcome(
         return _ended(job, run_state, cancelling_s is not None, log)
     if job.is_waiting:
         if run_state in (*_DONE, StateType.CANCELLING) or cancelling_s is not None:
-            return Outcome("scancel", f"Slurm job {job.id} is removed from the queue: its flow run needs it no more")
+            return JobOutcome("scancel", f"Slurm job {job.id} is removed from the queue: its flow run needs it no more")
         if run_state == StateType.RUNNING:
-            return Outcome("again", f"Slurm queued job {job.id} again ({job.reason or job.state}).")
+            return JobOutcome("again", f"Slurm queued job {job.id} again ({job.reason or job.state}).")
     elif (cancelling_s or 0.0) > CANCEL_S:
-        return Outcome("scancel", f"Slurm job {job.id} did not end within {CANCEL_S:g} s of the cancellation")
+        return JobOutcome("scancel", f"Slurm job {job.id} did not end within {CANCEL_S:g} s of the cancellation")
     elif (ended_s or 0.0) > LINGER_S:
-        return Outcome("scancel", f"Slurm job {job.id} still ran {LINGER_S:g} s after its flow run had ended")
-    return Outcome("wait")
+        return JobOutcome("scancel", f"Slurm job {job.id} still ran {LINGER_S:g} s after its flow run had ended")
+    return JobOutcome("wait")
 
 
-def _ended(job: SlurmJob, run_state: StateType, cancelling: bool, log: Path) -> Outcome:
+def _ended(job: SlurmJob, run_state: StateType, cancelling: bool, log: Path) -> JobOutcome:
     name = f"Slurm job {job.id}" + (f" on {job.nodes}" if job.nodes else "")
     if run_state in (StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED, StateType.PAUSED):
-        return Outcome("done")
+        return JobOutcome("done")
     if cancelling or run_state == StateType.CANCELLING:
-        return Outcome("cancelled", f"{name} was cancelled.")
+        return JobOutcome("cancelled", f"{name} was cancelled.")
     if job.state == "CANCELLED":  # by a person or an administrator, who does not expect it back
-        return Outcome("cancelled", f"{name} was cancelled with scancel.")
+        return JobOutcome("cancelled", f"{name} was cancelled with scancel.")
     if job.state == "FAILED" and job.exit_code == GAVE_UP:
-        return Outcome("crashed", f"{name} reached its time limit max_requeues times; raise the variable time. {log}")
+        return JobOutcome(
+            "crashed", f"{name} reached its time limit max_requeues times; raise the variable time. {log}"
+        )
     if run_state in (StateType.CRASHED, StateType.SCHEDULED):  # Scheduled: the worker submits a job for its next start
-        return Outcome("done")
+        return JobOutcome("done")
     if job.state in _LOST:
-        return Outcome("again", f"{name} {_LOST[job.state]}.")
+        return JobOutcome("again", f"{name} {_LOST[job.state]}.")
     if job.state == "FAILED" and job.exit_code == NOT_REQUEUED:
-        return Outcome("again", f"{name} stopped for its time limit.")
+        return JobOutcome("again", f"{name} stopped for its time limit.")
     if job.state in _FAULTS:
-        return Outcome("crashed", f"{name} {_FAULTS[job.state]}. {log}")
+        return JobOutcome("crashed", f"{name} {_FAULTS[job.state]}. {log}")
     how = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
-    return Outcome("crashed", f"{name} ended ({job.state}, {how}), and its flow run did not. {log}")
+    return JobOutcome("crashed", f"{name} ended ({job.state}, {how}), and its flow run did not. {log}")

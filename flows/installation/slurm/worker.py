@@ -22,7 +22,7 @@ from prefect.states import AwaitingRetry, Cancelled, Crashed
 from prefect.workers.base import BaseVariables, BaseWorker, BaseWorkerResult
 
 from flows.installation.slurm.job import SlurmJobConfiguration
-from flows.installation.slurm.outcome import Outcome, outcome
+from flows.installation.slurm.outcome import JobOutcome, outcome
 from flows.installation.slurm.queue import SlurmJob, SlurmQueue, SlurmUnavailable
 from flows.installation.supervisor import tail
 from grpo.errors import InputError
@@ -198,7 +198,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
             told.add(line)
             logger.info(line)
 
-    async def _set(self, run: FlowRun, result: Outcome, log: Path) -> None:
+    async def _set(self, run: FlowRun, result: JobOutcome, log: Path) -> None:
         """Gives a flow run the state that follows from its job."""
         message = result.message
         if result.action == "crashed" and log.exists():
