@@ -97,7 +97,8 @@ def figures(endpoints: list[dict[str, Any]]) -> dict[str, Any]:
     """What the endpoints did between the first and the last request that they worked on.
 
     `busy`: share of the time in which at least nine tenths of the endpoints that were up had work. `tail_s`: from the
-    first endpoint that has nothing to do any more to the end. `possible`: tokens of endpoints that are always full
+    first endpoint that has nothing to do any more to the end; those that were ever down do not count, because they may
+    have been idle for another reason. `possible`: tokens of endpoints that are always full
     while they are up.
     """
     events = sorted((t, i, work, up) for i, each in enumerate(endpoints) for t, work, up in each["log"])
@@ -114,7 +115,7 @@ def figures(endpoints: list[dict[str, Any]]) -> dict[str, Any]:
             used_s += (until - at) * sum(min(state[i][0], endpoints[i]["slots"]) for i in alive)
             at = until
         state[index] = work, up
-    idle = [max(_ends(each)) for each, (_, up) in zip(endpoints, state, strict=True) if up and _ends(each)]
+    idle = [max(_ends(each)) for each in endpoints if all(up for _, _, up in each["log"])]
     return {
         "seconds": last - first,
         "busy": busy_s / (last - first),
@@ -169,9 +170,9 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
         "",
         "Of the ideal: tokens of the samples against those that the endpoints would make if each were full whenever it",
         "is up. 90 % busy: share of the time in which at least 90 % of the endpoints that are up have work. Tail: from",
-        "the moment when the first endpoint has nothing left to do until the last sample. Work done twice: tokens of",
-        "completions that another copy had overtaken, as a share of the samples' tokens; work on copies that were",
-        "cancelled is not in it.",
+        "the moment when the first endpoint that was never down has nothing left to do until the last sample. Work",
+        "done twice: tokens of completions that another copy had overtaken, as a share of the samples' tokens; work on",
+        "copies that were cancelled is not in it.",
     ]
     return "\n".join(lines) + "\n"
 
