@@ -13,7 +13,6 @@ from flows.home import home, store, tracking
 from grpo.errors import InputError
 from tasks.tracking.tags import FLOW_TAG, RECIPE_TAG, SEED_TAG
 
-CONFIDENCE = 0.95
 _WHY_SHOWN = 3
 _WORDS = {"field", "stage", "checkpoint", "metric", ""}
 
@@ -58,12 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
-    """The comparison as plain values, without the plot. `runs` are RecipeRuns."""
+    """The comparison as plain values, without the plot. `runs` are RecipeRuns. Intervals are at the confidence level of
+    the first run's evaluation."""
     from flows.stages.evaluate import read_table
     from tasks.report.compare import fields, metrics, stages
 
     evaluations = [run.manifests.get("evaluate") for run in runs]
     there = [evaluation for evaluation in evaluations if evaluation]
+    confidence = there[0].config["confidence"] if there else None
     compared = len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1
     return {
         "runs": [
@@ -80,7 +81,8 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
         ],
         "config": fields([run.config for run in runs]),
         "stages": stages(runs),
-        "metrics": metrics([read_table(e) for e in there], [e.path for e in there], CONFIDENCE) if compared else [],
+        "metrics": metrics([read_table(e) for e in there], [e.path for e in there], confidence) if compared else [],
+        "confidence": confidence,
         "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
     }
 
@@ -140,7 +142,8 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
         for letter, of in zip(letters[1:], row["differences"], strict=True):
             cells[f"{letter} - {letters[0]}"] = _said(of, scale, digits)
         rows.append(cells)
-    table(f"Checkpoints, shares in percent; differences with {CONFIDENCE:.0%} bootstrap intervals", rows, "none")
+    level = f"{100 * result['confidence']:g}%"
+    table(f"Checkpoints, shares in percent; differences with {level} bootstrap intervals", rows, "none")
     known = [of for row in result["metrics"] for of in row["differences"] if of and of["problems"]]
     if known and all(of["paired"] for of in known):
         print_text(
