@@ -218,7 +218,9 @@ def _select(
 
         filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
         names = [shard.source.name if isinstance(shard, GivenShard) else shard.source for shard in shards]
-        named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {name}") for i, name in enumerate(names)]
+        named = [
+            filtered.with_options(task_run_name=context.name_task(f"filter {i} {name}")) for i, name in enumerate(names)
+        ]
         if pool is None:
             results = [run(number) for number, run in enumerate(named)]
         else:
