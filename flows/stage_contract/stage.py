@@ -155,14 +155,11 @@ class Context:
         return self.inputs[name].path
 
     def name_task(self, what: str) -> Callable[[], str]:
-        """Name of a task's run in Prefect: `sft: trainer, tiny seed 0`. A function, because Prefect fills in braces in
-        a string, and overrides contain braces."""
-        name = self.where.name_run(f"{self.stage.name}: {what},", self.seed)
-        return lambda: name
+        """Name of a task's run: `sft: trainer, tiny seed 0`. A function, because Prefect fills in braces of strings."""
+        return lambda: self.where.name_run(f"{self.stage.name}: {what},", self.seed)
 
     def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
-        """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and to the progress
-        line.
+        """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and the progress line.
 
         A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
         already finished, its result is returned at once.
