@@ -46,6 +46,8 @@ from grpo.errors import InputError
 
 LISTED_ROUNDS = 4
 """Rounds of alignment whose stages are listed in forms."""
+STUDENT_STAGES = r"^(base|student)_[A-Za-z0-9][\w.-]*$"
+"""Stages of students, which have the names that a recipe gives them: forms cannot list them all."""
 _F = TypeVar("_F", bound=Callable[..., dict[str, Any]])
 
 
@@ -71,11 +73,10 @@ def stage_names(graph: Callable[[Recipe], Sequence[Step]]) -> list[str]:
 
 def _recipe_flow(name: str, graph: Callable[[Recipe], Sequence[Step]]) -> Callable[[_F], Flow[..., dict[str, Any]]]:
     """Decorator that makes a recipe's flow. Its form lists the stages of the graph."""
-    # Students have the names that a recipe gives them, so their stages are not listed.
-    listed = () if graph is distill_graph else ("start", "only", "force")
-    choices = dict.fromkeys(listed, partial(stage_names, graph))
+    choices = dict.fromkeys(("start", "only", "force"), partial(stage_names, graph))
+    others = STUDENT_STAGES if graph is distill_graph else None
     named = flow(name=name, flow_run_name=name_of_run)
-    return lambda function: with_form(named, function, choices)
+    return lambda function: with_form(named, function, choices, others)
 
 
 @_recipe_flow("train-r1", r1_graph)

@@ -97,6 +97,17 @@ def test_pictures_show_the_recipe_of_today() -> None:
     assert pictured_digest(ROOT / taken["recipe"]) == taken["sha256"]
 
 
+def test_each_interface_is_shown_where_it_is_introduced() -> None:
+    readme, comparing = ((ROOT / name).read_text() for name in ("README.md", "docs/comparing.md"))
+    assert {"prefect", "mlflow", "report"} <= set(re.findall(r"\(docs/images/([a-z]+)[\w-]*\.png\)", readme))
+    assert "(images/mlflow-reasoning-rl.png)" in comparing.partition("step by step")[2].partition("\n## ")[0]
+
+
+def test_the_mark_of_changed_files_is_the_one_of_the_program() -> None:
+    source = (ROOT / "tasks" / "estimate" / "origin.py").read_text()
+    assert "-dirty" in source and "with `-dirty` if files have changed" in (ROOT / "docs" / "commands.md").read_text()
+
+
 def test_every_picture_comes_from_the_script() -> None:
     taken = json.loads((IMAGES / "taken_at.json").read_text())
     assert sorted(path.name for path in IMAGES.glob("*.png")) == taken["pictures"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from flows.cli.terminal import fit
+from flows.cli.terminal import print_row
 from flows.home import home, store
 
 
@@ -41,7 +41,7 @@ def stages(args: argparse.Namespace) -> int:
     for m in known:
         seed, size = m.config.get("seed", "-"), _bytes(m) / 1e6
         line = f"{m.created[:19]}  {m.stage:<16} {m.key[:12]}  seed {seed:<4} {size:8.1f} MB {m.seconds:7.0f} s"
-        print(fit(f"{line}  stale: {reasons[m.key]}" if m.key in reasons else line, sys.stdout))
+        print_row(f"{line}  stale: {reasons[m.key]}" if m.key in reasons else line)
     return 0
 
 
@@ -57,7 +57,7 @@ def show(args: argparse.Namespace) -> int:
         print(json.dumps({**manifest.to_dict(), "path": manifest.location, "stale": stale}, indent=2))
         return 0
     for line in [*_description(manifest, stale), *_lineage(manifest, known, 1, set())]:
-        print(fit(line, sys.stdout))
+        print_row(line)
     return 0
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.cli.terminal import print_row, print_text
 from flows.home import home, store, tracking
 from grpo.errors import InputError
 from tasks.tracking.tags import FLOW_TAG, RECIPE_TAG, SEED_TAG
 
-CONFIDENCE = 0.95
 _WHY_SHOWN = 3
 _WORDS = {"field", "stage", "checkpoint", "metric", ""}
 
@@ -57,12 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(runs: Sequence[Any]) -> dict[str, Any]:
-    """The comparison as plain values, without the plot. `runs` are RecipeRuns."""
+    """The comparison as plain values, without the plot. `runs` are RecipeRuns. Intervals are at the confidence level of
+    the first run's evaluation."""
     from flows.stages.evaluate import read_table
     from tasks.report.compare import fields, metrics, stages
 
     evaluations = [run.manifests.get("evaluate") for run in runs]
     there = [evaluation for evaluation in evaluations if evaluation]
+    confidence = there[0].config["confidence"] if there else None
     compared = len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1
     return {
         "runs": [
@@ -79,7 +81,8 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
         ],
         "config": fields([run.config for run in runs]),
         "stages": stages(runs),
-        "metrics": metrics([read_table(e) for e in there], [e.local() for e in there], CONFIDENCE) if compared else [],
+        "metrics": metrics([read_table(e) for e in there], [e.local() for e in there], confidence) if compared else [],
+        "confidence": confidence,
         "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
     }
 
@@ -92,11 +95,13 @@ def show(result: dict[str, Any]) -> None:
 
     letters = [chr(ord("A") + number) for number in range(len(result["runs"]))]
     for letter, run in zip(letters, result["runs"], strict=True):
-        print(f"{letter}  {run['id'][:8]}  {run['recipe']}: {run['name']}  ({run['status'].lower()})")
+        print_row(f"{letter}  {run['id'][:8]}  {run['recipe']}: {run['name']}  ({run['status'].lower()})")
 
     def table(title: str, rows: list[dict[str, Any]], nothing: str) -> None:
-        print(f"\n{title}")
-        print("\n".join(aligned(rows)) if rows else nothing)
+        print()
+        print_text(title)
+        for line in aligned(rows) if rows else [nothing]:
+            print_row(line)
 
     changes = [
         {"field": row["field"], **dict(zip(letters, map(shorten, row["values"]), strict=True))}
@@ -114,13 +119,15 @@ def show(result: dict[str, Any]) -> None:
         rows.append({"stage": row["stage"], **dict(zip(letters, times, strict=True)), "": status})
     table("Stages, and what each took when it was made", rows, "none")
     _show_metrics(result, letters, table, PLAIN)
-    print(f"\nLearning curves: {result['plot'] or 'all are the same'}")
+    print()
+    print_text(f"Learning curves: {result['plot'] or 'all are the same'}")
 
 
 def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, plain: set[str]) -> None:
     evaluations = result["evaluations"]
     if missing := [letter for letter, key in zip(letters, evaluations, strict=True) if key is None]:
-        print(f"\nCheckpoints: no evaluation of {', '.join(missing)} in the store, so nothing is compared")
+        print()
+        print_text(f"Checkpoints: no evaluation of {', '.join(missing)} in the store, so nothing is compared")
         return
     if not result["metrics"]:
         print("\nCheckpoints: the runs share one evaluation")
@@ -135,17 +142,20 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
         for letter, of in zip(letters[1:], row["differences"], strict=True):
             cells[f"{letter} - {letters[0]}"] = _said(of, scale, digits)
         rows.append(cells)
-    table(f"Checkpoints, shares in percent; differences with {CONFIDENCE:.0%} bootstrap intervals", rows, "none")
+    level = f"{100 * result['confidence']:g}%"
+    table(f"Checkpoints, shares in percent; differences with {level} bootstrap intervals", rows, "none")
     known = [of for row in result["metrics"] for of in row["differences"] if of and of["problems"]]
     if known and all(of["paired"] for of in known):
-        print("The problems are the same, so intervals are paired: of each problem's own difference. ! leaves 0 out.")
+        print_text(
+            "The problems are the same, so intervals are paired: of each problem's own difference. ! leaves 0 out."
+        )
     elif known:
-        print(
+        print_text(
             "~ marks intervals over problem sets that differ: they are not paired, so wider, and part of the "
             "difference may be the problems'. ! leaves 0 out."
         )
     if any(row["stage"] == "reward_models" and not row["shared"] for row in result["stages"]):
-        print("Each run's alignment is scored by its own reward models, and these differ.")
+        print_text("Each run's alignment is scored by its own reward models, and these differ.")
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flows.cli.terminal import print_row, print_text
 from flows.prefect_server import check_server
 from grpo.errors import InputError
 from grpo.secret_values import masked
@@ -109,18 +110,18 @@ async def _credential(client: Any, text: str) -> tuple[str, str]:
 
 
 def _show(url: str, diffs: Sequence[ResourceDiff]) -> None:
-    print(f"Prefect at {masked(url)}")
+    print_row(f"Prefect at {masked(url)}")
     for diff in diffs:
         if diff.status == "unchanged":
             continue
-        print(f"  {diff.status:<7} {diff.resource.kind:<11} {diff.resource.name}")
+        print_row(f"  {diff.status:<7} {diff.resource.kind:<11} {diff.resource.name}")
         changes = diff.changes
         for field, old, new in changes[:SHOWN]:
-            print(f"            {field}: {_short(old)} -> {_short(new)}")
+            print_row(f"            {field}: {_short(old)} -> {_short(new)}")
         if len(changes) > SHOWN:
-            print(f"            and {len(changes) - SHOWN} more")
+            print_row(f"            and {len(changes) - SHOWN} more")
     counts = {status: sum(d.status == status for d in diffs) for status in ("create", "change", "delete", "unchanged")}
-    print(", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "delete"))
+    print_text(", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "delete"))
 
 
 def _short(value: Any) -> str:

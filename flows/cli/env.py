@@ -12,6 +12,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from flows.cli.terminal import print_text
 from flows.home import home, read_state, store, tracking
 from grpo.errors import InputError
 from grpo.secret_values import MASK, masked
@@ -53,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"{part}:" + ("" if values else " none"))
             longest = max(16, *map(len, values))
             for name, value in values.items():
-                print(f"  {name:<{longest}} {value if value is not None else '-'}")
+                print_text(f"  {name:<{longest}} {value if value is not None else '-'}", indent="    ")
         else:
-            print(f"{part:<18} {'; '.join(values) if isinstance(values, list) else values}")
+            print_text(f"{part:<18} {'; '.join(values) if isinstance(values, list) else values}", indent="  ")
     return 0
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from flows.cli.options import add_estimate, add_selection, selection_of
-from flows.cli.terminal import fit
+from flows.cli.terminal import print_row, print_text
 
 
 def add(commands: Any) -> None:
@@ -45,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
         result |= {"sandbox": unwalled} if unwalled else {}
         print(json.dumps(result | ({"model": model} if model else {}) | ({"estimate": estimated} if estimated else {})))
         return 0
-    print(f"{recipe.name}: {recipe.description}")
+    print_text(f"{recipe.name}: {recipe.description}", indent="  ")
     for p in planned:
         took = f"(last took {duration(p.took)})" if p.status == "run" and p.took is not None else ""
-        print(fit(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip(), sys.stdout))
+        print_row(f"  {p.name:<16} {p.status:<6} {p.why} {took}".rstrip())
     if unwalled:
-        print(unwalled)
+        print_text(unwalled, indent="  ")
     if model:
-        print(plan_model.describe(model))
+        print_text(plan_model.describe(model), indent="  ")
     if estimated:
         plan_estimate.show(estimated, [p.name for p in planned if p.status == "run"])
     return 0

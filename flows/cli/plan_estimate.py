@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from flows.cli.terminal import print_row, print_text
 from flows.home import home, store
 from flows.progress import duration
 from flows.recipe.load import load_recipe
@@ -73,16 +74,21 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
 def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:
     """Prints a table. The last line is the sum over `running`, the stages that would run."""
     device = estimated["device"]
-    print(f"\nestimate for {device['name']}, from earlier builds, settings and assumptions ({FILE} of a run has all):")
+    print()
+    print_text(
+        f"estimate for {device['name']}, from earlier builds, settings and assumptions ({FILE} of a run has all):"
+    )
     sizes = " ".join(f"{name:>8}" for name in ("host GB", "disk GB", "net GB"))
-    print(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {sizes}  from")
+    print_row(f"  {'':<16} {'devices':>7} {'device-h':>9} {'time':>9} {'peak GB':>8} {'':<10} {sizes}  from")
     for name, of in estimated["stages"].items():
         peak = f"{of['peak_memory_gb']:8.2f} {of['peak_phase']:<10}" if "peak_memory_gb" in of else f"{'':8} {'':<10}"
         rest = f"{of['host_gb']:8.2f} {of['disk_gb']:8.2f} {of['network_gb']:8.1f}  {_origin(of)}"
-        print(f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}")
+        print_row(
+            f"  {name:<16} {of['devices']:>7} {of['device_hours']:9.2f} {duration(of['seconds']):>9} {peak} {rest}"
+        )
     hours = sum(estimated["stages"][name]["device_hours"] for name in running)
     seconds = sum(estimated["stages"][name]["seconds"] for name in running)
-    print(f"  {'to run':<16} {'':>7} {hours:9.2f} {duration(seconds):>9}")
+    print_row(f"  {'to run':<16} {'':>7} {hours:9.2f} {duration(seconds):>9}")
 
 
 def _origin(of: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from flows.cli.terminal import print_row, print_text
 from flows.home import home, store, tracking
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
@@ -51,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
     def row(what: str, size: int, done: bool) -> None:
         if args.yes and not done:
-            print(f"{'in use':>10}  {what}", file=out)
+            print_row(f"{'in use':>10}  {what}", out)
             return
         removed.append({"what": what, "bytes": size})
-        print(f"{size / 1e6:7.1f} MB  {what}", file=out)
+        print_row(f"{size / 1e6:7.1f} MB  {what}", out)
 
     for manifest in pruning.artifacts:
         size = sum(entry["size"] for entry in manifest.files.values())
@@ -76,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**values, "runs": runs, "kept": pruning.kept}))
     if pruning.unfinished and not args.unfinished:
         size = sum(map(size_of, pruning.unfinished))
-        print(
+        print_text(
             f"{len(pruning.unfinished)} unfinished, {size / 1e6:.1f} MB: the same commands would continue them; "
             "--unfinished removes them, too",
-            file=sys.stderr,
+            sys.stderr,
         )
     verb = "freed" if args.yes else "would free"
     remedy = "" if args.yes or not removed + runs else "; `r1 prune --yes` removes it"
-    print(f"{verb} {total / 1e6:.1f} MB, {total} bytes; {kept} artifacts stay{remedy}", file=sys.stderr)
+    print_text(f"{verb} {total / 1e6:.1f} MB, {total} bytes; {kept} artifacts stay{remedy}", sys.stderr)
     return 0
 
 
@@ -103,14 +104,14 @@ def _old_runs(
     runs = old_runs(record, time.time() - args.runs_older_than * DAY_S, stay.union(*named.values()))
     for run in runs:
         ended = datetime.fromtimestamp(run.ended, UTC).isoformat()[:19]
-        print(f"{'run':>10}  {ended}  {run.id[:12]}, {len(run.stages)} stages: {run.name}", file=out)
+        print_row(f"{'run':>10}  {ended}  {run.id[:12]}, {len(run.stages)} stages: {run.name}", out)
     if args.yes:
         delete_runs(record, runs)
         for run in runs:
             default_path(run.id).unlink(missing_ok=True)
     if runs:
         verb = "deleted" if args.yes else "would delete"
-        print(f"{verb} {len(runs)} runs in MLflow; `mlflow gc` then frees their space", file=sys.stderr)
+        print_text(f"{verb} {len(runs)} runs in MLflow; `mlflow gc` then frees their space", sys.stderr)
     return [{"id": run.id, "name": run.name, "stages": len(run.stages)} for run in runs]
 
 

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from flows.cli.terminal import fit
+from flows.cli.terminal import print_row
 from flows.home import tracking
 from grpo.errors import InputError
 from tasks.tracking.tags import FAILED_TAG, FLOW_TAG, OVERRIDES_TAG, RECIPE_TAG, SEED_TAG
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         status = f"failed at {of['failed']}" if of["failed"] else str(of["status"]).lower()
         began = datetime.fromtimestamp(run.began).isoformat(" ", "minutes")
         line = f"{run.id[:8]}  {began}  {of['recipe'] or '':<{recipes}}  {of['flow'] or '':<{flows}}  seed {of['seed']}"
-        print(fit(f"{line}  {took:>6}  {status:<8}  {' '.join(of['overrides'].split())}".rstrip(), sys.stdout))
+        print_row(f"{line}  {took:>6}  {status:<8}  {' '.join(of['overrides'].split())}".rstrip())
     return 0
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from flows.cli.terminal import print_text
 from flows.home import home, read_state, store, tracking
 
 if TYPE_CHECKING:
@@ -33,17 +34,18 @@ def run(args: argparse.Namespace) -> int:
         entry = {"kind": finding.kind, "what": finding.what, "said": finding.said, "repaired": done}
         found.append(entry)
         end = f"; {done}" if done else f"; {finding.remedy}" if finding.remedy else ""
-        print(f"{finding.kind:<8}  {finding.what}: {finding.said}{end}", file=sys.stderr if args.json else sys.stdout)
+        line = f"{finding.kind:<8}  {finding.what}: {finding.said}{end}"
+        print_text(line, sys.stderr if args.json else sys.stdout, indent=" " * 10)
     left = [entry for entry in found if not entry["repaired"]]
     if args.json:
         print(json.dumps({"home": str(home()), "findings": found, "left": len(left)}))
     if not found:
-        print(f"nothing is wrong in {home()}", file=sys.stderr)
+        print_text(f"nothing is wrong in {home()}", sys.stderr)
     elif left:
         remedy = "" if args.repair else "; `r1 verify --repair` mends what can be mended"
-        print(f"{len(left)} wrong{remedy}", file=sys.stderr)
+        print_text(f"{len(left)} wrong{remedy}", sys.stderr)
     else:
-        print(f"{len(found)} mended; the next run makes again what was set aside", file=sys.stderr)
+        print_text(f"{len(found)} mended; the next run makes again what was set aside", sys.stderr)
     return 1 if left else 0
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from flows.cli.terminal import print_row
 from flows.home import store
 from flows.stage_contract.references import artifact
 from grpo.errors import InputError
@@ -69,16 +70,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"old": old.key, "new": new.key, "differences": reasons}))
         return 0
-    print(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")
+    print_row(f"{old.stage}: {old.key[:12]} ({old.created[:16]}) -> {new.key[:12]} ({new.created[:16]})")
     if not reasons and old.key != new.key:
-        print(f"  {NOTHING}")
+        print_row(f"  {NOTHING}")
     elif not reasons:
-        print("  nothing differs" + ("" if old.digest == new.digest else f": attempt {new.attempt} made other bytes"))
+        print_row(
+            "  nothing differs" + ("" if old.digest == new.digest else f": attempt {new.attempt} made other bytes")
+        )
     _show(reasons, 1)
     return 0
 
 
 def _show(reasons: list[dict[str, Any]], depth: int) -> None:
     for entry in reasons:
-        print("  " * depth + entry["said"])
+        print_row("  " * depth + entry["said"])
         _show(entry.get("why", []), depth + 1)

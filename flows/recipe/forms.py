@@ -27,20 +27,34 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Explained:
     """Description of a field in a form, and the names to choose from (for a list, for each of its items).
 
+    `others`: a pattern of further names, which a recipe of the user's own may give; then the form offers the choices
+    first and a text field as the alternative.
+
     An optional field is shown with its own type, without a switch between that type and "None". Prefect accepts null
     for it from a form, because it is not required and has no default.
     """
 
     text: str
     choices: Callable[[], Sequence[str]] | None = None
+    others: str | None = None
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         shown = handler(schema)
         shown = {**(_or_null(shown) or shown), "description": self.text}
         if self.choices is not None:
-            of = {"enum": [*self.choices()]}
-            shown |= {"items": shown["items"] | of} if shown["type"] == "array" else of
+            of = self._one_of([*self.choices()])
+            if shown["type"] == "array":
+                shown["items"] = of
+            else:
+                shown = {key: value for key, value in shown.items() if key != "type"} | of
         return shown
+
+    def _one_of(self, names: list[str]) -> dict[str, Any]:
+        listed = {"type": "string", "enum": names}
+        if self.others is None:
+            return listed
+        another = {"type": "string", "pattern": self.others, "title": "Another name"}
+        return {"anyOf": [{**listed, "title": "From the list"}, another]}
 
 
 class _MayBeLeftOut:
@@ -112,10 +126,11 @@ def with_form(
     define: Callable[[_F], Flow[..., Any]],
     function: _F,
     choices: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+    others: str | None = None,
 ) -> Flow[..., Any]:
     """The flow that `define` makes from a function, with the signature of its form. Short fields come first, so that
     users need not scroll past a whole configuration to reach the inputs. `choices`: parameter -> function that lists
-    its values."""
+    its values. `others`: a pattern of names that these parameters accept in addition."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     # When a flow is defined, Prefect makes a schema from its signature, which takes a fifth of a command's import time.
     # The form has its own signature, so Prefect is given one without types.
@@ -123,19 +138,23 @@ def with_form(
     function.__signature__ = inspect.Signature(untyped)  # type: ignore[attr-defined]
     defined = define(function)
     del function.__signature__  # type: ignore[attr-defined]
-    fields = [_form_field(parameter, (choices or {}).get(parameter.name)) for parameter in parameters]
+    fields = [_form_field(parameter, (choices or {}).get(parameter.name), others) for parameter in parameters]
     fields.sort(key=lambda field: _is_model(field.annotation))
     defined.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
     return defined
 
 
-def _form_field(parameter: inspect.Parameter, choices: Callable[[], Sequence[str]] | None) -> inspect.Parameter:
+def _form_field(
+    parameter: inspect.Parameter, choices: Callable[[], Sequence[str]] | None, others: str | None
+) -> inspect.Parameter:
     field = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
     if _is_model(field.annotation):
         return field.replace(annotation=Annotated[field.annotation, _Arranged()])
     if choices is not None:
-        kind, *others, explained = get_args(field.annotation)
-        field = field.replace(annotation=Annotated[(kind, *others, replace(explained, choices=choices))])
+        kind, *constraints, explained = get_args(field.annotation)
+        field = field.replace(
+            annotation=Annotated[(kind, *constraints, replace(explained, choices=choices, others=others))]
+        )
     if field.default is None:
         field = field.replace(annotation=Annotated[field.annotation, _MayBeLeftOut()], default=inspect.Parameter.empty)
     return field

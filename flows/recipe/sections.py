@@ -84,7 +84,7 @@ class Base(Section):
     remote_code: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="Whether `model` may include its own modules (auto_map in config.json), which run with your "
+        description="Whether `model` may include its own modules (auto_map in its configuration), which run with your "
         "permissions. Stages that load models made from it need the same setting in their hardware.",
     )
     documents: int = Field(60_000, ge=100, description="Documents in the miniature corpus (only with `pretrain`).")

@@ -161,9 +161,12 @@ class Context:
         """Path of the input `name`."""
         return self.inputs[name].path
 
+    def name_task(self, what: str) -> Callable[[], str]:
+        """Name of a task's run: `sft: trainer, tiny seed 0`. A function, because Prefect fills in braces of strings."""
+        return lambda: self.where.name_run(f"{self.stage.name}: {what},", self.seed)
+
     def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
-        """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and to the progress
-        line.
+        """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and the progress line.
 
         A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
         already finished, its result is returned at once.
@@ -190,9 +193,7 @@ class Context:
             **values,
         }
         limit = self.where.time_limit_hours
-        run_name = self.where.name_run(f"{self.stage.name}: {name},", self.seed)
-        # A function, because Prefect fills in braces in a string, and overrides contain braces.
-        run = task(name=f"run {kind}", task_run_name=lambda: run_name, cache_policy=NO_CACHE)(launch)
+        run = task(name=f"run {kind}", task_run_name=self.name_task(name), cache_policy=NO_CACHE)(launch)
         plain = json.loads(json.dumps(job, default=_jsonable))
         try:
             with gpu_slots(hardware_of(plain)):

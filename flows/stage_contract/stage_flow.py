@@ -25,10 +25,13 @@ def parameters_of_run() -> Mapping[str, Any]:
 
 
 def stage_flow(
-    stage: str, stage_of: Callable[[Mapping[str, Any]], str] | None = None
+    stage: str,
+    stage_of: Callable[[Mapping[str, Any]], str] | None = None,
+    choices: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+    others: str | None = None,
 ) -> Callable[[_F], Flow[..., Any]]:
     """Decorator that makes the flow of one stage, or of several; then `stage_of` returns the stage from a run's
-    parameters."""
+    parameters. `choices` and `others`: see `with_form`."""
 
     def name_of_run() -> str:
         parameters = parameters_of_run()
@@ -36,7 +39,7 @@ def stage_flow(
         return where.name_run(stage_of(parameters) if stage_of else stage, parameters.get("seed", 0))
 
     named = flow(name=stage, flow_run_name=name_of_run)
-    return lambda function: with_form(named, function)
+    return lambda function: with_form(named, function, choices, others)
 
 
 def without_flow(flow: Callable[..., Any]) -> Callable[..., State]:

@@ -245,7 +245,16 @@ def gate_stage(stages: Sequence[str]) -> Stage:
     return replace(stage_for(stages), name="gate")
 
 
-@stage_flow("evaluate", lambda parameters: "gate" if parameters.get("gate") else "evaluate")
+_STUDENTS_AND_ROUNDS = rf"^({PREFIX}|alignment_rl_)[A-Za-z0-9][\w.-]*$"
+"""Stages whose names depend on the recipe: a form cannot list them all."""
+
+
+@stage_flow(
+    "evaluate",
+    lambda parameters: "gate" if parameters.get("gate") else "evaluate",
+    choices={"stages": lambda: [*CHECKPOINTS, "reward_models"]},
+    others=_STUDENTS_AND_ROUNDS,
+)
 def evaluate(
     config: Evaluate,
     stages: EvaluatedStages = R1,

@@ -218,11 +218,9 @@ def _select(
 
         filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
         names = [shard.source.name if isinstance(shard, GivenShard) else shard.source for shard in shards]
-        named = [filtered.with_options(task_run_name=f"sft_data: filter {i} {name}") for i, name in enumerate(names)]
-        if pool is None:
-            results = [run(number) for number, run in enumerate(named)]
-        else:
-            results = run_in_batches(named, 8 * workers)
+        titles = [context.name_task(f"filter {number} {name}") for number, name in enumerate(names)]
+        named = [filtered.with_options(task_run_name=title) for title in titles]
+        results = [run(n) for n, run in enumerate(named)] if pool is None else run_in_batches(named, 8 * workers)
         for counts_of_shard in results:
             counts.merge(counts_of_shard)
     return paths, counts

@@ -100,8 +100,8 @@ class Hardware(Settings):
     remote_code: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="Whether model folders that a job loads may include their own modules (auto_map in config.json), "
-        "which run with your permissions. Tokenizers' own code is never run.",
+        description="Whether model folders that a job loads may include their own modules (auto_map in their "
+        "configuration), which run with your permissions. Tokenizers' own code is never run.",
     )
     processes: int = Field(
         1,

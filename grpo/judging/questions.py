@@ -19,7 +19,8 @@ DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in _PR
 """SHA-256 of each prompt file, because different wording gives different results."""
 
 _NAMES = sorted({name for text in _PROMPTS.values() for name in re.findall(r"^<(\w+)>$", text, re.MULTILINE)})
-_TAG = re.compile(rf"[<＜]\s*[/／]?\s*(?:{'|'.join(_NAMES)})\s*[>＞]", re.IGNORECASE)
+# Possessive, because two runs of spaces that can share one take quadratic time.
+_TAG = re.compile(rf"[<＜]\s*+(?:[/／]\s*+)?(?:{'|'.join(_NAMES)})\s*+[>＞]", re.IGNORECASE)
 _INVISIBLE = re.compile(r"(?<=[!-~])[\u00ad\u200b-\u200f\u2060\ufeff]+(?=[!-~])")
 """Zero-width characters between two ASCII characters: they hide a tag from the pattern, but not from a model."""
 _MARKER = re.compile(

@@ -83,6 +83,8 @@ def check(tests: Any) -> None:
                 statements = ast.parse(test["assert"]).body
             except (SyntaxError, ValueError) as error:
                 raise InputError(f"code tests: test {i} is not Python: {error}") from None
+            except (MemoryError, RecursionError):  # how Python's parser says so
+                raise InputError(f"code tests: test {i} is nested too deeply") from None
             if not statements:
                 raise InputError(f"code tests: test {i} asserts nothing")
 

@@ -34,7 +34,7 @@ class PreferenceFile(BaseModel):
     on_bad_record: Literal["stop", "skip"] = Field(
         default="stop",
         description="How an unusable row is handled. stop: an error that names it, no output; skip: it is omitted, "
-        "counted, and listed in bad_records.jsonl of the artifact.",
+        "counted, and listed among the bad records of the artifact.",
     )
 
 

@@ -69,7 +69,11 @@ class _ColumnsSource(StyledSource):
         description="Column of the reference answer: text or a number. From text whose last line is '#### 1,234' "
         "(GSM8K), 1234 is extracted. Not read for verifier none.",
     )
-    verifier: str = Field(default="math", description=f"How answers are checked: {', '.join(VERIFIERS)}.")
+    verifier: str = Field(
+        default="math",
+        description=f"How answers are checked: {', '.join(VERIFIERS)}.",
+        json_schema_extra={"enum": [*VERIFIERS]},  # the list of a form
+    )
     domain: Literal["reasoning", "general"] = Field(
         default="reasoning", description="reasoning: verified by rule; general: scored by a reward model or a judge."
     )
@@ -84,7 +88,7 @@ class _ColumnsSource(StyledSource):
     on_bad_record: Literal["stop", "skip"] = Field(
         default="stop",
         description="How a row that cannot be read or checked is handled. stop: an error that names it, no output; "
-        "skip: it is omitted, counted, and listed in bad_records.jsonl of the artifact.",
+        "skip: it is omitted, counted, and listed among the bad records of the artifact.",
     )
 
     @field_validator("verifier")

@@ -43,7 +43,11 @@ class MixSource(BaseModel):
         "general", description="reasoning: rows are verified against their reference answers, and wrong ones dropped."
     )
     answer_column: str | None = Field(None, description="Column of the reference answer (reasoning only).")
-    verifier: str = Field("math", description=f"How answers are checked (reasoning only): {', '.join(VERIFIERS)}.")
+    verifier: str = Field(
+        "math",
+        description=f"How answers are checked (reasoning only): {', '.join(VERIFIERS)}.",
+        json_schema_extra={"enum": [*VERIFIERS]},  # the list of a form
+    )
     language: str = Field("en", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)?$", description="Language of its rows: ISO 639.")
     licence: str | None = Field(None, min_length=1, description="Its license, for the data card. None: unknown.")
     judged: bool = Field(
@@ -52,7 +56,7 @@ class MixSource(BaseModel):
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop",
         description="How an unusable row is handled. stop: an error that names it; skip: it is omitted, counted, and "
-        "listed in bad_records.jsonl of the artifact.",
+        "listed among the bad records of the artifact.",
     )
 
     @field_validator("verifier")

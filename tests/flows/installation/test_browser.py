@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.installation import Installation
 
-pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+pytest.importorskip("playwright.sync_api", reason="playwright is missing: make install")
 
 from tests.support.pages import CHROMIUM, SMALL_R1, Pages, browser_page
 

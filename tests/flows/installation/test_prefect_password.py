@@ -103,7 +103,7 @@ def test_the_link_stores_the_password_where_prefects_pages_read_it(server: Runni
 
 @pytest.mark.slow
 def test_a_browser_is_signed_in_by_the_link_and_other_origins_can_do_nothing(server: Running) -> None:
-    pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    pytest.importorskip("playwright.sync_api", reason="playwright is missing: make install")
     from tests.support.pages import CHROMIUM, browser_page
 
     if CHROMIUM is None:

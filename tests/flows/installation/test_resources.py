@@ -19,8 +19,10 @@ from flows.installation.resources import FOLDER, Resource, _read, desired, entry
 from flows.prefect_flows import PIPELINES
 from flows.recipe.form_groups import GROUPS, OBJECTIVES
 from flows.recipe.load import load_recipe, shipped
+from flows.stages.evaluate import CHECKPOINTS
 from grpo.config.supervised import SFT
 from grpo.errors import InputError
+from grpo.rewards.verifiers import VERIFIERS
 from tasks.estimate.origin import code_version
 from tests.support.r1 import ROOT
 
@@ -141,8 +143,35 @@ def test_stages_are_chosen_from_those_of_the_recipes_graph(resources: list[Resou
         stages = fields["start"]["enum"]
         assert stages[:2] == ["problems", "base"] and of_it in stages
         assert fields["only"]["enum"] == fields["force"]["items"]["enum"] == stages
-    own = deployments(resources)["train-distill/train-distill"]["parameter_openapi_schema"]["properties"]["start"]
-    assert "enum" not in own  # a recipe names its students
+
+
+def test_stages_that_a_recipe_names_can_be_written_where_others_are_chosen(resources: list[Resource]) -> None:
+    distill = deployments(resources)["train-distill/train-distill"]["parameter_openapi_schema"]
+    listed, another = distill["properties"]["start"]["anyOf"]
+    assert {"problems", "sft_data", "base_small", "student_smallest", "evaluate"} <= set(listed["enum"])
+    assert distill["properties"]["force"]["items"]["anyOf"] == [listed, another]
+    for name in ("base_qwen-7b", "student_qwen-7b"):
+        validate({"start": name, "only": name, "force": [name, "sft_data"]}, distill, raise_on_error=True)
+    assert len(validate({"start": "sft"}, distill)) == 1
+    evaluate = deployments(resources)["evaluate/evaluate"]["parameter_openapi_schema"]
+    chosen = evaluate["properties"]["stages"]["items"]["anyOf"][0]["enum"]
+    assert chosen == [*CHECKPOINTS, "reward_models"]
+    config = deployments(resources)["evaluate/evaluate"]["parameters"]["config"]
+    ours = [*chosen, "student_mine", "alignment_rl_7"]
+    validate({"config": config, "stages": ours}, evaluate, raise_on_error=True)
+    assert len(validate({"config": config, "stages": ["problems"]}, evaluate)) == 1
+
+
+def test_methods_engines_and_verifiers_are_lists_to_choose_from(resources: list[Resource]) -> None:
+    models = definitions(resources)
+    assert models["RL"]["properties"]["method"]["enum"] == ["grpo", "ppo", "online_rft", "rft", "dpo", "sft"]
+    assert models["VLLM"]["properties"]["kind"]["enum"] == ["local", "server"]
+    assert models["RL"]["properties"]["engine"]["anyOf"][0] == {"$ref": "#/definitions/VLLM"}
+    for section in ("ColdStartData", "SFTData", "RewardModels", "Teacher"):
+        engines = models[section]["properties"]["engine"]["anyOf"][0]["discriminator"]["mapping"]
+        assert sorted(engines) == ["endpoint", "function", "local", "server"], section
+    for source in ("FileSource", "HubSource", "MixSource"):
+        assert models[source]["properties"]["verifier"]["enum"] == list(VERIFIERS), source
 
 
 def definitions(resources: list[Resource]) -> dict[str, Any]:
@@ -175,7 +204,12 @@ def test_objectives_are_a_list_to_choose_from(resources: list[Resource]) -> None
 
 def test_help_names_no_files(resources: list[Resource]) -> None:
     for name, fields in deployments(resources).items():
-        assert re.findall(r"\w+/\w+\.(?:py|md)\b", json.dumps(fields["parameter_openapi_schema"])) == [], name
+        assert (
+            re.findall(
+                r"[\w/]+\.(?:py|md|jsonl?|parquet|toml|yaml|csv|txt)\b", json.dumps(fields["parameter_openapi_schema"])
+            )
+            == []
+        ), name
 
 
 def as_sent(model: dict[str, Any], values: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:

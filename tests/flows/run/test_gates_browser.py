@@ -13,7 +13,7 @@ import pytest
 from tests.support.prefect_server import DEADLINE_S, Server, decision, start_run, wait
 from tests.support.r1 import R1, SMALLER
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make install")
 CHROMIUM = shutil.which("chromium")
 STAGE_1 = [
     *(value for value in SMALLER if value.startswith(("problems.", "base."))),

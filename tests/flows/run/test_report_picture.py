@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.r1 import R1
 
-pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+pytest.importorskip("playwright.sync_api", reason="playwright is missing: make install")
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -19,7 +19,7 @@ from tests.support.pages import CHROMIUM, QUIET
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium"),
 ]
 
 PHONE, DESK = 390, 1280

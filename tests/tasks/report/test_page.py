@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 
+from tasks.evaluation.reward_model import CONFIDENCE
+from tasks.judges.calibration import _NORMAL_975
 from tasks.report.data_sections import funnels
 from tasks.report.page import duration, estimates, gates, render
 from tasks.store.manifest import Manifest
@@ -126,6 +130,21 @@ def test_the_funnel_of_problems_adds_up() -> None:
     assert funnel["whole"] == "100 read" and sum(found.values()) == 100
     assert found["duplicate"] == 4 and found["held out beyond the maximum"] == 5
     assert [row["name"] for row in funnel["rows"] if row["kept"]] == ["to train on, reasoning", "to train on, general"]
+
+
+def test_intervals_of_checkpoints_have_the_recipes_confidence_and_those_of_judges_95_percent(
+    failed: RecipeRun, record: Tracking
+) -> None:
+    """No setting changes the intervals of judges and reward models: see tasks/judges/calibration.py and
+    tasks/evaluation/reward_model.py."""
+    measured = {"held_out_accuracy": 0.9, "held_out_accuracy_low": 0.85, "held_out_accuracy_high": 0.95}
+    evaluation = replace(manifest("evaluate", {}), config={"confidence": 0.8})
+    models = replace(manifest("reward_models", {}), metrics={f"helpful_{n}": value for n, value in measured.items()})
+    run = replace(failed, manifests={"evaluate": evaluation, "reward_models": models})
+    page = render(run, {"table": {"r1": {"pass@1": 0.5, "pass@1_ci95": [0.4, 0.6]}}}, record.reader)
+    assert "its 80% bootstrap interval over problems" in page and "85.0% to 95.0%" in page
+    assert "with 95% intervals, which the recipe" in page
+    assert CONFIDENCE == 0.95 and round(NormalDist().cdf(_NORMAL_975), 3) == 0.975
 
 
 def test_durations() -> None:
