@@ -86,6 +86,7 @@ TEXTS: dict[str, Callable[[int], str]] = {
     },
     "number list": _numbers,
     "answer and spaces": lambda length: "answer" + " " * length + "!",
+    "angle and spaces": lambda length: "<" + " " * length + "!",
     "boxed number list": lambda length: f"\\boxed{{{_numbers(length)}}}",
     "fence and lines": lambda length: "```" + "\n" * length + "x",
     "minus one": lambda length: "-" * length + "1",

@@ -36,20 +36,12 @@ from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
 
 NOT_HASHED = {
-    *("device", "fused", "attention", "sampler", "workers", "processes", "nodes"),
-    *("gpu_memory_utilization", "kv_cache_gb"),
+    *("device", "fused", "attention", "sampler", "workers", "processes", "nodes", "budget_requests", "budget_tokens"),
+    *("gpu_memory_utilization", "kv_cache_gb", "urls", "urls_file", "copy_after", "backoff_s", "away_max_s", "ray"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
-    *("urls", "urls_file", "copy_after"),
-    *("backoff_s", "away_max_s", "ray", "budget_requests", "budget_tokens"),
-    *ONCE_HASHED,
-}
-"""Names of settings that affect where and how fast a stage runs or what it logs, but not its output.
-
-One exception is accepted: training that a health check rolls back continues from its last checkpoint, so there
-`save_every` decides which completions are sampled again. Settings that only bound memory (`micro_batch_tokens`,
-`batch_size`, `gradient_checkpointing`) stay in the key, because they change the order of sums, and so do the sizes of
-shards, which are files of the artifact."""
-
+} | ONCE_HASHED
+"""Names of settings that affect where and how fast a stage runs or what it logs, but not its output. (`save_every` does
+where a health check rolls back; that is accepted. Settings that only bound memory change the order of sums.)"""
 
 ALONE = "single-stages"
 """MLflow experiment for stages that run outside of a recipe."""

@@ -99,6 +99,8 @@ def test_time_for_all_tests_together_is_limited_too() -> None:
         ([{"stdin": "1", "stdout": 1}], "test 0 must be"),
         (["assert 1"], "test 0 must be"),
         ([{"assert": "assert f(1) = 2"}], "test 0 is not Python"),
+        ([{"assert": "-" * 100_000 + "1"}], "test 0 is nested too deeply"),
+        ([{"assert": "1+" * 100_000 + "1"}], "test 0 is nested too deeply"),
         ([{"assert": "# later"}], "test 0 asserts nothing"),
     ],
 )
