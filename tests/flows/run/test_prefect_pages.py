@@ -121,6 +121,7 @@ def test_the_graph_of_a_recipe_has_stages_in_the_order_of_their_data(
             assert_read_follows_made(server, recipe(return_state=True).state_details.flow_run_id)
 
 
+@pytest.mark.slow
 def test_the_graph_of_dispatched_stages_too(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every form starts them: each stage is a flow run of its deployment. This process stands in for the worker."""
 
@@ -194,6 +195,7 @@ warned()
 """
 
 
+@pytest.mark.slow
 def test_the_logs_of_a_flow_run_have_the_warnings_of_its_trainer(server: Server, tmp_path: Path) -> None:
     for name, text in (("trainer.py", TRAINER), ("run.py", FLOW)):
         (tmp_path / name).write_text(text)

@@ -15,7 +15,7 @@ from tests.support.prefect_server import Server
 from tests.support.r1 import R1
 from tests.support.s3_server import SECRET, S3Server, s3_server
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 SMALL = [
     *(f"problems.sources.{number}.count=60" for number in range(3)),
     "problems.held_out_max=8",
