@@ -65,7 +65,9 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
     evaluations = [run.manifests.get("evaluate") for run in runs]
     there = [evaluation for evaluation in evaluations if evaluation]
     confidence = there[0].config["confidence"] if there else None
-    compared = len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1
+    rows: list[dict[str, Any]] = []
+    if confidence is not None and len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1:
+        rows = metrics([read_table(e) for e in there], [e.local() for e in there], confidence)
     return {
         "runs": [
             {
@@ -81,7 +83,7 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
         ],
         "config": fields([run.config for run in runs]),
         "stages": stages(runs),
-        "metrics": metrics([read_table(e) for e in there], [e.local() for e in there], confidence) if compared else [],
+        "metrics": rows,
         "confidence": confidence,
         "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
     }

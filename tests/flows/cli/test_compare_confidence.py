@@ -17,7 +17,7 @@ def recipe_run(key: str, confidence: float) -> Any:
     run = SimpleNamespace(
         id=key * 8, name=key, tags={RECIPE_TAG: "tiny"}, status="FINISHED", began=0.0, ended=1.0, label=key
     )
-    evaluation = SimpleNamespace(key=key, path=Path(key), config={"confidence": confidence})
+    evaluation = SimpleNamespace(key=key, local=lambda: Path(key), config={"confidence": confidence})
     return SimpleNamespace(run=run, config={}, manifests={"evaluate": evaluation}, label=key)
 
 
