@@ -140,7 +140,8 @@ def test_intervals_of_checkpoints_have_the_recipes_confidence_and_those_of_judge
     measured = {"held_out_accuracy": 0.9, "held_out_accuracy_low": 0.85, "held_out_accuracy_high": 0.95}
     evaluation = replace(manifest("evaluate", {}), config={"confidence": 0.8})
     models = replace(manifest("reward_models", {}), metrics={f"helpful_{n}": value for n, value in measured.items()})
-    run = replace(failed, manifests={"evaluate": evaluation, "reward_models": models})
+    stages = [replace(failed.stages[0], name=made.stage, manifest=made) for made in (evaluation, models)]
+    run = replace(failed, stages=tuple(stages))
     page = render(run, {"table": {"r1": {"pass@1": 0.5, "pass@1_ci95": [0.4, 0.6]}}}, record.reader)
     assert "its 80% bootstrap interval over problems" in page and "85.0% to 95.0%" in page
     assert "with 95% intervals, which the recipe" in page
