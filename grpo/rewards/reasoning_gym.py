@@ -11,13 +11,16 @@ import difflib
 import functools
 import importlib
 import json
+import re
 import tokenize
 import types
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
+from grpo.rewards.answers.numbers import value
 from grpo.rewards.evaluation_guard import no_evaluation
 from grpo.rewards.expressions import arithmetic, exact_integer, literal, symbolic, whole
 
@@ -44,6 +47,34 @@ _UNREADABLE = (
 """Exceptions that parsing code raises on malformed text."""
 
 
+def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
+    return True
+
+
+def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
+    return answer.lower() == entry["answer"].lower()
+
+
+def _is_gold_number(answer: str, entry: dict[str, Any]) -> bool:
+    said, gold = value(answer), value(entry["answer"])
+    return said is not None and gold is not None and abs(said - gold) <= Fraction(1, 10_000)
+
+
+def _uses_the_numbers(answer: str, entry: dict[str, Any]) -> bool:
+    return sorted(map(int, re.findall(r"\d+", answer))) == sorted(map(int, entry["metadata"]["numbers"]))
+
+
+_ALSO: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+    "game_of_life_halting": _is_gold_word,  # its scorer takes any text
+    "complex_arithmetic": lambda answer, entry: "nan" not in answer.lower(),  # min(1.0, nan) is 1.0
+    "coin_flip": _is_gold_number,  # its scorer takes the digits that a wrong number begins with
+    "gsm_symbolic": _is_gold_number,  # its scorer takes the first number of any text, without its sign
+    "puzzle24": _uses_the_numbers,  # its scorer takes any four numbers of the range
+}
+"""Family -> what an answer with full marks must fulfil besides, where the family's own scorer accepts wrong answers. An
+exception from `_UNREADABLE` means no."""
+
+
 def reasoning_gym(problem: Problem, answer: str) -> float:
     """1.0 if reasoning-gym's scorer for the problem's family gives full marks, else 0.0.
 
@@ -63,7 +94,8 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
         return 0.0
     with no_evaluation():
         try:
-            return float(float(score(answer.strip(), entry)) >= 1.0)
+            right = float(score(answer.strip(), entry)) >= 1.0
+            return float(right and _ALSO.get(family, _nothing_more)(answer.strip(), entry))
         except _UNREADABLE:
             if answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0:
                 return 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,7 @@ FOLDER = {"real_model": "--folder"}
 """Their option for the folder that they write to, where it is not --build."""
 
 
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    ours = {path.stem for path in BENCHMARKS.glob("*.py")}
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which some of them set for their processes
-    yield
-    for name in ours & set(sys.modules) - before:
-        sys.modules.pop(name)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 def stopped(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> str:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield
-    for name in {"claims", "learning_cells", "learning_page", "machine"} - before:
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 def result(dev2: float, refused: float = 0.0) -> dict[str, Any]:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-MODULES = {"claims", "learning_cells", "machine", "paper_claims"}
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield
-    for name in set(sys.modules) - before:
-        if name in MODULES or name.startswith("paper_claims_"):
-            sys.modules.pop(name)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 def test_the_tail_of_the_interval_by_hand() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,7 @@ import pytest
 from flows.recipe.load import load_recipe
 from tasks.problems.sources import ReasoningGymSource
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield
-    ours = {"claims", "learning_cells", "machine", "real_families", "real_learning", "real_model", "real_page"}
-    for name in ours - before:
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 def record(seed: int, dev2: float) -> dict[str, Any]:

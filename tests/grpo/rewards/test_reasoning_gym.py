@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -47,6 +48,27 @@ def test_scorer_uses_the_generators_parameters() -> None:
     coarse = packed | {"parameters": {"min_num_decimal_places": 1, "max_num_decimal_places": 2}}
     assert verify(problem("reasoning_gym", "0.12", coarse), "0.123") == 1.0
     assert verify(problem("reasoning_gym", "0.12", packed), "0.123") < 1.0
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("game_of_life_halting", ["yes", "?", "TrueFalse"]),  # reasoning-gym's scorer takes any text
+        ("complex_arithmetic", ["nan", "nan + nani", "nani"]),
+        ("coin_flip", ["0", "0.", "1/7"]),
+        ("gsm_symbolic", ["not {gold}", "-{gold}", "{gold}, 98", "98 or {gold}"]),
+        ("puzzle24", ["1*2*3*4", "9 + 9 + 9 - 3", "6 + 6 + 6 + 6"]),
+    ],
+)
+def test_answers_that_reasoning_gym_takes_and_that_are_wrong(family: str, wrong: list[str]) -> None:
+    import reasoning_gym
+
+    for entry in reasoning_gym.create_dataset(family, size=8, seed=11):
+        packed = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
+        asked = problem("reasoning_gym", entry["answer"], packed)
+        assert verify(asked, entry["answer"]) == 1.0
+        for text in (form.format(gold=entry["answer"]) for form in wrong):
+            assert verify(asked, text) == 0.0, (entry["answer"], text)
 
 
 def test_part_marks_are_no_verdict() -> None:
@@ -126,6 +148,7 @@ def test_no_family_runs_a_payload_or_a_field_of_a_data_row(planted: Path) -> Non
 
     known = {name: set(vars(module)) for name, module in sys.modules.items() if name.startswith("reasoning_gym")}
     failed = []
+    scored: dict[tuple[str, str], float] = {}
     for family in DATASETS:
         if family == "composite":  # only names others
             continue
@@ -135,10 +158,8 @@ def test_no_family_runs_a_payload_or_a_field_of_a_data_row(planted: Path) -> Non
         if gold and verify(problem("reasoning_gym", gold, packed), gold) < 1.0:
             failed.append(family)
         for payload in PAYLOADS:
-            try:
-                assert verify(problem("reasoning_gym", gold, packed), payload) == 0.0, (family, payload)
-            except (EvaluationRefused, *ORDINARY):
-                pass
+            with contextlib.suppress(EvaluationRefused, *ORDINARY):
+                scored[family, payload] = verify(problem("reasoning_gym", gold, packed), payload)
         # The same in every field of the row.
         fields = {n: [PAYLOADS[0]] if isinstance(v, list) else PAYLOADS[0] for n, v in entry["metadata"].items()}
         row = {"answer": PAYLOADS[0], "metadata": fields}
@@ -149,6 +170,7 @@ def test_no_family_runs_a_payload_or_a_field_of_a_data_row(planted: Path) -> Non
                 pass
         assert not planted.exists(), family
     assert failed == []
+    assert scored and not any(scored.values()), {place for place, reward in scored.items() if reward}
     assert not hasattr(reasoning_gym, "PLANTED")
     assert all(not {n for n in vars(sys.modules[m]) if n == "PLANTED"} for m in known)
 
@@ -170,10 +192,10 @@ def test_no_verifier_runs_a_payload(verifier: str, planted: Path) -> None:
     metadata = {"tests": [{"stdin": "", "stdout": "1"}]} if verifier == "code" else {}
     for payload in PAYLOADS:
         for gold, answer in (("24", payload), (payload + "0", payload)):
-            try:
-                assert verify(problem(verifier, gold, metadata), answer) == 0.0
-            except (InputError, EvaluationRefused, *ORDINARY):
-                pass
+            reward = 0.0
+            with contextlib.suppress(InputError, EvaluationRefused, *ORDINARY):
+                reward = verify(problem(verifier, gold, metadata), answer)
+            assert reward == 0.0
     assert not planted.exists()
 
 
