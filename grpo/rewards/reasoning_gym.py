@@ -52,7 +52,7 @@ def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
-    return answer.lower() == entry["answer"].lower()
+    return bool(answer.lower() == entry["answer"].lower())
 
 
 def _is_gold_number(answer: str, entry: dict[str, Any]) -> bool:
