@@ -34,6 +34,7 @@ from flows.cli import (
 )
 from flows.home import home, prepare_environment
 from grpo.errors import InputError
+from grpo.secret_values import masked
 
 MODULES = [recipes, run, plan, runs, artifacts, why, data, compare, report, eval, chat, serve]
 MODULES += [promote, export, verify, prune, ui, deploy, up, env, completion]
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare_environment()
         return COMMANDS[args.command](args)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
@@ -127,12 +128,12 @@ def _unexpected(error: Exception) -> int:
     if says_full(error) or is_full(home()):
         print(f"error: no space left on {home()}: free some or move the home folder with R1FLOW_HOME", file=sys.stderr)
         return 2
-    said = " ".join(str(error).split())[:300]
+    said = masked(" ".join(str(error).split()))[:300]
     place = home() / "logs" / "errors.log"
     try:
         place.parent.mkdir(exist_ok=True)
         with place.open("a", encoding="utf-8") as file:
-            file.write("".join(traceback.format_exception(error)) + "\n")
+            file.write(masked("".join(traceback.format_exception(error))) + "\n")
     except OSError:
         raise error from None
     print(f"failed: {type(error).__name__}: {said}; the traceback is in {place}", file=sys.stderr)

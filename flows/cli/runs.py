@@ -11,6 +11,7 @@ from typing import Any
 from flows.cli.terminal import print_row
 from flows.home import tracking
 from grpo.errors import InputError
+from grpo.secret_values import masked
 from tasks.tracking.tags import FAILED_TAG, FLOW_TAG, OVERRIDES_TAG, RECIPE_TAG, SEED_TAG
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     there = record.reader.recipe_runs() if not record.sqlite or record.sqlite.exists() else []
     runs = [run for run in there if args.recipe in (None, run.tags.get(RECIPE_TAG))][: args.last]
     if args.json:
-        print(json.dumps({"tracking": record.uri, "runs": [_values(run) for run in runs]}))
+        print(json.dumps({"tracking": masked(record.uri), "runs": [_values(run) for run in runs]}))
         return 0
     if not runs:
         named = f" of recipe {args.recipe!r}" if args.recipe else ""

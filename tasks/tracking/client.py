@@ -276,7 +276,7 @@ class Tracking(Connection):
             {"metrics"} if self._unsent.pop(run_id, None) else set()
         )
         if missing:
-            logger.warning("a run ended while MLflow at %s misses: %s", self.uri, ", ".join(sorted(missing)))
+            logger.warning("a run ended while MLflow at %s misses: %s", masked(self.uri), ", ".join(sorted(missing)))
 
     def _set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

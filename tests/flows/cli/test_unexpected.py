@@ -13,16 +13,16 @@ def test_one_line_and_the_traceback_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks(args: object) -> int:
-        raise RuntimeError("Server error '500\nInternal Server Error'")
+        raise RuntimeError("Error\n500 at https://me:hunter2@host")
 
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     monkeypatch.setattr(module, "prepare_environment", lambda: None)
     monkeypatch.setitem(module.COMMANDS, "stages", breaks)
     assert module.main(["stages"]) == 1
     log = tmp_path / "logs" / "errors.log"
-    said = f"failed: RuntimeError: Server error '500 Internal Server Error'; the traceback is in {log}\n"
+    said = f"failed: RuntimeError: Error 500 at https://***@host; the traceback is in {log}\n"
     assert capsys.readouterr().err == said
-    assert "in breaks" in log.read_text()
+    assert "in breaks" in log.read_text() and "hunter2" not in log.read_text()
 
 
 def test_exhausted_memory_is_one_line(
