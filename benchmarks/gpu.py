@@ -10,15 +10,16 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 | step       | four GRPO steps on the device and on the CPU from the same weights; sampler against trainer         |
 | resume     | a GRPO job killed and started again ends with the weights of an undisturbed one, bit for bit        |
 | throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
-| profile    | an update by kernel: the ten that take longest, and the share of time that the device is idle       |
+| profile    | an update and sampling by kernel: the ten that take longest, and the share of time the device idles |
 | attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
 | beside     | samplers, transformers' Trainer and TRL at 1.5B, as far as they are installed, and vLLM               |
 | waits      | how often the host waits for the GPU while it samples and updates                                     |
 | recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
 | learning   | GRPO of a pretrained model (--model FOLDER) until its reward rises                                   |
 
-Each part runs in a process of its own, so that a failure or its memory does not touch the others. --small takes shapes
-that a CPU does in seconds: it tests this script.
+Each part runs in a process of its own, so that a failure or its memory does not touch the others. --json keeps the
+parts that the file has from earlier runs on the same machine, and --write writes them all. --small takes shapes that a
+CPU does in seconds: it tests this script.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import Any
 
 from gpu_beside import beside, recipes, waits
 from gpu_page import goals, write_page
-from gpu_throughput import attention, profile, throughput
+from gpu_throughput import SHAPES, attention, environment, profile, throughput
 
 HERE = Path(__file__).parent
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
@@ -51,6 +52,8 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="shapes for a CPU: to test this script")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[name for name in PARTS if name != "learning"])
     parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for learning")
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="of the part throughput")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds after which a part is stopped")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
@@ -58,10 +61,10 @@ def main() -> int:
     if args.part:
         print(json.dumps(PARTS[args.part](args)))
         return 0
-    results: dict[str, Any] = {"machine": machine_name(args.device)}
+    results = earlier(args.json, machine_name(args.device))
     for name in args.parts:
         began = time.perf_counter()
-        results[name] = run_part(name)
+        results[name] = run_part(name, args.limit)
         results[name]["seconds"] = round(time.perf_counter() - began, 1)
         print(f"{name}: {json.dumps(results[name])}", flush=True)
         if args.json:
@@ -73,11 +76,21 @@ def main() -> int:
     return 1 if any("error" in result for result in results.values() if isinstance(result, dict)) else 0
 
 
-def run_part(name: str) -> dict[str, Any]:
+def earlier(path: Path | None, machine: str) -> dict[str, Any]:
+    """The parts that a file has from this machine."""
+    results: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    return results if results.get("machine") == machine else {"machine": machine}
+
+
+def run_part(name: str, limit: float) -> dict[str, Any]:
     """The JSON object that a part prints last, or the end of its error."""
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            command, env=environment(HERE.parent, HERE), capture_output=True, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": [f"not done after {limit:g} s"]}
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-8:]}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from gpu_throughput import (
     SHAPES,
     SMALL_SHAPES,
     VOCABULARY,
+    environment,
     peak_memory,
     reset_memory,
     shaped_model,
@@ -169,8 +169,7 @@ def grpo_steps(args: argparse.Namespace, folder: Path, dtype: str, place: Path) 
         steps = (1, 2)
         case = Case(str(home), str(folder), asked, group, length, 0.001, 8192, rows, *steps, 0, args.device, dtype)
         command = [sys.executable, str(HERE / "grpo_step.py"), side, str(case.write(home / "case.json"))]
-        environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment(HERE.parent, HERE), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{side}: {done.stderr[-1500:]}")
         report = json.loads(done.stdout.strip().splitlines()[-1])
@@ -219,21 +218,21 @@ def recipes(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each stage of the recipe `tiny`, from nothing to the evaluation, and with --model of a few steps of
     every stage on it (benchmarks/real_model.py). --small makes the base model alone, in a few steps."""
     with tempfile.TemporaryDirectory() as home:
-        environment = {**os.environ, "R1FLOW_HOME": home, "PYTHONPATH": str(HERE.parent)}
+        variables = {**environment(HERE.parent), "R1FLOW_HOME": home}
         if args.device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+            variables["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, "-m", "flows.cli", "run", "tiny", "--json"]
         if args.small:
             command += ["--only", "base", *(part for value in FEWER for part in ("--set", value))]
-        result = {"tiny": stages_of(command, environment)}
+        result = {"tiny": stages_of(command, variables)}
         if args.model is not None:
             script = [sys.executable, str(HERE / "real_model.py"), "--model", str(args.model), "--json"]
-            result["real_model"] = stages_of([*script, "--folder", f"{home}/real"], environment)
+            result["real_model"] = stages_of([*script, "--folder", f"{home}/real"], variables)
     return result
 
 
-def stages_of(command: list[str], environment: dict[str, str]) -> dict[str, float]:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def stages_of(command: list[str], variables: dict[str, str]) -> dict[str, float]:
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:5])}: {done.stderr[-1500:]}")
     stages = json.loads(done.stdout.strip().splitlines()[-1])["stages"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: in
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of updates and of sampling for each shape, MFU, and the most memory held, GB."""
-    shapes = SMALL_SHAPES if args.small else SHAPES
+    shapes = SMALL_SHAPES if args.small else {name: SHAPES[name] for name in args.shapes}
     return {name: of_shape(args, shape) for name, shape in shapes.items()}
 
 
@@ -113,6 +114,7 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
     from grpo.model.loading import load_policy
     from grpo.model.logprobs import completion_logprobs
     from grpo.model.packed.flex import with_flex
+    from grpo.model.training_mode import same_gradients
 
     dtype = "float32" if args.device == "cpu" else "bfloat16"
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
@@ -134,7 +136,10 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
             if name == "flex":
                 result["difference"] = (result["difference"] - forward()).abs().max().item()
             if args.device == "cuda":
-                result[name]["update_ms"] = 1e3 * min(times(args.device, update_of(policy, rows, prompt, length)))
+                update = update_of(policy, rows, prompt, length)
+                result[name]["update_ms"] = 1e3 * min(times(args.device, update))
+                with same_gradients(policy.device):
+                    result[name]["update_same_bits_ms"] = 1e3 * min(times(args.device, update))
     return result
 
 
@@ -142,17 +147,10 @@ def sampling_speeds(args: argparse.Namespace, policy: Any, rows: int, prompt: in
     """Tokens/s of this project's sampler and of transformers' `generate` for groups of `rows` completions."""
     import torch
 
-    from grpo.config.common import Sampling
     from grpo.generation.plain_sampler import sample_groups_plain
-    from grpo.generation.sampler import sample_groups
     from grpo.model.loading import plain_attention
 
-    prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
-    settings = Sampling(max_new_tokens=length, batch_size=4 * rows)
-    options = dict(eos_id=10**6, seeds=[1, 2, 3, 4])
-
-    def ours() -> None:
-        list(sample_groups(policy, prompts, rows, settings, **options))
+    prompts, settings, options = sampling_case(rows, prompt, length)
 
     @torch.inference_mode()
     def plain() -> None:
@@ -160,14 +158,40 @@ def sampling_speeds(args: argparse.Namespace, policy: Any, rows: int, prompt: in
             list(sample_groups_plain(policy, prompts, rows, settings, **options))
 
     tokens = 4 * rows * length
+    ours = sampling_of(policy, rows, prompt, length)
     return {
         "sampling_tokens_per_s": tokens / min(times(args.device, ours, 2)),
         "generate_tokens_per_s": tokens / min(times(args.device, plain, 2)),
     }
 
 
+def sampling_case(rows: int, prompt: int, length: int) -> tuple[list[list[int]], Any, dict[str, Any]]:
+    """Prompts, settings and options of four groups of completions that never end by themselves."""
+    from grpo.config.common import Sampling
+
+    prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
+    return prompts, Sampling(max_new_tokens=length, batch_size=4 * rows), dict(eos_id=10**6, seeds=[1, 2, 3, 4])
+
+
+def sampling_of(policy: Any, rows: int, prompt: int, length: int) -> Callable[[], None]:
+    from grpo.generation.sampler import sample_groups
+
+    prompts, settings, options = sampling_case(rows, prompt, length)
+
+    def run() -> None:
+        list(sample_groups(policy, prompts, rows, settings, **options))
+
+    return run
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """This process's variables, with `folders` first on Python's path."""
+    path = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
 def times(device: str, run: Callable[[], None], count: int = 3) -> list[float]:
-    """Seconds of `count` runs after a warm-up."""
+    """Seconds of `count` runs after a warm-up, or of one run if `count` is 0."""
     import torch
 
     seconds = []
@@ -177,7 +201,7 @@ def times(device: str, run: Callable[[], None], count: int = 3) -> list[float]:
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+    return seconds[1:] or seconds
 
 
 def gpu_name() -> str:
@@ -201,27 +225,35 @@ def peak_memory(device: str) -> float | None:
 
 
 def profile(args: argparse.Namespace) -> dict[str, Any]:
-    """The ten kernels of an update that take longest, as shares of its wall time, and what is left: the idle share."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
+    """The ten kernels of an update and of sampling that take longest, as shares of the wall time, and what is left: the
+    idle share."""
     from grpo.config.common import Hardware
     from grpo.model.loading import load_policy
 
     shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
     dtype = "float32" if args.device == "cpu" else "bfloat16"
+    rows, prompt, length, new = (4, 16, 16, 8) if args.small else (16, 128, 384, 32)
     with tempfile.TemporaryDirectory() as place:
         folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
         policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
-    run = update_of(policy, *((4, 16, 16) if args.small else (16, 128, 384)))
-    times(args.device, run, 1)
-    activities = [ProfilerActivity.CUDA] if args.device == "cuda" else [ProfilerActivity.CPU]
-    with profiler(activities=activities) as seen:
-        wall = times(args.device, run, 1)[0]
-    on_gpu = args.device == "cuda"
-    seconds = {
-        e.key: (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 2e6 for e in seen.key_averages()
+    runs = {"sampling": sampling_of(policy, rows, prompt, new), "update": update_of(policy, rows, prompt, length)}
+    return {name: by_kernel(args.device, run) for name, run in runs.items()}
+
+
+def by_kernel(device: str, run: Callable[[], None]) -> dict[str, Any]:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    on_gpu = device == "cuda"
+    wall = min(times(device, run, 2))
+    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        times(device, run, 0)
+    events = seen.key_averages()
+    seconds = {e.key: (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 1e6 for e in events}
+    top = sorted(seconds, key=lambda key: -seconds[key])[:10]
+    return {
+        "top": {key[:80]: seconds[key] / wall for key in top},
+        "kernels": sum(e.count for e in events),
+        "idle_share": max(0.0, 1 - sum(seconds.values()) / wall),
+        "wall_s": wall,
     }
-    top = sorted(seconds.items(), key=lambda item: -item[1])[:10]
-    busy = sum(seconds.values())
-    return {"top": {key[:80]: s / wall for key, s in top}, "idle_share": max(0.0, 1 - busy / wall), "wall_s": wall}

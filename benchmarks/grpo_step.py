@@ -121,6 +121,8 @@ def ours(case: Case) -> dict[str, Any]:
 
     def timed_log(self: Metrics, *args: Any, **values: Any) -> None:
         log(self, *args, **values)
+        if str(self.path) != files["metrics"]:  # completions for the reader
+            return
         ends.append(time.perf_counter())
         laps.append(watch.laps())
         if len(ends) in (case.warm_up, case.warm_up + case.steps):
@@ -134,7 +136,7 @@ def ours(case: Case) -> dict[str, Any]:
     starts.insert(0, ends[0] - records[0]["sampling_s"] - records[0]["update_s"])
     steps = [
         step_record(end - start, record["completion_tokens"] * case.rows, parts_of(record, lap))
-        for start, end, record, lap in zip(starts, ends, records, laps, strict=False)
+        for start, end, record, lap in zip(starts[:-1], ends, records, laps, strict=True)
     ]
     tokenizer = load_tokenizer(case.model)
     asked = [len(prompt_tokens(tokenizer, m, "chat")) for m in case.prompts]

@@ -144,6 +144,7 @@ def _device(wanted: str, local_rank: int, local_world: int) -> torch.device:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else equal products may differ in their bits
     return device
 
 

@@ -28,6 +28,11 @@ LOOKS = {"cpu": 1}
 STEPS_BETWEEN_LOOKS = 8
 """The same for all other devices, where the host must wait for the result of a check. Between checks ended completions
 continue, and tokens after their end are dropped."""
+LEAST_ENDED = {"cpu": 0.0}
+"""Share of the rows that must have ended before they are removed, by device type."""
+LEAST_ENDED_RECORDED = 0.25
+"""The same for all other devices, where each removal changes the shapes of a step, which is then recorded again
+(`grpo.model.decode.recorded`)."""
 
 
 class _Rows:
@@ -39,6 +44,7 @@ class _Rows:
     def __init__(self, length: int, device: torch.device):
         self.device = device
         self.between_looks = LOOKS.get(device.type, STEPS_BETWEEN_LOOKS)
+        self.least_ended = LEAST_ENDED.get(device.type, LEAST_ENDED_RECORDED)
         self.step, self.joined = 0, list[int]()  # steps so far; for each row the step at which it joined
         self.with_end = torch.zeros(0, dtype=torch.bool, device=device)  # rows that have drawn the end token
         self.owners: list[tuple[int, int]] = []  # (prompt, number of its completion)
@@ -68,13 +74,16 @@ class _Rows:
         return tokens
 
     def ended(self, eos_id: int) -> list[int]:
-        """Rows that have drawn the end token or reached the maximum length; empty between two checks."""
+        """Rows that have drawn the end token or reached the maximum length; empty between two checks, and while they
+        are too few to be removed."""
         self.with_end |= (self.tokens.gather(1, self.counts - 1) == eos_id).squeeze(1)
         length = self.tokens.shape[1]
         if self.step % self.between_looks and self.step - min(self.joined) < length:
             return []
         ended = self.with_end.tolist()
-        return [row for row, joined in enumerate(self.joined) if ended[row] or self.step - joined == length]
+        full = [self.step - joined == length for joined in self.joined]
+        rows = [row for row in range(len(ended)) if ended[row] or full[row]]
+        return rows if any(full) or len(rows) >= self.least_ended * len(ended) else []
 
     def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
         tokens, logprobs = (self._of(rows, table).tolist() for table in (self.tokens, self.logprobs))

@@ -6,13 +6,15 @@ removed at any step, and new groups can join.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.model.cpu.kernels import supports
+from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS
+from grpo.model.decode import recorded
 from grpo.model.decode.cache import Cache
 from grpo.model.decode.step_rows import StepRows
 from grpo.model.fused.decode_step import DecodeStep, can_decode
@@ -44,6 +46,9 @@ class Decoder:
         # joined.
         self.steps, self.joined = 0, list[int]()
         self._batch: StepRows | None = None
+        self._records = self._decode_step is None and recorded.can_record(self.backbone, self.device)
+        self._replay: Callable[[], Tensor] | None = None  # a recorded step of this batch, which reads `_ids`
+        self._ids = self.generated
         self.prompt_ends: list[int] = []  # index in the pack of each last-added prompt's last token
 
     def add_groups(self, prompts: Sequence[Sequence[int]], size: int) -> Tensor:
@@ -78,15 +83,35 @@ class Decoder:
             counts = [self.steps - joined for joined in self.joined]
             shape = self.prompt_lengths, self.group_of, self.generated, counts
             self._batch = StepRows.of(*shape, like.dtype, uses_kernel)
+            self._replay, self._ids = None, tokens.to(self.device, copy=True)
+        else:
+            self._ids.copy_(tokens)
+        logits = self._recorded_step(self._batch) if self._records else self._step()
+        self.steps += 1
+        return logits
+
+    def _step(self) -> Tensor:
+        assert self._batch is not None
         self._batch.begin()
-        ids, positions = tokens.to(self.device), self._batch.row_prompt_lengths + self.generated
+        ids, positions = self._ids, self._batch.row_prompt_lengths + self.generated
         if self._decode_step is not None:
             logits = self._decode_step(ids, positions, self.attend)
         else:
             logits = self.head(hidden_states(self.backbone, ids[None], positions[None], self))
         self.generated += 1
-        self.steps += 1
         return logits
+
+    def _recorded_step(self, batch: StepRows) -> Tensor:
+        """`_step`, replayed from the third step of a batch on: recording costs about as much as two steps."""
+        longest = self.steps - min(self.joined) + 1
+        if batch.capacity is None or longest > batch.capacity:
+            batch.capacity = max(INITIAL_CACHE_TOKENS, 1 << (longest - 1).bit_length())
+            self._replay = None
+            return self._step()
+        if self._replay is None:
+            self._replay = recorded.record(self._step)
+            self._records = self._replay is not None
+        return self._step() if self._replay is None else self._replay()
 
     def remove(self, rows: Sequence[int]) -> list[int]:
         """Removes rows that have ended; the last rows fill the gaps. Returns the old index of each remaining row."""

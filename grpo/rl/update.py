@@ -20,6 +20,7 @@ from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.transfer import to_device
 from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
+from grpo.model.training_mode import same_gradients
 from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.method_table import Method
@@ -80,7 +81,8 @@ class Update:
             part = [row for number in batch for row in parts[number]]
             with self._replaying(rollout, part):
                 loss, measured = self._balanced_loss(rollout, part, normalizers, len(part) / sum(map(len, parts)))
-                (loss if counts else loss * 0).backward()
+                with same_gradients(self.device):
+                    (loss if counts else loss * 0).backward()
             if counts:
                 totals.add({"loss": loss, **measured})
         stats = self.parallel.reduce(totals.read())

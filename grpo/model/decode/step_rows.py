@@ -33,6 +33,8 @@ class StepRows:
     every_row: Tensor  # [n]
     dtype: torch.dtype
     uses_kernel: bool  # `grpo.model.cpu.kernels` attends to generated tokens, without a mask
+    capacity: int | None = None  # generated tokens that each step reads, so that all have one shape; None: no more
+    # than there are
 
     @classmethod
     def of(
@@ -77,7 +79,10 @@ class StepRows:
 
     def begin(self) -> None:
         """Makes room for one more token per row."""
-        self.width += 1
+        if self.capacity is not None:
+            self.width, self.even = self.capacity, False
+        else:
+            self.width += 1
         if not (self.even or self.uses_kernel):
             columns = torch.arange(self.width, device=self.generated.device)
             self.future = _mask(columns > self.generated[:, None], self.dtype)

@@ -224,13 +224,30 @@ class _Keys:
 
     def __init__(self, calls: list[Rows], tokens: int, device: torch.device):
         self.calls, self.tokens = calls, tokens
-        self.places = to_device(torch.cat([rows.seen.flatten() for rows in calls]), device)  # [S]: token of each slot
+        self._on_host = torch.cat([rows.seen.flatten() for rows in calls])
+        self.places = to_device(self._on_host, device)  # [S]: token of each slot
 
     def sum_gradients(self, gradient: Tensor) -> Tensor:
         """Gradients of the tokens' keys or values [N, H, D]: the sums over their slots [S, H, D]."""
         if kernels.supports(gradient):
             return kernels.sum_rows(gradient, *self._slots_of)
-        return gradient.new_zeros(self.tokens, *gradient.shape[1:]).index_add_(0, self.places, gradient)
+        sums = gradient.new_empty(self.tokens, *gradient.shape[1:])
+        for tokens, slots in self._slots_by_count:
+            sums.index_copy_(0, tokens, gradient.index_select(0, slots.flatten()).unflatten(0, slots.shape).sum(1))
+        return sums
+
+    @cached_property
+    def _slots_by_count(self) -> list[tuple[Tensor, Tensor]]:
+        """For each number c of slots per token: the tokens [T] and their slots [T, c]. Sums over these have a fixed
+        order; `index_add_` on a GPU has none."""
+        slots, ends = self._slots_of
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        groups = []
+        for count in counts.unique().tolist():
+            tokens = (counts == count).nonzero().squeeze(1)
+            places = slots[(ends[tokens] - count)[:, None] + torch.arange(count)]
+            groups.append((to_device(tokens, self.places.device), to_device(places, self.places.device)))
+        return groups
 
     @cached_property
     def _slots_of(self) -> tuple[Tensor, Tensor]:
@@ -238,7 +255,7 @@ class _Keys:
         so its gradient is 0."""
         real = torch.cat([pad(rows.real, (rows.before.shape[1], 0), value=True).flatten() for rows in self.calls])
         slots = real.nonzero().squeeze(1)
-        places, order = self.places[slots].sort(stable=True)
+        places, order = self._on_host[slots].sort(stable=True)
         ends = torch.searchsorted(places, torch.arange(self.tokens), right=True)
         return slots[order], ends
 

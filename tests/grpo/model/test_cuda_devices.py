@@ -19,6 +19,7 @@ from grpo.algorithms.objectives import OBJECTIVES, Objective
 from grpo.algorithms.tokens import Normalizers, Tokens
 from grpo.config.common import Sampling
 from grpo.generation.sampler import sample
+from grpo.model.decode import recorded
 from grpo.model.fused.blocks import _replace_forward
 from grpo.model.lm_head import backbone_of
 from grpo.model.logprobs import completion_logprobs
@@ -40,6 +41,7 @@ NORMALIZERS = Normalizers(sequences=4, tokens=10, budget=8)
 @pytest.fixture
 def cuda(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     prepare(tmp_path_factory.mktemp("guard"), monkeypatch)
+    monkeypatch.setattr(recorded, "record", lambda run: None)  # it needs a GPU
     with torch.autograd.set_multithreading_enabled(False), FakeCuda() as mode:
         yield mode
 

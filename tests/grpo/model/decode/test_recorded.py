@@ -1,0 +1,120 @@
+"""Recorded decoding steps sample what steps run one by one do.
+
+A stand-in records on a CPU: it keeps the operations of a step with the tensors that they read and wrote, and a replay
+executes them again on the same memory, without any Python of the model in between. A CUDA graph does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+from grpo.config.common import Sampling
+from grpo.generation import sampler
+from grpo.generation.sampler import sample
+from grpo.model.decode import recorded
+from grpo.model.packed.attention import NAME, UNFUSED
+from tests.support.small_models import SHAPE
+
+PROMPTS = [[5, 9, 7, 6, 11], [8, 3], [4, 4, 4, 10, 12, 3, 7, 5], [6, 6, 2]]
+LENGTH = 150  # more than two capacities of the cache
+
+
+class Operations(TorchDispatchMode):
+    """Executes operations and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.made.append((function, args, kwargs or {}, written))
+        return result
+
+
+class Recorder:
+    """`grpo.model.decode.recorded.record` for a CPU; counts what it records and replays."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self.recorded += 1
+        tables = [cell.cell_contents for cell in run.__closure__ or ()] or [run.__self__]  # type: ignore[attr-defined]
+        generated = tables[0].generated.clone()
+        with Operations() as operations:
+            result = run()
+        tables[0].generated.copy_(generated)  # recording does not execute
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            for function, args, options, written in operations.made:
+                again = [leaf for leaf in tree_leaves(function(*args, **options)) if isinstance(leaf, Tensor)]
+                for old, new in zip(written, again, strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+            return result
+
+        return replay
+
+
+@pytest.fixture(params=["llama", "gemma2"])
+def model(request: pytest.FixtureRequest, model_folder: str, tmp_path: Path) -> Any:
+    """Plain attention without our CPU kernels; and windows of 4 tokens with softcaps."""
+    if request.param == "gemma2":
+        Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, sliding_window=4)).save_pretrained(tmp_path)
+        return AutoModelForCausalLM.from_pretrained(str(tmp_path), attn_implementation=NAME)
+    return AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation=UNFUSED)
+
+
+@pytest.mark.parametrize("batch_size", [16, 6])
+def test_completions_are_the_same(model: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Sampling(max_new_tokens=LENGTH, batch_size=batch_size)
+    often = torch.tensor(
+        [t for g in sample(model, PROMPTS, 3, settings, eos_id=-1, seeds=[1, 2, 3, 4]) for c in g for t in c.tokens]
+    )
+    options: dict[str, Any] = dict(eos_id=int(often.mode().values), seeds=[1, 2, 3, 4])
+    expected = sample(model, PROMPTS, 3, settings, **options)
+    recorder = Recorder()
+    monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
+    monkeypatch.setattr(recorded, "record", recorder)
+    for table in ("LOOKS", "LEAST_ENDED"):
+        monkeypatch.setattr(sampler, table, {})
+    actual = sample(model, PROMPTS, 3, settings, **options)
+    assert recorder.recorded >= 3 and recorder.replayed > 60
+    assert len({len(c.tokens) for group in expected for c in group}) > 4
+    for ours, theirs in zip(actual, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.tokens, one.finished) == (other.tokens, other.finished)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_steps_that_cannot_be_recorded_are_run(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Sampling(max_new_tokens=12)
+    expected = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
+    monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
+    monkeypatch.setattr(recorded, "record", lambda run: None)
+    actual = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
+    assert [[c.tokens for c in group] for group in actual] == [[c.tokens for c in group] for group in expected]
+
+
+def test_rows_that_have_ended_are_removed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "LEAST_ENDED", {})
+    rows = sampler._Rows(10, torch.device("cpu"))
+    rows.join([0], 8, [0])
+    logits = torch.zeros(8, 5)
+    for ended, removed in ((1, 0), (2, 2)):
+        logits[:ended, 3] = 1e4
+        rows.draw(logits, Sampling(max_new_tokens=10), False)
+        rows.tokens[ended:, :] = 0
+        assert len(rows.ended(3)) == removed
