@@ -44,6 +44,7 @@ from gpu_throughput import SHAPES, attention, environment, profile, throughput
 HERE = Path(__file__).parent
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
 STEPS, LEARNING_RATE = 4, 1e-4
+COMPARED = ("reward", "loss", "grad_norm", "kl", "sampled_entropy")
 
 
 def main() -> int:
@@ -214,21 +215,25 @@ def sampler_difference(model: Path, device: str, dtype: str) -> dict[str, float]
 
 
 def resume(args: argparse.Namespace) -> dict[str, Any]:
-    """Whether a killed job ends with the same bits."""
+    """Whether a job that was killed and went on ends with the bits of one that was not, and whether a second
+    undisturbed one does; and the first step of each whose metrics differ."""
     import torch
     from inputs import demo_model
 
     with tempfile.TemporaryDirectory() as place:
         model = demo_model(Path(place))
-        whole, killed = Path(place) / "whole", Path(place) / "killed"
-        run_job(write_rl_job(whole, model, args.device))
-        job = write_rl_job(killed, model, args.device)
-        steps = len(run_job(job, kill_after=3))
-        run_job(job)
-        same = all(torch.equal(w, weights(killed)[name]) for name, w in weights(whole).items())
-    if not same:
-        raise RuntimeError("the killed job ended with other weights")
-    return {"same_bits": same, "killed_after": steps}
+        jobs = {name: write_rl_job(Path(place) / name, model, args.device) for name in ("whole", "killed", "repeated")}
+        killed_after = len(run_job(jobs["killed"], kill_after=3))
+        records = {name: run_job(job) for name, job in jobs.items()}
+        whole = weights(jobs["whole"].parent)
+        result: dict[str, Any] = {"killed_after": killed_after}
+        for name in ("killed", "repeated"):
+            again = weights(jobs[name].parent)
+            same = all(torch.equal(w, again[key]) for key, w in whole.items())
+            pairs = enumerate(zip(records["whole"], records[name], strict=True), 1)
+            differs = next((step for step, (a, b) in pairs if any(a[key] != b[key] for key in COMPARED)), None)
+            result[name] = {"same_bits": same, "first_step_that_differs": differs}
+    return result | {"same_bits": all(result[name]["same_bits"] for name in ("killed", "repeated"))}
 
 
 def learning(args: argparse.Namespace) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def updates(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, Any
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
     reset_memory(args.device)
     policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
-    ours_s = mean(times(args.device, update_of(policy, rows, prompt, length)))
+    ours_s = mean(times(args.device, update_of(policy, 1, rows, prompt, length)))
     result = {"ours": {"tokens_per_s": rows * length / ours_s, "gb": peak_memory(args.device)}}
     del policy
     if importlib.util.find_spec("accelerate") is None:
@@ -194,7 +194,7 @@ def waits(args: argparse.Namespace) -> dict[str, Any]:
     settings = Sampling(max_new_tokens=64, top_p=0.95)
     runs: dict[str, Callable[[], Any]] = {
         "sampling": lambda: sample(policy, prompts, 4, settings, eos_id=NEVER_ENDS, seeds=[1, 2, 3, 4]),
-        "update": update_of(policy, 4, 12, 64),
+        "update": update_of(policy, 1, 4, 12, 64),
     }
     found: dict[str, int | None] = {}
     for name, run in runs.items():

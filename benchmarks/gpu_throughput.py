@@ -18,6 +18,8 @@ SHAPES = {
     "7B": dict(hidden=3584, layers=28, heads=28, key_heads=4, feed_forward=18944, tied=False),
 }
 SMALL_SHAPES = {"small": dict(hidden=64, layers=2, heads=4, key_heads=2, feed_forward=128, tied=True)}
+GROUPS = {"7B": 1}
+"""Groups of completions of an update's one micro-batch, by shape; else 4. With one, activations are recomputed."""
 VOCABULARY = 151_936
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 peak of GPUs by a part of their name, operations/s, from their data sheets."""
@@ -53,10 +55,10 @@ def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: in
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of updates and of sampling for each shape, MFU, and the most memory held, GB."""
     shapes = SMALL_SHAPES if args.small else {name: SHAPES[name] for name in args.shapes}
-    return {name: of_shape(args, shape) for name, shape in shapes.items()}
+    return {name: of_shape(args, shape, GROUPS.get(name, 4)) for name, shape in shapes.items()}
 
 
-def of_shape(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
+def of_shape(args: argparse.Namespace, shape: dict[str, Any], groups: int) -> dict[str, Any]:
     import torch
     from grpo_step import update_flops
 
@@ -68,15 +70,20 @@ def of_shape(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
         began = time.perf_counter()
-        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+        hardware = Hardware(device=args.device, dtype=dtype, gradient_checkpointing=groups == 1)
+        policy = load_policy(str(folder), hardware)
         load_s = time.perf_counter() - began
+        policy.train()  # recomputes activations, if it should
         reset_memory(args.device)
-        update_s = mean(times(args.device, update_of(policy, rows, prompt, length)))
+        one_s = mean(times(args.device, update_of(policy, 1, rows, prompt, length)))
+        update_s = mean(times(args.device, update_of(policy, groups, rows, prompt, length)))
         update_memory = peak_memory(args.device)
-        flops = update_flops(str(folder), [prompt], rows, rows * length)
+        flops = update_flops(str(folder), [prompt] * groups, rows, groups * rows * length)
         reset_memory(args.device)
         sampling = sampling_speeds(args, policy, rows, prompt, 16 if args.small else 256)
-    result = {"load_s": load_s, "update_tokens_per_s": (prompt + rows * length) / update_s, **sampling}
+    tokens = groups * (prompt + rows * length)
+    result = {"load_s": load_s, "update_tokens_per_s": tokens / update_s, **sampling}
+    result["update_tokens_per_s_of_one_group"] = tokens / groups / one_s
     result |= {"update_gb": update_memory, "sampling_gb": peak_memory(args.device)}
     if peak := next((f for name, f in PEAK_FLOPS.items() if args.device == "cuda" and name in gpu_name()), None):
         result["mfu"] = flops / update_s / peak
@@ -86,15 +93,15 @@ def of_shape(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def update_of(policy: Any, rows: int, prompt: int, length: int) -> Callable[[], None]:
-    """Forward and backward of a group's completions and an AdamW step."""
+def update_of(policy: Any, groups: int, rows: int, prompt: int, length: int) -> Callable[[], None]:
+    """Forward and backward pass over `groups` groups of `rows` completions at once, and an AdamW step."""
     import torch
 
     from grpo.model.logprobs import completion_logprobs
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
-    prompts = [[5 + i % 90 for i in range(prompt)]] * rows
-    completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(rows)]
+    prompts = [[5 + (i + group) % 90 for i in range(prompt)] for group in range(groups) for _ in range(rows)]
+    completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(groups * rows)]
 
     def run() -> None:
         completion_logprobs(policy, prompts, completions, 1.0).sum().backward()
@@ -114,7 +121,7 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
     from grpo.model.loading import load_policy
     from grpo.model.logprobs import completion_logprobs
     from grpo.model.packed.flex import with_flex
-    from grpo.model.training_mode import same_gradients
+    from grpo.model.packed.ordered_gradients import ordered_gradients
 
     dtype = "float32" if args.device == "cpu" else "bfloat16"
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
@@ -136,9 +143,9 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
             if name == "flex":
                 result["difference"] = (result["difference"] - forward()).abs().max().item()
             if args.device == "cuda":
-                update = update_of(policy, rows, prompt, length)
+                update = update_of(policy, 1, rows, prompt, length)
                 result[name]["update_ms"] = 1e3 * min(times(args.device, update))
-                with same_gradients(policy.device):
+                with ordered_gradients(policy.device):
                     result[name]["update_same_bits_ms"] = 1e3 * min(times(args.device, update))
     return result
 
@@ -236,7 +243,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
         policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
-    runs = {"sampling": sampling_of(policy, rows, prompt, new), "update": update_of(policy, rows, prompt, length)}
+    runs = {"sampling": sampling_of(policy, rows, prompt, new), "update": update_of(policy, 1, rows, prompt, length)}
     return {name: by_kernel(args.device, run) for name, run in runs.items()}
 
 
@@ -252,7 +259,7 @@ def by_kernel(device: str, run: Callable[[], None]) -> dict[str, Any]:
     seconds = {e.key: (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 1e6 for e in events}
     top = sorted(seconds, key=lambda key: -seconds[key])[:10]
     return {
-        "top": {key[:80]: seconds[key] / wall for key in top},
+        "top": {f"{key[:110]} ({rank})": seconds[key] / wall for rank, key in enumerate(top, 1)},
         "kernels": sum(e.count for e in events),
         "idle_share": max(0.0, 1 - sum(seconds.values()) / wall),
         "wall_s": wall,

@@ -50,7 +50,8 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
 
     With `lora` only adapters are trained.
     """
-    policy = _load_policy(model, hardware)
+    # The probe runs where the model will: a CPU would take longer, and other kernels would go unchecked.
+    policy = _load_policy(model, hardware).to(choose_device(hardware))
     _warn_if_slower(policy, model, choose_way(policy, model, hardware))
     if hardware.gradient_checkpointing:
         try:
@@ -87,10 +88,10 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
         num_labels=1,
         remote_code=hardware.remote_code,
         dtype=getattr(torch, hardware.dtype),
-    )
+    ).to(choose_device(hardware))
     _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
     without_noise(loaded)
-    return loaded.to(choose_device(hardware))
+    return loaded
 
 
 def _load_policy(model: str, hardware: Hardware) -> Any:

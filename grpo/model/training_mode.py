@@ -1,5 +1,4 @@
-"""Makes a model compute the same in training mode as in evaluation mode, and in each run: no dropout, no router jitter,
-no sums in random order.
+"""Makes a model compute the same in training mode as in evaluation mode: no dropout, no router jitter.
 
 The ratio of a policy to its older version must not contain noise, and the probe checks the model in evaluation mode. So
 training mode is switched on only in modules that recompute activations, which check for it.
@@ -7,12 +6,8 @@ training mode is switched on only in modules that recompute activations, which c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import MethodType
 from typing import Any
-
-import torch
 
 
 def without_noise(model: Any) -> None:
@@ -30,18 +25,3 @@ def _train(self: Any, mode: bool = True) -> Any:
     for module in self.modules():
         module.training = mode and bool(getattr(module, "gradient_checkpointing", False))
     return self
-
-
-@contextmanager
-def same_gradients(device: torch.device) -> Iterator[None]:
-    """Context for backward passes in which equal inputs have equal gradients, bit for bit. On a GPU some kernels sum in
-    the order in which their threads arrive, and a job that was killed must end with the bits of an undisturbed one."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -17,10 +17,10 @@ from grpo.config.rl import RL
 from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
 from grpo.model.logprobs import completion_logprobs
+from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
 from grpo.model.packed.transfer import to_device
 from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
-from grpo.model.training_mode import same_gradients
 from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.method_table import Method
@@ -81,7 +81,7 @@ class Update:
             part = [row for number in batch for row in parts[number]]
             with self._replaying(rollout, part):
                 loss, measured = self._balanced_loss(rollout, part, normalizers, len(part) / sum(map(len, parts)))
-                with same_gradients(self.device):
+                with ordered_gradients(self.device):
                     (loss if counts else loss * 0).backward()
             if counts:
                 totals.add({"loss": loss, **measured})

@@ -17,8 +17,8 @@ from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.errors import InputError
+from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
-from grpo.model.training_mode import same_gradients
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.training.held_out_loss import HeldOutLoss
 from grpo.training.optimizer import learning_rate_share, make_optimizer
@@ -107,10 +107,10 @@ def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int)
     totals = Totals()
     for part in mine:
         value = model(loss, part) / weight
-        with same_gradients(model.parallel.device):
+        with ordered_gradients(model.parallel.device):
             value.backward()
         totals.add({"loss": value})
     for _ in range(max(map(len, shares)) - len(mine)):  # all processes must call the model equally often
-        with same_gradients(model.parallel.device):
+        with ordered_gradients(model.parallel.device):
             (model(loss, [min(batch, key=lambda example: example.tokens)]) * 0).backward()
     return model.parallel.reduce({"loss": 0.0, **totals.read()})["loss"]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
-CAUSAL_BIAS = "grpo.model.packed.attention.causal_lower_right"
+CAUSAL_BIAS = "grpo.model.packed.scores.causal_lower_right"
 """PyTorch's own causal bias is a subclass of Tensor that no dispatch mode can see; `causal_mask` takes its place."""
 READS = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select)
 """Operations whose result the host has to know: its value or its shape."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
+CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 """Float32 logits held at once, in bytes by device type: enough for full speed of the matrix product, small compared
 with any model. On a CPU it stays below 32 MB, the limit up to which glibc reuses freed blocks instead of mapping new
 pages."""
-KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
+KEPT_BYTES = {"cpu": 2**27, "cuda": 2**31}
 """Softmax numerators kept for the backward pass, in bytes by device type. The rest are recomputed, at the cost of one
 more product with the head."""
-CACHED_BYTES = {"cpu": 3 * 2**20, "cuda": 2**30}
-"""Logits that a softmax processes at once, in bytes by device type. On a CPU they fit into its caches."""
+CACHED_BYTES = 3 * 2**20
+"""Logits that a softmax processes at once on a CPU, in bytes: they fit into its caches."""
 MAX_ROWS = 48
 """Largest number of sequences sampled together for which prepacked weights pay off; beyond it arithmetic is the
 bottleneck."""

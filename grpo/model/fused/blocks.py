@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Mod
 from grpo.distributed.threads import adapt_threads
 from grpo.model.cpu import kernels
 from grpo.model.fused.layers import all_close
+from grpo.model.packed import elementwise
 from grpo.model.packed.attention import NAME
 from grpo.model.packed.autograd import add_product, call
 from grpo.model.packed.packing import pack
@@ -170,11 +171,7 @@ class Rotary(torch.autograd.Function):
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     if kernels.supports(x, cos):
         return kernels.rotary(x, cos, sin, x.shape[1], sign)
-    half = x.shape[-1] // 2
-    rotated = x * cos
-    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=sign)
-    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:], value=-sign)
-    return rotated
+    return elementwise.rotate(x, cos, sin, sign)
 
 
 class _AddProjection(torch.autograd.Function):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from grpo.model.cpu import kernels
+from grpo.model.packed import elementwise
 from grpo.model.packed.autograd import add_product, call
 
 
@@ -98,12 +99,9 @@ class RMSNorm(torch.autograd.Function):
             normed, inverse = kernels.rms_norm(x.flatten(0, -2), detached_copy(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse = torch.rsub(length.square_(), eps, alpha=-1 / x.shape[-1]).rsqrt_()
+        normed, inverse = elementwise.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, inverse)
-        normed = (wide * inverse).to(x.dtype)
-        return normed.mul_(weight) if weight.dtype == x.dtype else normed * weight
+        return normed
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,19 +111,9 @@ class RMSNorm(torch.autograd.Function):
                 gradient.flatten(0, -2), x.flatten(0, -2), detached_copy(weight), inverse
             )
             return of_x.view(x.shape), of_weight if ctx.needs_input_grad[1] else None, None
-        x, inverse = x.flatten(0, -2).float(), inverse.flatten(0, -2)
-        wide = gradient.reshape(x.shape).float()
-        products = wide * x
-        grad_x: Tensor | None = None
-        grad_weight: Tensor | None = None
-        if ctx.needs_input_grad[1]:
-            grad_weight = (inverse.t() @ products).squeeze(0).to(weight.dtype)
-        if ctx.needs_input_grad[0]:
-            # With n = x inverse: inverse (w g - n mean(w g n)).
-            projection = (products @ weight.float()[:, None]).mul_(inverse.pow(3)).div_(-x.shape[1])
-            grad_x = (wide * weight.float()).mul_(inverse).addcmul_(x, projection).to(gradient.dtype)
-            grad_x = grad_x.view(gradient.shape)
-        return grad_x, grad_weight, None
+        rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        grad_x, grad_weight = elementwise.rms_norm_backward(*rows, weight, inverse.flatten(0, -2))
+        return grad_x.view(gradient.shape), grad_weight if ctx.needs_input_grad[1] else None, None
 
 
 def detached_copy(weight: Tensor) -> Tensor:
@@ -160,10 +148,9 @@ class MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
         gate, up = x @ gate_weight.t(), x @ up_weight.t()
-        keeps = any(ctx.needs_input_grad)
-        if keeps:
+        if any(ctx.needs_input_grad):
             ctx.save_for_backward(x, gate_weight, up_weight, down_weight, gate, up)
-        inner = kernels.swiglu(gate, up) if kernels.supports(x) else silu(gate, inplace=not keeps).mul_(up)
+        inner = kernels.swiglu(gate, up) if kernels.supports(x) else elementwise.swiglu(gate, up)
         return inner @ down_weight.t()
 
     @staticmethod
@@ -178,12 +165,10 @@ class MLP(torch.autograd.Function):
 
 
 def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(gate) * up, recomputed, and the gradients of `gate` and `up`. Overwrites `gradient`."""
+    """silu(gate) * up, recomputed, and the gradients of `gate` and `up`. May overwrite `gradient`."""
     if kernels.supports(gradient):
         return kernels.swiglu_backward(gradient, gate, up)
-    activated = silu(gate)
-    inner, grad_up = activated * up, activated.mul_(gradient)
-    return inner, torch.ops.aten.silu_backward(gradient.mul_(up), gate), grad_up
+    return elementwise.swiglu_backward(gradient, gate, up)
 
 
 class _SwiGLU(torch.autograd.Function):

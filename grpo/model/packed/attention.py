@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sliding_window_causal_mask_function
 
@@ -27,7 +26,7 @@ from grpo.model.cpu import kernels
 from grpo.model.packed.autograd import call
 from grpo.model.packed.current import current_layout, running
 from grpo.model.packed.flex import FlexPack, is_chosen
-from grpo.model.packed.scores import ScoreOptions, VisibleTokens, masked_attention, window_of
+from grpo.model.packed.scores import ScoreOptions, VisibleTokens, causal_attention, window_of
 from grpo.model.packed.transfer import to_device
 
 NAME = "r1flow"
@@ -178,7 +177,7 @@ class Packed:
         for rows, *gathered in zip(self.calls, query_slots, key_slots, value_slots, strict=True):
             count = len(rows.places)
             queries, keys, values = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in gathered)
-            attended = _causal(queries, keys, values, options, self.longest)
+            attended = causal_attention(queries, keys, values, options, self.longest)
             outputs.append(attended.transpose(1, 2).reshape(-1, *q.shape[1:]))
         slots = torch.cat(outputs)
         return slots.index_select(0, self.queries.order) if self.unfused else call(_Scatter, slots, self.queries)
@@ -284,21 +283,3 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.slots.spread_gradients(gradient), None
-
-
-def _causal(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, longest: int) -> Tensor:
-    """Causal attention [R, H, L, D] of the last L of K tokens, q [R, H, L, D], over all K, k and v [R, Hkv, K, D].
-
-    The last query sees all keys, the one before it all but the last, and so on, limited by the layer's window.
-    """
-    queries, keys = q.shape[2], k.shape[2]
-    if options.is_plain(longest):
-        bias: Any = causal_lower_right(queries, keys)
-        grouped = q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=grouped)
-    positions = torch.arange(keys, device=q.device)
-    query_positions = positions[keys - queries :, None]
-    mask = positions <= query_positions
-    if (window := options.window_in(longest)) is not None:
-        mask = mask & window.mask(query_positions, positions)
-    return masked_attention(q, k, v, options, mask)

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import causal_mask_function
+
+from grpo.model.packed.ordered_gradients import with_ordered_gradients
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,22 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, mas
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1)[..., : k.shape[2]]
     return weights.to(v.dtype) @ v
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, longest: int) -> Tensor:
+    """Causal attention [R, H, L, D] of the last L of K tokens, q [R, H, L, D], over all K, k and v [R, Hkv, K, D].
+
+    The last query sees all keys, the one before it all but the last, and so on, limited by the layer's window.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    if options.is_plain(longest):
+        bias: Any = causal_lower_right(queries, keys)
+        grouped = q.shape[1] != k.shape[1]
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=grouped)
+        return with_ordered_gradients(attended)
+    positions = torch.arange(keys, device=q.device)
+    query_positions = positions[keys - queries :, None]
+    mask = positions <= query_positions
+    if (window := options.window_in(longest)) is not None:
+        mask = mask & window.mask(query_positions, positions)
+    return with_ordered_gradients(masked_attention(q, k, v, options, mask))

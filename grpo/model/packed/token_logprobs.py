@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
+from grpo.model.packed import elementwise
 from grpo.model.packed.autograd import add_product
 from grpo.model.packed.products import float32_linear
 
@@ -40,14 +42,15 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
         ctx.save_for_backward(states, weight, bias, targets)
         keeps = _limit(KEPT_BYTES, states) // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
-        ctx.temperature, ctx.kept, ctx.chunks = t, None, _chunks(states, len(weight), keeps)
+        ctx.softmax = (_OnCPU if states.device.type == "cpu" else _OnGPU)(t, weight.dtype)
+        ctx.kept, ctx.chunks = None, _chunks(states, len(weight), keeps)
         logprobs = []
         for c in ctx.chunks:
-            logits = _logits(states[c], weight, bias, t)
-            chunk_logprobs, totals = _softmax_parts(logits, targets[c])
+            logits = float32_linear(states[c], weight, bias).float()
+            chunk_logprobs, kept = ctx.softmax.logprobs(logits, targets[c])
             logprobs.append(chunk_logprobs)
             if c.stop <= keeps:
-                ctx.kept = logits, totals
+                ctx.kept = kept
         return torch.cat(logprobs)
 
     @staticmethod
@@ -59,16 +62,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for c in ctx.chunks:
             kept, ctx.kept = ctx.kept, None
             if kept is None:
-                exp_logits = _logits(states[c], weight, bias, ctx.temperature)
-                _, totals = _softmax_parts(exp_logits, targets[c])
-            else:
-                exp_logits, totals = kept
-            # d logp_y / d logits = onehot(y) - softmax
-            grad_logits = exp_logits.mul_((-gradient[c] / (ctx.temperature * totals))[:, None])
-            del exp_logits, kept
-            rows = torch.arange(len(grad_logits), device=gradient.device)
-            grad_logits[rows, targets[c]] += gradient[c] / ctx.temperature
-            grad_logits = grad_logits.to(weight.dtype)
+                _, kept = ctx.softmax.logprobs(float32_linear(states[c], weight, bias).float(), targets[c])
+            grad_logits = ctx.softmax.grad_logits(kept, targets[c], gradient[c])
+            del kept
             if grad_states is not None:
                 torch.mm(grad_logits, weight, out=grad_states[c])
             if ctx.needs_input_grad[1]:
@@ -90,15 +86,53 @@ def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
     return kept + [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]
 
 
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = float32_linear(states, weight, bias).float()
-    return logits.div_(temperature) if temperature != 1.0 else logits
+Kept = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class _OnCPU:
+    """Softmax of a chunk in parts that fit into a CPU's caches, each overwritten in place."""
+
+    temperature: float
+    dtype: torch.dtype  # of the weights
+
+    def logprobs(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Kept]:
+        """Log-probabilities of the targets [N]; the softmax's numerators [N, V] and denominators [N]."""
+        if self.temperature != 1.0:
+            logits.div_(self.temperature)
+        logprobs, totals = _softmax_parts(logits, targets)
+        return logprobs, (logits, totals)
+
+    def grad_logits(self, kept: Kept, targets: Tensor, gradient: Tensor) -> Tensor:
+        numerators, totals = kept
+        # d logp_y / d logits = onehot(y) - softmax
+        grad_logits = numerators.mul_((-gradient / (self.temperature * totals))[:, None])
+        rows = torch.arange(len(grad_logits), device=gradient.device)
+        grad_logits[rows, targets] += gradient / self.temperature
+        return grad_logits.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class _OnGPU:
+    """Softmax of a chunk in kernels that read the logits once or twice."""
+
+    temperature: float
+    dtype: torch.dtype  # of the weights
+
+    def logprobs(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Kept]:
+        """Log-probabilities of the targets [N]; the logits [N, V] and the softmax's logsumexp [N]."""
+        logprobs, logsumexp = elementwise.softmax_logprobs(logits, targets, self.temperature)
+        return logprobs, (logits, logsumexp)
+
+    def grad_logits(self, kept: Kept, targets: Tensor, gradient: Tensor) -> Tensor:
+        logits, logsumexp = kept
+        return elementwise.logits_gradient(logits, targets, logsumexp, gradient, self.temperature, self.dtype)
 
 
 def _softmax_parts(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets [N], and the softmax's denominators [N]. Overwrites `logits` [N, V] with the
     softmax's numerators, exp(logit - row maximum)."""
-    rows = max(1, _limit(CACHED_BYTES, logits) // (4 * logits.shape[1]))
+    rows = max(1, CACHED_BYTES // (4 * logits.shape[1]))
     logprobs, totals = [], []
     for part, part_targets in zip(logits.split(rows), targets.split(rows), strict=True):
         target_logits, maxima = part.gather(1, part_targets[:, None]), part.amax(1, keepdim=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo.config.common import Sampling
 from grpo.generation.sampler import sample
-from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
+from grpo.model.cpu.limits import CHUNK_BYTES, KEPT_BYTES
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
 from grpo.model.logprobs import completion_logprobs
@@ -138,8 +139,12 @@ def test_shared_prefix():
     assert shared_prefix([[1, 2, 3]]) == 3
 
 
+@pytest.mark.parametrize("softmax", ["_OnCPU", "_OnGPU"])
 @pytest.mark.parametrize("kept", [0, 2**20], ids=["computed again", "kept"])
-def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, monkeypatch):
+def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, softmax, monkeypatch):
+    monkeypatch.setattr(
+        "grpo.model.packed.token_logprobs._OnCPU", getattr(sys.modules[token_logprobs.__module__], softmax)
+    )
     torch.manual_seed(0)
     head, states = torch.nn.Linear(8, 20), torch.randn(11, 8, requires_grad=True)
     targets, weights = torch.randint(20, (11,)), torch.randn(11)
@@ -147,7 +152,7 @@ def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, monkeypatch)
     expected = [t.grad.clone() for t in (states, head.weight, head.bias)]
     states.grad = head.weight.grad = head.bias.grad = None
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 20 * 3)  # 3 tokens a chunk
-    monkeypatch.setitem(CACHED_BYTES, "cpu", 4 * 20 * 2)  # 2 at a time
+    monkeypatch.setattr("grpo.model.packed.token_logprobs.CACHED_BYTES", 4 * 20 * 2)  # 2 at a time
     monkeypatch.setitem(KEPT_BYTES, "cpu", kept)
     token_logprobs(states, head, targets, 0.5).mul(weights).sum().backward()
     for found, wanted in zip((states.grad, head.weight.grad, head.bias.grad), expected, strict=True):
