@@ -12,10 +12,12 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 | throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
 | profile    | an update and sampling by kernel: the ten that take longest, and the share of time the device idles |
 | attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
-| beside     | samplers, transformers' Trainer and TRL at 1.5B, as far as they are installed, and vLLM               |
+| vllm       | sampling by vLLM at 1.5B, from the trainer and by itself, where it is installed                     |
+| trainer    | an update here and by transformers' Trainer at 1.5B                                                 |
+| trl        | a GRPO step here and by TRL at 1.5B                                                                 |
 | waits      | how often the host waits for the GPU while it samples and updates                                     |
 | recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
-| learning   | GRPO of a pretrained model (--model FOLDER) until its reward rises                                   |
+| learning   | GRPO, of a pretrained model with --model FOLDER, until its reward rises                              |
 
 Each part runs in a process of its own, so that a failure or its memory does not touch the others. --json keeps the
 parts that the file has from earlier runs on the same machine, and --write writes them all. --small takes shapes that a
@@ -33,17 +35,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpu_beside import beside, recipes, waits
+from gpu_beside import recipes, trainer, trl, vllm, waits
 from gpu_page import goals, write_page
-from gpu_throughput import SHAPES, attention, environment, profile, throughput
+from gpu_throughput import SHAPES, SMALL_SHAPES, attention, environment, profile, shaped_model, throughput
 
 HERE = Path(__file__).parent
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
 STEPS, LEARNING_RATE = 4, 1e-4
+LEARNING_VOCABULARY = 512
 COMPARED = ("reward", "loss", "grad_norm", "kl", "sampled_entropy")
 
 
@@ -51,8 +55,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="shapes for a CPU: to test this script")
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[name for name in PARTS if name != "learning"])
-    parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for learning")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for recipes and learning")
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="of the part throughput")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which a part is stopped")
     parser.add_argument("--json", type=Path)
@@ -84,14 +88,15 @@ def earlier(path: Path | None, machine: str) -> dict[str, Any]:
 
 
 def run_part(name: str, limit: float) -> dict[str, Any]:
-    """The JSON object that a part prints last, or the end of its error."""
+    """The JSON object that a part prints last; with the end of its error, if it failed or was stopped."""
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
     try:
         done = subprocess.run(
             command, env=environment(HERE.parent, HERE), capture_output=True, text=True, timeout=limit
         )
-    except subprocess.TimeoutExpired:
-        return {"error": [f"not done after {limit:g} s"]}
+    except subprocess.TimeoutExpired as stopped:
+        so_far = (stopped.stdout or b"").decode().strip().splitlines()
+        return {**(json.loads(so_far[-1]) if so_far else {}), "error": [f"not done after {limit:g} s"]}
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-8:]}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -223,8 +228,10 @@ def resume(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         model = demo_model(Path(place))
         jobs = {name: write_rl_job(Path(place) / name, model, args.device) for name in ("whole", "killed", "repeated")}
-        killed_after = len(run_job(jobs["killed"], kill_after=3))
-        records = {name: run_job(job) for name, job in jobs.items()}
+        with ThreadPoolExecutor() as pool:
+            undisturbed = {name: pool.submit(run_job, jobs[name]) for name in ("whole", "repeated")}
+            killed_after = len(run_job(jobs["killed"], kill_after=3))
+            records = {"killed": run_job(jobs["killed"]), **{name: job.result() for name, job in undisturbed.items()}}
         whole = weights(jobs["whole"].parent)
         result: dict[str, Any] = {"killed_after": killed_after}
         for name in ("killed", "repeated"):
@@ -237,16 +244,17 @@ def resume(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def learning(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean reward of the first and the last ten steps of GRPO."""
-    if args.model is None:
-        raise SystemExit("learning needs --model FOLDER")
-    steps = 4 if args.small else 60
-    changes = {"steps": steps, "group_size": 4 if args.small else 16, "prompts_per_step": 4}
-    changes["optimizer"] = {"learning_rate": 1e-5}
+    """Mean reward (share of letters) of the first and the last ten steps of GRPO, on --model, or on random weights in
+    the 0.5B shape with a small vocabulary."""
+    steps = 4 if args.small else 40
+    changes: dict[str, Any] = {"steps": steps, "group_size": 4 if args.small else 16, "prompts_per_step": 4}
+    changes["optimizer"] = {"learning_rate": 5e-5 if args.model is None else 1e-5}
     if args.device == "cuda":
         changes["hardware"] = {"device": "cuda", "dtype": "bfloat16", "mixed_precision": True}
     with tempfile.TemporaryDirectory() as place:
-        rewards = [r["reward"] for r in run_job(write_rl_job(Path(place) / "job", args.model, args.device, **changes))]
+        shape = SMALL_SHAPES["small"] if args.small else SHAPES["0.5B"]
+        model = args.model or shaped_model(Path(place), shape, "float32", LEARNING_VOCABULARY)
+        rewards = [r["reward"] for r in run_job(write_rl_job(Path(place) / "job", model, args.device, **changes))]
     return {"first": mean(rewards[:10]), "last": mean(rewards[-10:]), "rewards": rewards}
 
 
@@ -257,7 +265,9 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "throughput": throughput,
     "profile": profile,
     "attention": attention,
-    "beside": beside,
+    "vllm": vllm,
+    "trainer": trainer,
+    "trl": trl,
     "waits": waits,
     "recipes": recipes,
     "learning": learning,

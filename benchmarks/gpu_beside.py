@@ -23,6 +23,7 @@ from gpu_throughput import (
     environment,
     peak_memory,
     reset_memory,
+    sampling_case,
     shaped_model,
     times,
     update_of,
@@ -33,61 +34,24 @@ NEVER_ENDS = 10**6
 Prompts = list[list[int]]
 
 
-def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """At the 1.5B shape: completion tokens/s of each sampler, and of an update here and by transformers' Trainer;
-    seconds and peak GB of a GRPO step here and by TRL."""
-    shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
-    dtype = "float32" if args.device == "cpu" else "bfloat16"
-    with tempfile.TemporaryDirectory() as place:
-        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
-        return {
-            "samplers": samplers(args, folder, dtype),
-            "updates": updates(args, folder, dtype),
-            "grpo_step": grpo_steps(args, folder, dtype, Path(place)),
-        }
-
-
-def samplers(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, float]:
-    """Tokens/s of four groups of completions that do not end by themselves."""
-    from grpo.config.common import Sampling
+def vllm(args: argparse.Namespace) -> dict[str, float]:
+    """At the 1.5B shape, tokens/s of vLLM as the trainer uses it and by itself, for four groups of completions that do
+    not end by themselves. Empty if it is not installed. The part `throughput` has the other samplers."""
     from grpo.generation.engine_choice import has_vllm
 
+    if not has_vllm():
+        return {}
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 256)
-    prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
-    asked = prompts, rows, Sampling(max_new_tokens=length, batch_size=4 * rows)
-    seconds = samplers_here(args, folder, dtype, *asked)
-    if has_vllm():
-        seconds |= vllm_samplers(args, folder, dtype, *asked)
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    prompts, settings, _ = sampling_case(rows, prompt, length)
+    with tempfile.TemporaryDirectory() as place:
+        folder = shaped_model(Path(place), chosen_shape(args), dtype, 512 if args.small else VOCABULARY)
+        seconds = vllm_samplers(args, folder, dtype, prompts, rows, settings)
     return {name: 4 * rows * length / least for name, least in seconds.items()}
 
 
-def samplers_here(
-    args: argparse.Namespace, folder: Path, dtype: str, prompts: Prompts, rows: int, settings: Any
-) -> dict[str, float]:
-    """Seconds of our sampler, of transformers' `generate` and of its continuous batching."""
-    import torch
-
-    from grpo.config.common import Hardware
-    from grpo.generation.continuous_batching import sample_continuously
-    from grpo.generation.engine_choice import has_continuous_batching
-    from grpo.generation.plain_sampler import sample_groups_plain
-    from grpo.generation.sampler import sample_groups
-    from grpo.model.loading import load_policy, plain_attention
-
-    policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
-    asked, seeds = (policy, prompts, rows, settings), [1, 2, 3, 4]
-
-    def plain() -> None:
-        with torch.inference_mode(), plain_attention(policy):
-            list(sample_groups_plain(*asked, eos_id=NEVER_ENDS, seeds=seeds))
-
-    runs: dict[str, Callable[[], Any]] = {
-        "own": lambda: list(sample_groups(*asked, eos_id=NEVER_ENDS, seeds=seeds)),
-        "generate": plain,
-    }
-    if has_continuous_batching():
-        runs["continuous"] = lambda: list(sample_continuously(*asked, eos_id=NEVER_ENDS, seeds=seeds))
-    return {name: min(times(args.device, run, 2)) for name, run in runs.items()}
+def chosen_shape(args: argparse.Namespace) -> dict[str, Any]:
+    return SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
 
 
 def vllm_samplers(
@@ -109,15 +73,18 @@ def vllm_samplers(
     return {name: min(times(args.device, run, 2)) for name, run in runs.items()}
 
 
-def updates(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, Any]:
-    """Completion tokens/s and peak GB of an update on one group of completions, and of a step of Trainer on the same
-    sequences, each with its prompt."""
+def trainer(args: argparse.Namespace) -> dict[str, Any]:
+    """At the 1.5B shape, completion tokens/s and peak GB of an update on one group of completions, and of a step of
+    transformers' Trainer on the same sequences, each with its prompt."""
     import torch
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     from grpo.config.common import Hardware
     from grpo.model.loading import load_policy
 
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    place = tempfile.TemporaryDirectory()
+    folder = shaped_model(Path(place.name), chosen_shape(args), dtype, 512 if args.small else VOCABULARY)
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
     reset_memory(args.device)
     policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
@@ -155,8 +122,16 @@ def updates(args: argparse.Namespace, folder: Path, dtype: str) -> dict[str, Any
     return result | {"trainer": {"tokens_per_s": rows * length / step_s, "gb": peak_memory(args.device)}}
 
 
+def trl(args: argparse.Namespace) -> dict[str, Any]:
+    """At the 1.5B shape, seconds and peak GB of a GRPO step here and by TRL (benchmarks/grpo_step.py), with vLLM on
+    both sides where it is installed."""
+    with tempfile.TemporaryDirectory() as place:
+        dtype = "float32" if args.device == "cpu" else "bfloat16"
+        folder = shaped_model(Path(place), chosen_shape(args), dtype, 512 if args.small else VOCABULARY)
+        return grpo_steps(args, folder, dtype, Path(place))
+
+
 def grpo_steps(args: argparse.Namespace, folder: Path, dtype: str, place: Path) -> dict[str, Any]:
-    """Seconds of a step and peak GB of each side (benchmarks/grpo_step.py), with vLLM on both where it is installed."""
     from grpo_case import Case
     from inputs import as_prompts, questions
 
@@ -171,10 +146,12 @@ def grpo_steps(args: argparse.Namespace, folder: Path, dtype: str, place: Path) 
         command = [sys.executable, str(HERE / "grpo_step.py"), side, str(case.write(home / "case.json"))]
         done = subprocess.run(command, env=environment(HERE.parent, HERE), capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{side}: {done.stderr[-1500:]}")
+            result[side] = {"error": done.stderr[-1500:]}
+            continue
         report = json.loads(done.stdout.strip().splitlines()[-1])
         seconds = mean(step["seconds"] for step in report["steps"])
         result[side] = {"seconds": seconds, "gb": report["gpu_gb"] or report["high_water_mb"] / 1e3}
+        print(json.dumps(result), flush=True)
     return result
 
 

@@ -14,15 +14,15 @@ GOALS: dict[str, tuple[float, Callable[[Results], float]]] = {
     "MFU of an update at 1.5B": (0.45, lambda r: r["throughput"]["1.5B"]["mfu"]),
     "sampling with vLLM, share of vLLM's own tokens/s": (
         0.9,
-        lambda r: r["beside"]["samplers"]["engine"] / r["beside"]["samplers"]["vllm"],
+        lambda r: r["vllm"]["engine"] / r["vllm"]["vllm"],
     ),
     "GRPO step, times faster than TRL's": (
         2.0,
-        lambda r: r["beside"]["grpo_step"]["trl"]["seconds"] / r["beside"]["grpo_step"]["ours"]["seconds"],
+        lambda r: r["trl"]["trl"]["seconds"] / r["trl"]["ours"]["seconds"],
     ),
     "memory of a GRPO step, times less than TRL's": (
         2.0,
-        lambda r: r["beside"]["grpo_step"]["trl"]["gb"] / r["beside"]["grpo_step"]["ours"]["gb"],
+        lambda r: r["trl"]["trl"]["gb"] / r["trl"]["ours"]["gb"],
     ),
 }
 """The least that each figure shall be, on one H100, and where it is."""

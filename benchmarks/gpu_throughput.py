@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
@@ -53,44 +54,51 @@ def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: in
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s of updates and of sampling for each shape, MFU, and the most memory held, GB."""
+    """For each shape, tokens/s of updates and of each sampler, MFU, and the most memory held, GB."""
     shapes = SMALL_SHAPES if args.small else {name: SHAPES[name] for name in args.shapes}
-    return {name: of_shape(args, shape, GROUPS.get(name, 4)) for name, shape in shapes.items()}
+    results: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        for result in of_shape(args, shape, GROUPS.get(name, 4)):
+            results[name] = result
+            print(json.dumps(results), flush=True)  # what there is, if time runs out
+    return results
 
 
-def of_shape(args: argparse.Namespace, shape: dict[str, Any], groups: int) -> dict[str, Any]:
+def of_shape(args: argparse.Namespace, shape: dict[str, Any], groups: int) -> Iterator[dict[str, Any]]:
+    """The result so far, after each of its parts."""
     import torch
     from grpo_step import update_flops
 
     from grpo.config.common import Hardware
     from grpo.model.loading import load_policy
 
-    rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
+    rows, prompt, length, new = (4, 16, 16, 16) if args.small else (16, 128, 384, 256)
     dtype = "float32" if args.device == "cpu" else "bfloat16"
     with tempfile.TemporaryDirectory() as place:
         folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
         began = time.perf_counter()
         hardware = Hardware(device=args.device, dtype=dtype, gradient_checkpointing=groups == 1)
         policy = load_policy(str(folder), hardware)
-        load_s = time.perf_counter() - began
-        policy.train()  # recomputes activations, if it should
-        reset_memory(args.device)
-        one_s = mean(times(args.device, update_of(policy, 1, rows, prompt, length)))
-        update_s = mean(times(args.device, update_of(policy, groups, rows, prompt, length)))
-        update_memory = peak_memory(args.device)
+        result: dict[str, Any] = {"load_s": time.perf_counter() - began}
         flops = update_flops(str(folder), [prompt] * groups, rows, groups * rows * length)
-        reset_memory(args.device)
-        sampling = sampling_speeds(args, policy, rows, prompt, 16 if args.small else 256)
-    tokens = groups * (prompt + rows * length)
-    result = {"load_s": load_s, "update_tokens_per_s": tokens / update_s, **sampling}
-    result["update_tokens_per_s_of_one_group"] = tokens / groups / one_s
-    result |= {"update_gb": update_memory, "sampling_gb": peak_memory(args.device)}
+    policy.train()  # recomputes activations, if it should
+    reset_memory(args.device)
+    for count in dict.fromkeys((1, groups)):
+        seconds = mean(times(args.device, update_of(policy, count, rows, prompt, length)))
+        result[f"update_tokens_per_s_{count}_groups"] = count * (prompt + rows * length) / seconds
+    result["update_gb"] = peak_memory(args.device)
     if peak := next((f for name, f in PEAK_FLOPS.items() if args.device == "cuda" and name in gpu_name()), None):
-        result["mfu"] = flops / update_s / peak
+        result["mfu"] = flops / seconds / peak
+    yield result
+    policy.zero_grad()
+    reset_memory(args.device)
+    for name, run, count in samplers(policy, rows, prompt, new):
+        result[f"{name}_tokens_per_s"] = 4 * rows * new / min(times(args.device, run, count))
+        result.setdefault("sampling_gb", peak_memory(args.device))
+        yield result
     del policy
     if args.device == "cuda":
         torch.cuda.empty_cache()
-    return result
 
 
 def update_of(policy: Any, groups: int, rows: int, prompt: int, length: int) -> Callable[[], None]:
@@ -150,26 +158,26 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def sampling_speeds(args: argparse.Namespace, policy: Any, rows: int, prompt: int, length: int) -> dict[str, float]:
-    """Tokens/s of this project's sampler and of transformers' `generate` for groups of `rows` completions."""
+def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str, Callable[[], Any], int]]:
+    """Name of each sampler in this process, a run of it, and how often it is timed."""
     import torch
 
+    from grpo.generation.continuous_batching import sample_continuously
+    from grpo.generation.engine_choice import has_continuous_batching
     from grpo.generation.plain_sampler import sample_groups_plain
     from grpo.model.loading import plain_attention
 
     prompts, settings, options = sampling_case(rows, prompt, length)
 
     @torch.inference_mode()
-    def plain() -> None:
+    def generate() -> None:
         with plain_attention(policy):
             list(sample_groups_plain(policy, prompts, rows, settings, **options))
 
-    tokens = 4 * rows * length
-    ours = sampling_of(policy, rows, prompt, length)
-    return {
-        "sampling_tokens_per_s": tokens / min(times(args.device, ours, 2)),
-        "generate_tokens_per_s": tokens / min(times(args.device, plain, 2)),
-    }
+    found: list[tuple[str, Callable[[], Any], int]] = [("sampling", sampling_of(policy, rows, prompt, length), 2)]
+    if has_continuous_batching():
+        found.append(("continuous", lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1))
+    return [*found, ("generate", generate, 1)]
 
 
 def sampling_case(rows: int, prompt: int, length: int) -> tuple[list[list[int]], Any, dict[str, Any]]:

@@ -34,8 +34,7 @@ class Needs:
 
 
 def choose_sampler(hardware: Hardware, needs: Needs) -> Choice:
-    """Chooses vLLM in this process, else transformers' continuous batching, else our own sampler. On a GPU, logs the
-    choice."""
+    """Chooses vLLM in this process if it is installed on a GPU, else our own sampler. On a GPU, logs the choice."""
     choice = _choice(hardware, needs, choose_device(hardware).type)
     if choose_device(hardware).type == "cuda" or hardware.sampler != "auto":
         logger.warning("samples with %s: %s", choice.name, choice.reason)
@@ -54,9 +53,7 @@ def _choice(hardware: Hardware, needs: Needs, device: str) -> Choice:
         return Choice("own", "others have no log-probabilities at this top_p and temperature")
     if has_vllm():
         return Choice("vllm", "vLLM is installed; hardware.sampler = 'own' or 'continuous' takes another")
-    if needs.processes == 1 and needs.packed and has_continuous_batching():
-        return Choice("continuous", "vLLM is not installed, and transformers has continuous batching")
-    return Choice("own", "vLLM is not installed, and transformers' continuous batching does not run this job")
+    return Choice("own", "vLLM is not installed")
 
 
 def has_vllm() -> bool:

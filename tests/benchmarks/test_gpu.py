@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["models", "step", "resume", "throughput", "profile", "attention", "waits"]
-LONG = ["beside", "recipes"]
+LONG = ["vllm", "trainer", "trl", "learning", "recipes"]
 
 
 def run(folder: Path, parts: list[str]) -> dict[str, Any]:
@@ -37,18 +37,20 @@ def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     assert results["resume"]["same_bits"]
     assert results["step"]["weights_lr"] == 0  # the CPU against itself
     assert results["attention"]["difference"] < 1e-4
-    assert results["throughput"]["small"]["update_tokens_per_s"] > 0
+    assert {"sampling_tokens_per_s", "continuous_tokens_per_s", "generate_tokens_per_s"} <= set(
+        results["throughput"]["small"]
+    )
     assert {name: results["waits"][name] for name in ("sampling", "update")} == {"sampling": None, "update": None}
 
 
 @pytest.mark.system
 def test_the_comparisons_and_a_recipe_run(tmp_path: Path) -> None:
     results = run(tmp_path, LONG)
-    beside = results["beside"]
-    assert {"own", "generate", "continuous"} <= set(beside["samplers"])
-    for kind, field in (("samplers", None), ("updates", "tokens_per_s"), ("grpo_step", "seconds")):
-        for figures in beside[kind].values():
-            assert (figures if field is None else figures[field]) > 0
+    for part, field in (("trainer", "tokens_per_s"), ("trl", "seconds")):
+        assert len(results[part]) >= 2 and all(
+            figures[field] > 0 for figures in results[part].values() if type(figures) is dict
+        )
+    assert len(results["learning"]["rewards"]) == 4
     assert results["recipes"]["tiny"]["base"] > 0
 
 
@@ -59,10 +61,8 @@ def test_goals_say_what_was_met_and_what_was_not_measured(monkeypatch: pytest.Mo
     results = {
         "machine": "a GPU",
         "throughput": {"1.5B": {"mfu": 0.5}},
-        "beside": {
-            "samplers": {"own": 10.0, "engine": 80.0, "vllm": 100.0},
-            "grpo_step": {"ours": {"seconds": 2.0, "gb": 8.0}, "trl": {"seconds": 5.0}},
-        },
+        "vllm": {"engine": 80.0, "vllm": 100.0},
+        "trl": {"ours": {"seconds": 2.0, "gb": 8.0}, "trl": {"seconds": 5.0}},
     }
     assert [figure for _, _, figure in gpu_page.goals(results)] == [0.5, 0.8, 2.5, None]
     told = [line.split("|")[-2].strip() for line in gpu_page.page(results).splitlines() if line.startswith("| ")]
