@@ -61,10 +61,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which a part is stopped")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--results", type=Path, nargs="+", help="files of --json: --write their parts, run nothing")
     parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
         print(json.dumps(PARTS[args.part](args)))
+        return 0
+    if args.results:
+        write_page(args.write, {k: v for file in args.results for k, v in json.loads(file.read_text()).items()})
         return 0
     results = earlier(args.json, machine_name(args.device))
     for name in args.parts:
@@ -90,16 +94,18 @@ def earlier(path: Path | None, machine: str) -> dict[str, Any]:
 def run_part(name: str, limit: float) -> dict[str, Any]:
     """The JSON object that a part prints last; with the end of its error, if it failed or was stopped."""
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment(HERE.parent, HERE), start_new_session=True, **pipes)
     try:
-        done = subprocess.run(
-            command, env=environment(HERE.parent, HERE), capture_output=True, text=True, timeout=limit
-        )
-    except subprocess.TimeoutExpired as stopped:
-        so_far = (stopped.stdout or b"").decode().strip().splitlines()
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the jobs that it started
+        output, _ = process.communicate()
+        so_far = output.strip().splitlines()
         return {**(json.loads(so_far[-1]) if so_far else {}), "error": [f"not done after {limit:g} s"]}
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-8:]}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if process.returncode:
+        return {"error": errors.strip().splitlines()[-8:]}
+    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return result
 
 

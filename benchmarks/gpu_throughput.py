@@ -163,7 +163,6 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
     import torch
 
     from grpo.generation.continuous_batching import sample_continuously
-    from grpo.generation.engine_choice import has_continuous_batching
     from grpo.generation.plain_sampler import sample_groups_plain
     from grpo.model.loading import plain_attention
 
@@ -174,10 +173,11 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
         with plain_attention(policy):
             list(sample_groups_plain(policy, prompts, rows, settings, **options))
 
-    found: list[tuple[str, Callable[[], Any], int]] = [("sampling", sampling_of(policy, rows, prompt, length), 2)]
-    if has_continuous_batching():
-        found.append(("continuous", lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1))
-    return [*found, ("generate", generate, 1)]
+    return [
+        ("sampling", sampling_of(policy, rows, prompt, length), 2),
+        ("generate", generate, 1),
+        ("continuous", lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1),
+    ]
 
 
 def sampling_case(rows: int, prompt: int, length: int) -> tuple[list[list[int]], Any, dict[str, Any]]:

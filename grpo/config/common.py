@@ -91,7 +91,7 @@ class Hardware(Settings):
         exclude_if=lambda value: value == "auto",
         description="What samples if no `engine` is set. own: this library's sampler, whose completions depend only "
         "on their seeds. continuous: transformers' continuous batching. vllm: vLLM in the trainer's process. auto: "
-        "own on a CPU; on a GPU the first of vllm, continuous and own that is installed and can run the job. "
+        "vllm on a GPU where it is installed and can run the job, else own. "
         "Truncated importance sampling corrects for samplers other than own.",
     )
     gradient_checkpointing: bool = Field(

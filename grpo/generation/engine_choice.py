@@ -6,8 +6,6 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 
-from transformers import GenerationMixin
-
 from grpo.config.common import Hardware, Sampling
 from grpo.generation.vllm.request import COLDEST
 from grpo.model.loading import choose_device
@@ -28,9 +26,7 @@ class Needs:
     """Requirements of a job on its sampler."""
 
     sampling: Sampling | None = None  # None: not yet known, and log-probabilities are not needed
-    packed: bool = True  # whether the model runs packed
     ahead: bool = False  # whether it samples while the policy trains
-    processes: int = 1
 
 
 def choose_sampler(hardware: Hardware, needs: Needs) -> Choice:
@@ -59,8 +55,3 @@ def _choice(hardware: Hardware, needs: Needs, device: str) -> Choice:
 def has_vllm() -> bool:
     """Whether vLLM is installed."""
     return importlib.util.find_spec("vllm") is not None
-
-
-def has_continuous_batching() -> bool:
-    """Whether the installed transformers has continuous batching."""
-    return hasattr(GenerationMixin, "generate_batch")

@@ -211,13 +211,7 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
     """The engine that the settings choose."""
     vllm = settings.engine
     if vllm is None:
-        needs = Needs(
-            settings.sampling,
-            models.packed,
-            bool(settings.rollouts_ahead),
-            settings.hardware.processes * settings.hardware.nodes,
-        )
-        name = choose_sampler(settings.hardware, needs).name
+        name = choose_sampler(settings.hardware, Needs(settings.sampling, bool(settings.rollouts_ahead))).name
         if name == "own" and settings.rollouts_ahead:
             return CopiedWeights(model, settings, eos_id)
         if settings.rollouts_ahead:

@@ -19,7 +19,7 @@ RECORDS = {"cuda"}
 def can_record(backbone: Any, device: torch.device) -> bool:
     """Whether steps of a model may be recorded. A sharded model gathers its weights in Python, and routers whose
     choices are replayed later hand them to Python."""
-    if device.type not in RECORDS or getattr(backbone, "replayed_routers", ()):
+    if device.type not in RECORDS or getattr(backbone, "replayed_routers", None):
         return False
     return not any(isinstance(module, FSDPModule) for module in backbone.modules())
 

@@ -20,7 +20,7 @@ def ordered_gradients(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

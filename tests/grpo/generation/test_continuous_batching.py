@@ -87,12 +87,10 @@ def test_a_model_that_is_refused_is_sampled_by_our_own(
     [
         (True, Needs(SETTINGS), "vllm"),
         (True, Needs(SETTINGS, processes=8), "vllm"),
-        (False, Needs(SETTINGS), "continuous"),
-        (False, Needs(SETTINGS, processes=2), "own"),
-        (False, Needs(SETTINGS, packed=False), "own"),
+        (False, Needs(SETTINGS), "own"),
         (True, Needs(SETTINGS, ahead=True), "own"),
         (True, Needs(SETTINGS.model_copy(update={"top_p": 0.9})), "own"),
-        (False, Needs(), "continuous"),
+        (False, Needs(), "own"),
     ],
 )
 def test_the_choice_on_a_gpu(
