@@ -86,7 +86,6 @@ def test_a_model_that_is_refused_is_sampled_by_our_own(
     ("vllm", "needs", "expected"),
     [
         (True, Needs(SETTINGS), "vllm"),
-        (True, Needs(SETTINGS, processes=8), "vllm"),
         (False, Needs(SETTINGS), "own"),
         (True, Needs(SETTINGS, ahead=True), "own"),
         (True, Needs(SETTINGS.model_copy(update={"top_p": 0.9})), "own"),
