@@ -14,6 +14,7 @@ from grpo.data.template import opened_reasoning, prompt_tokens
 from grpo.errors import InputError
 from grpo.generation.sampler import sample, seed_of
 from grpo.model.loading import load_policy, load_tokenizer
+from grpo.model_folder import check_vocabulary
 
 
 def main(arguments: list[str]) -> int:
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     try:
         tokenizer, model = load_tokenizer(args.model), load_policy(args.model, Hardware())
+        check_vocabulary(model, tokenizer, args.model)
         talk(args, tokenizer, model)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

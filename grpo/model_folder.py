@@ -1,4 +1,5 @@
-"""Checks untrusted model folders before transformers reads them, and restricts how it may read them.
+"""Checks untrusted model folders before transformers reads them, restricts how it may read them, and checks what it
+read.
 
 Pickled weights (`pytorch_model.bin`) and a folder's own modules (`auto_map`) would run foreign code.
 """
@@ -6,7 +7,8 @@ Pickled weights (`pytorch_model.bin`) and a folder's own modules (`auto_map`) wo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,72 @@ def _needs_own_code(config: dict[str, Any]) -> str | None:
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
         return None
     return f"its architecture, model_type {str(kind)[:60]!r}, is code of its own (auto_map in config.json)"
+
+
+def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises InputError if the tokenizer has a token for which the model has no embedding."""
+    rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise InputError(
+            f"{name}: the tokenizer is another model's: it has a token {largest}, the model's vocabulary ends at "
+            f"{rows - 1}"
+        )
+
+
+def load_checked(
+    loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
+) -> Any:
+    """Calls `loader.from_pretrained` of a transformers class. Checks a model's weights: none is missing, for another
+    number of layers, or not finite. Raises InputError.
+
+    `new`: weights that a folder may lack. Any other missing weight is an error; transformers would silently initialize
+    it at random.
+    """
+    from transformers import AutoTokenizer
+
+    # A tokenizer is found without the model's code.
+    check_model_folder(model, remote_code or loader is AutoTokenizer)
+    path = Path(model).expanduser()
+    if loader is AutoTokenizer:
+        check_tokenizer_files(model)
+        options |= TOKENIZER_OPTIONS
+    else:
+        options |= {"output_loading_info": True, **loading_options(remote_code)}
+    try:
+        loaded = loader.from_pretrained(str(path) if path.exists() else model, **options)
+    except Exception as error:  # a model's files are untrusted, and their loaders raise all kinds of exceptions
+        message = textwrap.shorten(str(error), 300) or type(error).__name__
+        raise InputError(f"{model}: cannot load a {what} from here: {message}") from error
+    if loader is AutoTokenizer:
+        return loaded
+    loaded, info = loaded
+    if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
+    _check_layers(loaded, model, info["unexpected_keys"])
+    _check_finite(loaded, model)
+    return loaded
+
+
+def _check_layers(loaded: Any, model: str, unused: Iterable[str]) -> None:
+    """Raises InputError if there are weights for more layers than config.json says; transformers would ignore them."""
+    lists = {name: part for name, part in loaded.named_modules() if type(part).__name__ == "ModuleList"}
+    for name in sorted(unused):
+        for prefix, layers in lists.items():
+            number = name.removeprefix(f"{prefix}.").partition(".")[0]
+            if name.startswith(f"{prefix}.") and number.isdecimal() and int(number) >= len(layers):
+                raise InputError(
+                    f"{model}: config.json describes {len(layers)} of {prefix}, but there are weights of more "
+                    f"({name!r}); its config belongs to another model"
+                )
+
+
+def _check_finite(loaded: Any, model: str) -> None:
+    import torch
+
+    for name, weight in loaded.named_parameters():
+        # One pass without a copy: a sum is finite unless a term is not.
+        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+            raise InputError(
+                f"{model}: its weights are damaged: {name!r} has numbers in it that are not finite (NaN or infinity)"
+            )

@@ -14,7 +14,7 @@ from grpo.judging.chat_models import ChatModel, OnReply
 from grpo.judging.counts import JudgeCounts
 from grpo.judging.questions import without_markers
 from grpo.judging.replies import Reply
-from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options
+from grpo.model_folder import check_vocabulary, load_checked
 
 
 class LocalModel(ChatModel):
@@ -27,19 +27,20 @@ class LocalModel(ChatModel):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         assert settings.path is not None  # JudgeSettings checks
-        check_model_folder(settings.path.absolute())
-        check_tokenizer_files(settings.path)
-        best = "cuda" if torch.cuda.is_available() else "cpu"
+        folder, best = str(settings.path.absolute()), "cuda" if torch.cuda.is_available() else "cpu"
         device = best if settings.device == "auto" else settings.device
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                settings.path, local_files_only=True, padding_side="left", **TOKENIZER_OPTIONS
+            self.tokenizer = load_checked(
+                AutoTokenizer, folder, "tokenizer", local_files_only=True, padding_side="left"
             )
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                settings.path, local_files_only=True, dtype="auto", **loading_options()
+            model: Any = load_checked(
+                AutoModelForCausalLM, folder, "language model", local_files_only=True, dtype="auto"
             )
+            check_vocabulary(model, self.tokenizer, folder)
             self.model = model.to(device).eval()
-        except Exception as error:  # an untrusted folder: its loaders raise all kinds
+        except InputError as error:
+            raise InputError(f"judge: {error}") from None
+        except RuntimeError as error:  # such a device is not here
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"judge: {settings.path} cannot be loaded on {device}: {first_line}") from None
         self._markers = markers_of(self.tokenizer)

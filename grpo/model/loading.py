@@ -6,7 +6,6 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from grpo.model.packed.current import same_layout
 from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
 from grpo.model.training_mode import without_noise
-from grpo.model_folder import TOKENIZER_OPTIONS, check_model_folder, check_tokenizer_files, loading_options
+from grpo.model_folder import check_vocabulary, load_checked
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def choose_device(hardware: Hardware) -> torch.device:
 
 def load_tokenizer(model: str) -> Any:
     """The tokenizer of a model, with a padding token. Raises InputError if it has no end-of-sequence token."""
-    tokenizer = _load(AutoTokenizer, model, "tokenizer")
+    tokenizer = load_checked(AutoTokenizer, model, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"{model}: the tokenizer has no end-of-sequence token, so completions could not end")
     if tokenizer.pad_token_id is None:
@@ -80,7 +79,7 @@ def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
 
 def load_reward_model(model: str, hardware: Hardware) -> Any:
     """Loads a language model with a scalar head; the head is new if the folder has only a policy's weights."""
-    loaded = _load(
+    loaded = load_checked(
         AutoModelForSequenceClassification,
         model,
         "reward model",
@@ -96,7 +95,7 @@ def load_reward_model(model: str, hardware: Hardware) -> Any:
 
 def _load_policy(model: str, hardware: Hardware) -> Any:
     dtype = getattr(torch, hardware.dtype)
-    return _load(AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype)
+    return load_checked(AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype)
 
 
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
@@ -149,64 +148,3 @@ def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
         original = Path(model).expanduser() / written.name
         if original.is_file():
             shutil.copyfile(original, written)
-
-
-def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
-    """Raises InputError if the tokenizer has a token for which the model has no embedding."""
-    rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        raise InputError(
-            f"{name}: the tokenizer is another model's: it has a token {largest}, the model's vocabulary ends at "
-            f"{rows - 1}"
-        )
-
-
-def _load(
-    loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
-) -> Any:
-    """`new`: weights that a folder may lack. Any other missing weight is an error; transformers would silently
-    initialize it at random."""
-    # A tokenizer is found without the model's code.
-    check_model_folder(model, remote_code or loader is AutoTokenizer)
-    path = Path(model).expanduser()
-    if loader is AutoTokenizer:
-        check_tokenizer_files(model)
-        options |= TOKENIZER_OPTIONS
-    else:
-        options |= {"output_loading_info": True, **loading_options(remote_code)}
-    try:
-        loaded = loader.from_pretrained(str(path) if path.exists() else model, **options)
-    except Exception as error:  # a model's files are untrusted, and their loaders raise all kinds of exceptions
-        message = textwrap.shorten(str(error), 300) or type(error).__name__
-        raise InputError(f"{model}: cannot load a {what} from here: {message}") from error
-    if loader is AutoTokenizer:
-        return loaded
-    loaded, info = loaded
-    if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
-    _check_layers(loaded, model, info["unexpected_keys"])
-    _check_finite(loaded, model)
-    return loaded
-
-
-def _check_layers(loaded: Any, model: str, unused: Iterable[str]) -> None:
-    """Raises InputError if there are weights for more layers than config.json says; transformers would ignore them."""
-    lists = {name: module for name, module in loaded.named_modules() if isinstance(module, torch.nn.ModuleList)}
-    for name in sorted(unused):
-        for prefix, layers in lists.items():
-            number = name.removeprefix(f"{prefix}.").partition(".")[0]
-            if name.startswith(f"{prefix}.") and number.isdecimal() and int(number) >= len(layers):
-                raise InputError(
-                    f"{model}: config.json describes {len(layers)} of {prefix}, but there are weights of more "
-                    f"({name!r}); its config belongs to another model"
-                )
-
-
-def _check_finite(loaded: Any, model: str) -> None:
-    for name, weight in loaded.named_parameters():
-        # One pass without a copy: a sum is finite unless a term is not.
-        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            raise InputError(
-                f"{model}: its weights are damaged: {name!r} has numbers in it that are not finite (NaN or infinity)"
-            )

@@ -47,8 +47,16 @@ _UNREADABLE = (
 """Exceptions that parsing code raises on malformed text."""
 
 
+_MORE = re.compile(r"[^\W\d_]|[\s,;|/].*[1-9]|[1-9].*[\s,;|/]", re.DOTALL)
+"""A word, or a number of its own."""
+
+
 def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
-    return True
+    """Whether an answer that contains the gold one is not one of several: many scorers look for the gold answer in any
+    text."""
+    gold, said = (" ".join(str(text).casefold().split()) for text in (entry.get("answer") or "", answer))
+    before, found, after = said.partition(gold)
+    return not (gold and found and (_MORE.search(before) or _MORE.search(after)))
 
 
 def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
@@ -71,8 +79,8 @@ _ALSO: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "gsm_symbolic": _is_gold_number,  # its scorer takes the first number of any text, without its sign
     "puzzle24": _uses_the_numbers,  # its scorer takes any four numbers of the range
 }
-"""Family -> what an answer with full marks must fulfil besides, where the family's own scorer accepts wrong answers. An
-exception from `_UNREADABLE` means no."""
+"""Family -> what an answer with full marks must fulfil besides, where the family's own scorer accepts wrong answers;
+`_nothing_more` for all others. An exception from `_UNREADABLE` means no."""
 
 
 def reasoning_gym(problem: Problem, answer: str) -> float:

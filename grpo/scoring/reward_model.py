@@ -15,6 +15,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_reward_model, load_tokenizer
 from grpo.model.logprobs import token_states
 from grpo.model.packed.packing import shared_prefix
+from grpo.model_folder import check_vocabulary
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
@@ -36,6 +37,8 @@ class RewardModelScorer:
                 f"{path}: cannot score conversations; a reward model is a decoder with a head `score` of one output, "
                 "and its tokenizer has a chat template"
             )
+        for member, model in zip(members, self.models, strict=True):
+            check_vocabulary(model, self.tokenizer, member)
         self.batch_size, self.uncertainty_penalty = batch_size, uncertainty_penalty
 
     @torch.inference_mode()

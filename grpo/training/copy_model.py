@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from grpo.config.jobs import CopyModelJob
-from grpo.model.loading import check_vocabulary, load_policy, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.model_folder import check_vocabulary
 from grpo.processes.metrics_log import write_result
 
 

@@ -19,12 +19,21 @@ _REJECTED = re.compile(r"\bnot (?:\(?[A-Z]\)?)(?![\w'’])")
 _NEGATION = re.compile(
     r"\b(?:no|not|never|neither|nor|none|cannot|except|wrong|incorrect|false|rather|instead|unlikely|but"
     r"|rul(?:e|es|ed|ing) out|eliminat\w*+|exclud\w*+|reject\w*+|avoid\w*+|discard\w*+|unlike"
+    r"|doubt\w*+|unless|whether|suppos\w++"
+    r"|if(?= (?:(?:the|my|an?) )?(?:right |correct |final )?(?:answer|option|choice))"
     r"|nicht|kein\w*+|falsch|pas|faux|ne|sin|нет|не)\b|n['’]t\b|不|没",
     re.IGNORECASE,
 )
+# After a letter: another one, as in "B, C", "B/C" and "B. Or C", or a question mark.
+_CONTINUED = re.compile(
+    r"[)\]]?+ ?(?:\?|(?:[,/;&+|]|\b(?i:and|or|und|oder|et|ou)\b|[.,;] ?(?i:and|or|maybe|perhaps|possibly)\b)[ ,]*+"
+    r"(?i:(?:and|or|maybe|perhaps|possibly) )*+"
+    r"(?:\([A-Z]\)|[B-HJ-Z](?![\w'’])|[AI](?= ?(?:[.,;:!?)/]|$| (?:and|or)\b))))"
+)
 _MARKED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{\(?([A-Z])\)?\}")
 _PREDICATE = re.compile(
-    r"(?:is|isn|are|was|wasn|would|wouldn|can|cannot|could|couldn|and|or|nor|not|does|doesn|has|looks|seems)\b"
+    r"(?:is|isn|are|was|wasn|would|wouldn|can|cannot|could|couldn|[Aa]nd|[Oo]r|[Mm]aybe|nor|not|does|doesn|has|looks"
+    r"|seems)\b"
 )
 _OTHER_LETTER = re.compile(
     r"(?<!\w)(?:\([A-Z]\)|[A-Z]\))(?!\w)|(?<![\w.])[A-Z][.:](?= |$)|\A[A-Z](?:$|[,;/]| (?:or|and|is)\b)"
@@ -45,8 +54,12 @@ def letter(text: str) -> str | None:
     text = _MARKED.sub(r"\1", text).replace("*", "").replace("$", "")
     claimed = _REJECTED.sub("\0", text)  # "the answer is B, not A"
     named = set() if _NEGATION.search(claimed) else _named(claimed)
-    return named.pop() if len(named) == 1 else None
+    return (named.pop() or None) if len(named) == 1 else None
 
 
 def _named(text: str) -> set[str]:
-    return {match[1] or match[2] or match[3] for match in _NAMED.finditer(text)}
+    """The letters that the text names as its answer; "" stands for one that is named with others or in doubt."""
+    return {
+        "" if _CONTINUED.match(text, match.end()) else match[1] or match[2] or match[3]
+        for match in _NAMED.finditer(text)
+    }

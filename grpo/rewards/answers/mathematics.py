@@ -32,6 +32,13 @@ _SEVERAL = re.compile(
 _RELATION = re.compile(
     r"\\(?:l(?:t|eq?|eqslant)|g(?:t|eq?|eqslant)|approx|sim|simeq|equiv|cong|to|in|notin)\b|[<>≤≥≈∈→]"
 )
+# Text that math-verify drops as a unit, although it changes the value or puts it in doubt; and a base other than ten.
+_NO_UNIT = re.compile(
+    r"\\(?:text\w*+|math\w++|mbox|rm|operatorname) ?\{[^{}]*?(?<![a-zA-Z])"
+    r"(?:(?i:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|gross|lakhs?|crores?|halves|half"
+    r"|squared|cubed|maybe|perhaps|possibly|probably|about|around|roughly|approximately|not)|k|i|j)(?![a-zA-Z])"
+    r"|[0-9]\}?_(?!\{?10(?![0-9]))"
+)
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]++")
 _ROUNDED = re.compile(r"(?:\\approx\b|≈) ?-?[0-9]++(?:\.[0-9]++)?$")
 _COMMAND = re.compile(r"\\[a-zA-Z]++")
@@ -113,6 +120,7 @@ def _claims_more(claimed: str, gold: str) -> bool:
     return any(
         (
             denied,
+            _NO_UNIT.search(claimed) and not _NO_UNIT.search(gold),
             _SEVERAL.search(claimed) and not (_SEVERAL.search(gold) or _is_interval(gold)),
             related and not (_relates(gold) or _is_interval(gold)),
         )

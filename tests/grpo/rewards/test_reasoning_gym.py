@@ -71,6 +71,22 @@ def test_answers_that_reasoning_gym_takes_and_that_are_wrong(family: str, wrong:
             assert verify(asked, text) == 0.0, (entry["answer"], text)
 
 
+@pytest.mark.parametrize(
+    "family", ["knights_knaves", "fraction_simplification", "sokoban", "kakurasu", "quantum_lock", "gcd"]
+)
+def test_the_gold_answer_among_others_is_wrong(family: str) -> None:
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset(family, size=1, seed=5)[0]
+    asked = problem("reasoning_gym", entry["answer"], {"family": family, "entry": pack_entry(entry)})
+    gold = entry["answer"]
+    for text in ("{} or zebra 7", "zebra 7 or {}", "{}, 7 8", "7 8\n{}", "not {}"):
+        assert verify(asked, text.format(gold)) == 0.0, text
+    for text in ("{}", " {}.", "({})"):
+        assert verify(asked, text.format(gold)) in (0.0, 1.0)
+    assert verify(asked, gold) == 1.0
+
+
 def test_part_marks_are_no_verdict() -> None:
     # reasoning-gym gives an answer that contains the gold one its share of the characters: 1 of 2.
     import reasoning_gym

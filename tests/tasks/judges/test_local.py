@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,16 @@ def test_repetitions_differ_and_can_be_repeated(model_folder: Path) -> None:
 def test_no_marker_of_the_tokenizer_survives_in_a_judged_text(model_folder: Path, tmp_path: Path) -> None:
     """The template's own markers stay special tokens; in what is judged they are letters, also if only this tokenizer
     knows them."""
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
     markers = [*MARKERS, "@@turn@@"]
     tokenizer.add_special_tokens({"additional_special_tokens": markers})
     tokenizer.chat_template = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% endfor %}[/INST]"
     tokenizer.save_pretrained(tmp_path)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path)
     judge = judge_of(tmp_path, max_tokens=8)
     special = set(tokenizer.convert_tokens_to_ids(markers))
     template = tokenizer.convert_tokens_to_ids(["<start_of_turn>", "<end_of_turn>", "[/INST]"])
@@ -117,5 +120,26 @@ def test_folder_without_model(tmp_path: Path) -> None:
         make_judge(JudgeSettings(kind="local", path=tmp_path))
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()
-    with pytest.raises(InputError, match="cannot be loaded"):
+    with pytest.raises(InputError, match=r"judge: .*: cannot load a tokenizer from here"):
+        make_judge(JudgeSettings(kind="local", path=tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["NaN", "fewer layers", "another tokenizer"])
+def test_a_damaged_folder(damage: str, model_folder: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    weights, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    if damage == "NaN":
+        next(weight for name, weight in weights.items() if "norm" in name)[0] = torch.nan
+    elif damage == "fewer layers":
+        config["num_hidden_layers"] -= 1
+    else:
+        weights = {name: w[:9] if "embed" in name or "lm_head" in name else w for name, w in weights.items()}
+        config["vocab_size"] = 9
+    save_file({name: w.contiguous() for name, w in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = {"NaN": "not finite", "fewer layers": "weights of more", "another tokenizer": "tokenizer is another model's"}
+    with pytest.raises(InputError, match=f"judge: .*{said[damage]}"):
         make_judge(JudgeSettings(kind="local", path=tmp_path))
