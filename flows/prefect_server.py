@@ -25,6 +25,7 @@ from grpo.errors import InputError
 from tasks.tracking.database import make_private
 
 HOST = "127.0.0.1"
+HOSTS = [HOST, "localhost"]
 START_S = 300.0
 """Timeout in seconds for the start of a server. It normally takes seconds, but minutes on a very busy machine."""
 ANSWER_S = 60.0
@@ -98,6 +99,7 @@ class _OwnServer:
             "PREFECT_UI_ENABLED": "0",
             "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",
             "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{self.port}",
         }
         private_database()
         # If several servers create the tables of a new home at the same time, all but one fail. So they start one after
@@ -196,6 +198,21 @@ def is_open(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+def create_app() -> Any:
+    """The app factory that uvicorn calls: Prefect's own app, for requests that name its own address as their host."""
+    from prefect.server.api.server import create_app as create_prefect_app
+
+    return for_own_hosts(create_prefect_app())
+
+
+def for_own_hosts(app: Any) -> Any:
+    """Refuses requests for other hosts than the loopback interface. Prefect accepts any, so a page whose domain
+    resolves to 127.0.0.1 would count as the same origin."""
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    return TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False)
+
+
 def main(port: str, parent: str) -> None:
     """Waits until no other server of this home is starting, then becomes the server. On Linux, it first asks the kernel
     to end it when its parent ends."""
@@ -205,7 +222,7 @@ def main(port: str, parent: str) -> None:
         if os.getppid() != int(parent):
             sys.exit(1)  # the parent died before prctl took effect
     fcntl.flock(sys.stdout, fcntl.LOCK_EX)
-    factory = ["--factory", "prefect.server.api.server:create_app"]
+    factory = ["--factory", "flows.prefect_server:create_app"]
     place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
     os.execv(sys.executable, [sys.executable, "-m", "uvicorn", *factory, *place])
 

@@ -1,9 +1,8 @@
 """Prefect's server as an installation runs it: it only answers requests for its own address, has a sign-in link for
 browsers, and shows the report pages of runs.
 
-Prefect itself checks the password (PREFECT_SERVER_API_AUTH_STRING) of every request and websocket. This module adds
-what it lacks. Prefect accepts any Host header, so a page whose domain resolves to 127.0.0.1 would count as the same
-origin. And its sign-in form would have to be filled in by hand.
+Prefect itself checks the password (PREFECT_SERVER_API_AUTH_STRING) of every request and websocket. Its sign-in form
+would have to be filled in by hand.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from __future__ import annotations
 import re
 
 from starlette.applications import Starlette
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flows.home import REPORT_PAGES, REPORTS, home
+from flows.prefect_server import for_own_hosts
 
-HOSTS = ["127.0.0.1", "localhost"]
 SIGN_IN = "/r1-sign-in"
 """Path of the page that signs a browser in. The password is in the URL fragment, which browsers send to no server."""
 PAGE = """<!doctype html><title>r1flow</title><script>
@@ -65,4 +63,4 @@ def create_app() -> ASGIApp:
     """The app factory that uvicorn calls."""
     from prefect.server.api.server import create_app as create_prefect_app
 
-    return TrustedHostMiddleware(OwnPages(create_prefect_app()), allowed_hosts=HOSTS, www_redirect=False)
+    return for_own_hosts(OwnPages(create_prefect_app()))

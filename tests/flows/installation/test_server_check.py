@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -42,6 +43,32 @@ def test_another_server_is_not_taken_for_prefect() -> None:
     finally:
         other.shutdown()
         other.server_close()
+
+
+def test_a_temporary_server_answers_no_other_host_origin_or_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    server = _OwnServer(home() / "logs")
+    try:
+        url, auth = f"{server.wait()}/flows/count", tuple(server.password.split(":"))
+
+        def ask(auth: tuple[str, ...] | None = auth, **headers: str) -> httpx.Response:
+            return httpx.post(url, json={}, headers=headers, auth=auth)
+
+        assert ask().status_code == 200
+        assert ask(None).status_code == 401
+        assert ask(Host="evil.example").status_code == 400
+        own, other = f"http://127.0.0.1:{server.port}", "http://evil.example"
+        asked = {"Access-Control-Request-Method": "POST"}
+        allowed = [
+            httpx.options(url, headers={"Origin": origin, **asked}).headers.get("access-control-allow-origin")
+            for origin in (own, other)
+        ]
+        assert allowed == [own, None]
+    finally:
+        server.stop()
 
 
 def test_two_servers_of_a_new_home_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
