@@ -12,6 +12,7 @@ import json
 import logging
 import sqlite3
 import threading
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 _ASKED = {"kind", "model", "path", "request", "temperature", "max_tokens", "seed"}
 """Settings that a reply depends on. The endpoint's address is not among them, because it may change."""
-_TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT, cut INTEGER, tokens INTEGER)"
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS checked_replies "
+    "(key TEXT PRIMARY KEY, text TEXT, cut INTEGER, tokens INTEGER, checksum INTEGER)"
+)
 
 
 class BudgetSpent(InputError):
@@ -43,29 +47,39 @@ class RepliesStore:
         self.requests = self.tokens = 0
         if self._file:
             self.requests, self.tokens = self._file.execute(
-                "SELECT count(*), coalesce(sum(tokens), 0) FROM replies"
+                "SELECT count(*), coalesce(sum(tokens), 0) FROM checked_replies"
             ).fetchone()
 
     def get(self, key: str) -> Reply | None:
         if self._file is None:
             return None
         with self._lock:
-            row = self._file.execute("SELECT text, cut, tokens FROM replies WHERE key = ?", (key,)).fetchone()
-        return Reply(row[0], bool(row[1]), tokens=row[2]) if row else None
+            row = self._file.execute(
+                "SELECT text, cut, tokens, checksum FROM checked_replies WHERE key = ?", (key,)
+            ).fetchone()
+        if row is None or row[3] != _checksum(key, *row[:3]):  # a damaged reply is asked for again
+            return None
+        return Reply(row[0], bool(row[1]), tokens=row[2])
 
     def add(self, key: str, reply: Reply) -> None:
         with self._lock:
             self.requests += 1
             self.tokens += reply.tokens
             if self._file:
-                row = (key, reply.text.encode("utf-8", "replace").decode(), reply.cut, reply.tokens)
-                self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)", row)
+                row = (key, reply.text.encode("utf-8", "replace").decode(), int(reply.cut), reply.tokens)
+                self._file.execute(
+                    "INSERT OR REPLACE INTO checked_replies VALUES (?, ?, ?, ?, ?)", (*row, _checksum(*row))
+                )
                 self._file.commit()
 
     def close(self) -> None:
         with self._lock:
             if self._file:
                 self._file.close()
+
+
+def _checksum(*row: object) -> int:
+    return zlib.crc32(json.dumps(row).encode())
 
 
 def _open(folder: Path) -> sqlite3.Connection:

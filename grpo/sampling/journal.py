@@ -1,5 +1,5 @@
 """The journal of a shard: one line per event of a group, written as it happens, so that a killed worker loses no
-finished group."""
+finished group. Each line starts with the CRC-32 of the rest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,16 @@ class Journal:
 
     def lines(self) -> list[Any]:
         """Returns the lines so far. Truncates the file after the last complete line: removes an incomplete line of a
-        process that was killed while writing or, on a damaged disk, everything from the first unreadable line on."""
+        process that was killed while writing or, on a damaged disk, everything from the first damaged line on."""
         self._file.seek(0)
         data = self._file.read()
         read, end = [], 0
         for line in data.split(b"\n")[:-1]:
+            checksum, _, text = line.partition(b" ")
             try:
-                read.append(json.loads(line))
+                if checksum != _checksum(text):
+                    break
+                read.append(json.loads(text))
             except (ValueError, RecursionError):
                 break
             end += len(line) + 1
@@ -45,7 +49,8 @@ class Journal:
 
     def append(self, line: Any) -> None:
         """Appends a line. It is in the file immediately, and synced to disk if the last sync was over a second ago."""
-        self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode()
+        self._file.write(_checksum(text) + b" " + text + b"\n")
         self._file.flush()
         if time.monotonic() - self._synced > _SYNC_S:
             os.fsync(self._file.fileno())
@@ -57,3 +62,7 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

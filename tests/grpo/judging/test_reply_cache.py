@@ -60,6 +60,19 @@ def test_what_was_answered_is_not_asked_again(endpoint: FaultyEndpoint, tmp_path
     other.close()
 
 
+def test_a_reply_that_was_changed_on_disk_is_asked_for_again(endpoint: FaultyEndpoint, tmp_path: Path) -> None:
+    first = voter(endpoint, tmp_path)
+    assert first.correct_all(CLAIMS) == EXPECTED and len(endpoint.bodies) == 6
+    first.close()
+    (path,) = tmp_path.glob("*.sqlite")
+    damaged = path.read_bytes().replace(b'"incorrect"', b'"inco"rect"', 1)
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    second = voter(endpoint, tmp_path)
+    assert second.correct_all(CLAIMS) == EXPECTED and len(endpoint.bodies) == 7
+    second.close()
+
+
 def test_votes_are_remembered_one_by_one(endpoint: FaultyEndpoint, tmp_path: Path) -> None:
     first = voter(endpoint, tmp_path, votes=3, temperature=0.7)
     assert first.correct_all(CLAIMS[:1]) == [False] and len(endpoint.bodies) == 2  # the third could change nothing

@@ -153,6 +153,18 @@ def test_a_journal_is_held_by_one_and_half_a_line_is_cut_off(tmp_path):
     assert again.lines() == [{"a": 1}, {"c": "\n"}]
 
 
+def test_a_line_with_a_flipped_bit_is_not_read(tmp_path):
+    journal = Journal(tmp_path / "j")
+    for number in range(3):
+        journal.append({"sample": f"answer {number}"})
+    data = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(data.replace(b"answer 1", b"answer 3"))  # valid JSON still
+    assert journal.lines() == [{"sample": "answer 0"}]
+    journal.append({"sample": "answer 1"})
+    assert journal.lines() == [{"sample": "answer 0"}, {"sample": "answer 1"}]
+    journal.close()
+
+
 def test_an_engine_that_does_not_exist_is_one_clear_line(tmp_path):
     path = job(tmp_path, engine={"kind": "function", "function": "tests.support.user_engines:nobody"})
     last = run(path, expected=2).stderr.splitlines()[-1]
