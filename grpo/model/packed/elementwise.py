@@ -6,6 +6,7 @@ matrix products (docs/gpu.md). Sums are in float32 or wider, and results in the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from grpo.model.packed.products import NARROW
+
+logger = logging.getLogger(__name__)
 
 LEAST_ELEMENTS = 2**18
 """Size of the first tensor from which compiled kernels are used: below it the time to launch a kernel counts, and a
@@ -31,7 +34,20 @@ def _compiled_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiles(x: Tensor) -> bool:
     plain = type(x) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_function_stack()
-    return x.is_cuda and plain and x.numel() >= LEAST_ELEMENTS
+    return x.is_cuda and plain and x.numel() >= LEAST_ELEMENTS and _has_compiler()
+
+
+@cache
+def _has_compiler() -> bool:
+    """Whether this machine can compile kernels: Triton needs a C compiler, which small images lack."""
+    try:
+        torch.compile(lambda x: x.sigmoid() * 2)(torch.zeros(8, device="cuda"))
+    except Exception as error:  # any part of the compiler may be missing
+        logger.warning(
+            "GPU kernels cannot be compiled here, so updates are slower: %s", str(error).strip().split("\n")[0]
+        )
+        return False
+    return True
 
 
 @cache

@@ -67,6 +67,21 @@ def test_a_softmax_and_its_gradient(temperature: float) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_without_a_compiler_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(function: object) -> object:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(torch, "compile", missing)
+    elementwise._has_compiler.cache_clear()
+    assert not elementwise._has_compiler() and not elementwise._has_compiler()
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU kernels cannot be compiled here, so updates are slower: Failed to find C compiler."
+    ]
+    elementwise._has_compiler.cache_clear()
+
+
 def test_attention_alone_refuses_sums_without_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within `ordered_gradients`; other operations may have no such order."""
     q, strict = random(1, 1, 3, 4), list[tuple[str, bool]]()
