@@ -223,7 +223,7 @@ def _shown(name: str, sample: Sample, problem: Problem) -> dict[str, Any]:
     }
 
 
-VERSION = 9
+VERSION = 10
 R1 = ("base", "cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl")
 
 

@@ -63,11 +63,11 @@ def reasoning_metrics(
 
 
 def with_intervals(scores: Scores, confidence: float) -> dict[str, Any]:
-    """Means over problems with bootstrap intervals: "pass@1" -> 0.5 and "pass@1_ci95" -> [0.4, 0.6]."""
+    """Means over problems with their intervals: "pass@1" -> 0.5 and "pass@1_ci95" -> [0.4, 0.6]."""
     metrics: dict[str, Any] = {}
     for name, values in scores.items():
         metrics[name] = mean([*values.values()])
-        metrics[f"{name}_ci95"] = interval([*values.values()], confidence)
+        metrics[f"{name}_ci95"] = share_interval([*values.values()], confidence)
     return metrics
 
 
@@ -107,6 +107,16 @@ def interval(values: Sequence[float], confidence: float) -> list[float]:
     means = sorted(mean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
     tail = (1 - confidence) / 2
     return [means[int(tail * RESAMPLES)], means[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]]
+
+
+def share_interval(values: Sequence[float], confidence: float) -> list[float]:
+    """`interval` of values in [0, 1]. Where all of them are 0, or all are 1, resampling finds no other value, and the
+    exact binomial interval says what others may be (Clopper and Pearson, 1934)."""
+    (only,) = set(values) if len(set(values)) == 1 else (None,)
+    if only not in (0.0, 1.0):
+        return interval(values, confidence)
+    bound = ((1 - confidence) / 2) ** (1 / len(values))
+    return [0.0, 1 - bound] if only == 0.0 else [bound, 1.0]
 
 
 def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

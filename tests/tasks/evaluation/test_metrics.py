@@ -15,6 +15,7 @@ from tasks.evaluation.metrics import (
     pass_at_k,
     problem_scores,
     reasoning_metrics,
+    share_interval,
 )
 
 
@@ -61,6 +62,15 @@ def test_the_mean_of_pass_at_k_over_all_draws_of_n_is_the_truth() -> None:
 def test_interval_of_a_constant_is_that_constant() -> None:
     assert interval([0.5] * 40, 0.95) == [0.5, 0.5]
     assert interval([], 0.95) == [0.0, 0.0]
+
+
+def test_nothing_right_of_ten_may_be_a_third() -> None:
+    # 0.025 = (1 - p)^10 for p = 0.3085: with a larger share, ten wrong answers in a row are less likely than 2.5%.
+    assert share_interval([0.0] * 10, 0.95) == [0.0, pytest.approx(0.3085, abs=1e-4)]
+    assert share_interval([1.0] * 10, 0.95) == [pytest.approx(0.6915, abs=1e-4), 1.0]
+    assert share_interval([0.5] * 10, 0.95) == [0.5, 0.5] and share_interval([], 0.95) == [0.0, 0.0]
+    mixed = [0.0] * 9 + [1.0]
+    assert share_interval(mixed, 0.95) == interval(mixed, 0.95)
 
 
 def test_interval_is_close_to_the_normal_one() -> None:
