@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
+CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 """Float32 logits held at once, in bytes by device type: enough for full speed of the matrix product, small compared
 with any model. On a CPU it stays below 32 MB, the limit up to which glibc reuses freed blocks instead of mapping new
 pages."""
-KEPT_BYTES = {"cpu": 2**27, "cuda": 2**31}
+KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """Softmax numerators kept for the backward pass, in bytes by device type. The rest are recomputed, at the cost of one
 more product with the head."""
 CACHED_BYTES = 3 * 2**20
