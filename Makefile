@@ -11,7 +11,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-system test-all test-slow fuzz chaos architectures claims real lock audit docs lint ui vllm clean
+.PHONY: install demo check compile test test-pythons test-system test-all test-slow fuzz chaos architectures claims real lock audit docs lint ui vllm clean
 
 install: $(INSTALLED)
 
@@ -40,6 +40,13 @@ check: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations=25
+
+# The same under the other Python versions that are found here, each in an environment of its own. Their torch may bring
+# several GB of CUDA packages.
+test-pythons:
+	for python in python3.12 python3.13; do \
+		if $$python -c '' 2>/dev/null; then $(MAKE) test PYTHON=$$python VENV=build/$$python || exit 1; \
+		else echo "$$python is not here"; fi; done
 
 # Real trainings, real servers and kills.
 test-system: $(INSTALLED)
