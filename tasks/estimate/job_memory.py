@@ -20,7 +20,7 @@ from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
 """Bytes that Python, torch, CUDA and other libraries take in a process. Assumed."""
-CPU_TRAINING, CPU_SAMPLING = 0.4e9, 0.5e9
+CPU_TRAINING, CPU_SAMPLING = 0.7e9, 0.5e9
 """Bytes that a trainer on a CPU holds in addition to the counted tensors: data and tokenizer in Python, compiled
 kernels, memory kept by the allocator, PyTorch's buffers for each thread. Upper bounds of what `benchmarks/estimates.py`
 measures with `tiny`. On CUDA, counting starts after these allocations."""
@@ -115,6 +115,11 @@ def sampling_memory(
     if reward_models:
         parts["reward models"] = reward_models * whole
     return _with_program(JobMemory(parts, {"sampling": sum(parts.values())}), device, CPU_SAMPLING)
+
+
+def copying_memory(size: float, device: DeviceMemory) -> JobMemory:
+    """Memory of copying a model of `size` bytes."""
+    return _with_program(JobMemory({"weights": size}, {"loading": size}), device, CPU_TRAINING)
 
 
 def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemory:

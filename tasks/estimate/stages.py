@@ -16,7 +16,14 @@ from grpo.config.supervised import Supervised
 from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
-from tasks.estimate.job_memory import JobMemory, host_bytes, rl_memory, sampling_memory, supervised_memory
+from tasks.estimate.job_memory import (
+    JobMemory,
+    copying_memory,
+    host_bytes,
+    rl_memory,
+    sampling_memory,
+    supervised_memory,
+)
 from tasks.estimate.memory import DeviceMemory, Lengths
 
 USABLE = 0.9
@@ -193,7 +200,7 @@ class Estimator:
     def copied(self, download: bool) -> Estimate:
         """Estimate for copying a base model, from the hub in bfloat16 or from a folder. It is written in float32."""
         size = 4 * self.a.weights()
-        held = JobMemory({"weights": size}, {"loading": size})
+        held = copying_memory(size, self._device_memory)
         return Estimate(
             memory=held, host=self._host(Hardware()), disk=size, network=2 * self.a.weights() if download else 0
         )
