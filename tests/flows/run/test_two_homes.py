@@ -82,7 +82,8 @@ def test_stages_on_two_machines_share_a_bucket_and_no_disk(server: S3Server, pre
         ("reuse", key)
     ]
     listed = json.loads(plain(third("stages", "--json")))["artifacts"]
-    assert {one["stage"]: one["digest"] for one in listed} == {name: one["digest"] for name, one in made.items()}
+    assert {one["stage"]: one["key"] for one in listed} == {name: one["key"] for name, one in made.items()}
+    digests = {one["stage"]: one["digest"] for one in listed}
     assert all(one["path"].startswith("s3://artifacts/team/files/") for one in listed)
     assert f"in s3://artifacts/team/files/{key}/" in plain(third("show", key[:12]))
     assert json.loads(plain(third("verify", "--json")))["findings"] == []
@@ -97,7 +98,7 @@ def test_stages_on_two_machines_share_a_bucket_and_no_disk(server: S3Server, pre
 
     # A flipped bit in the bucket is refused where it arrives, in one line.
     client = server.client()
-    under = f"team/files/{key}/{made['cold_start_sft']['digest']}/model.safetensors"
+    under = f"team/files/{key}/{digests['cold_start_sft']}/model.safetensors"
     body = client.get_object(Bucket="artifacts", Key=under)["Body"].read()
     client.put_object(Bucket="artifacts", Key=under, Body=body[:-1] + bytes([body[-1] ^ 1]))
     fourth = Machine(tmp_path / "fourth", server)

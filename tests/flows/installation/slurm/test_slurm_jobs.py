@@ -97,15 +97,16 @@ class SlurmInstallation(R1):
 
     def steps(self, seed: int) -> int:
         """Last step that the trainer of a seed's stage has logged."""
-        lines = [line for path in self.work(seed) for line in (path / "trainer/metrics.jsonl").read_text().splitlines()]
+        files = [path / "trainer/metrics.jsonl" for path in self.work(seed)]
+        lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
         return max((int(match[1]) for line in lines if (match := re.search(r'"step": (\d+)', line))), default=0)
 
     def work(self, seed: int) -> list[Path]:
-        paths = self.home.glob("work/base-*")
-        return [path for path in paths if f'"seed": {seed},' in (path / "trainer/job.json").read_text()]
+        jobs = self.home.glob("work/base-*/trainer/job.json")
+        return [job.parents[1] for job in jobs if f'"seed": {seed},' in job.read_text()]
 
     def checkpoints(self, seed: int) -> list[Path]:
-        return [found for path in self.work(seed) for found in path.glob("trainer/checkpoint*/*")]
+        return [found for path in self.work(seed) for found in path.glob("state/trainer/step-*")]
 
     def messages(self, id: str) -> str:
         """The lines of a flow run's log."""
