@@ -22,6 +22,7 @@ from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
+from grpo.processes.stop_request import StopRequest
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
@@ -73,7 +74,7 @@ class Trainer:
         self.collect = self._collector()
         self.validator = self._validator()
         self.health = Health(self.settings.health)
-        self.step = self.attempt = 0
+        self.step, self.saved, self.attempt = 0, -1, 0  # `saved`: step of the last checkpoint
         self.pending: Pending | None = None
         self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
@@ -115,8 +116,12 @@ class Trainer:
 
     def run(self) -> None:
         try:
-            while self.step < self.settings.steps and not self._stopped:
-                self._advance()
+            with StopRequest() as request:
+                while self._goes_on:
+                    self._advance()
+                    if self._goes_on and bool(self.parallel.broadcast(request.asked)):
+                        self._save_every(1)
+                        request.end()
         finally:
             self.collect.close()
             if self.scorer is not None:
@@ -142,6 +147,10 @@ class Trainer:
         """Whether validation has ended training early."""
         return self.validator is not None and self.validator.selection.stops
 
+    @property
+    def _goes_on(self) -> bool:
+        return self.step < self.settings.steps and not self._stopped
+
     def _advance(self) -> None:
         """Takes one optimizer step. Collects a new rollout first if the last is used up."""
         settings = self.settings
@@ -164,9 +173,7 @@ class Trainer:
             self.pending = None
         if self._act_on(self.health.check(self.step, record)):
             return
-        goes_on = self.step < settings.steps and not self._stopped
-        if self.step % settings.save_every == 0 and goes_on and self.health.good:
-            self._save()
+        self._save_every(settings.save_every)
 
     def _roll_out(self) -> Pending:
         settings, started = self.settings, time.perf_counter()
@@ -242,8 +249,14 @@ class Trainer:
         self._open_logs()
         logger.warning("rolled back to step %d, attempt %d", self.step, attempt + 1)
 
+    def _save_every(self, steps: int) -> None:
+        """Saves a checkpoint if the number of steps so far is a multiple of `steps`, unless the job is at its end, or
+        in a state to which it should not return."""
+        if self.step % steps == 0 and self._goes_on and self.health.good and self.saved != self.step:
+            self._save()
+
     def _save(self) -> None:
-        pending = self.pending
+        self.saved, pending = self.step, self.pending
         payload: dict[str, Any] = {
             "rng": checkpoint.rng_state(),
             "collect": self.collect.state(),

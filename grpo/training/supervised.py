@@ -20,6 +20,7 @@ from grpo.errors import InputError
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
+from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss
 from grpo.training.optimizer import learning_rate_share, make_optimizer
 from grpo.training.totals import Totals
@@ -56,25 +57,34 @@ def fit(
         selection.restore(latest[1].get("validation"))
     metrics = Metrics(job.metrics, step) if parallel.is_main else None
     model.train()
-    while step < steps and not (selection and selection.stops):
-        started = time.perf_counter()
-        batch = _batch(examples, step, settings.batch_size, job.seed)
-        rate = settings.optimizer.learning_rate * learning_rate_share(step, steps, settings.optimizer)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        total = _backward(model, batch, loss, settings.micro_batch_tokens)
-        norm = clip_grad_norm(parameters, settings.optimizer.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
-        measured = validate(step) if validate and validate.due(step, steps) else {}
-        if metrics is not None:
-            metrics.log(step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens, **measured)
-        if step % settings.save_every == 0 and step < steps and not (selection and selection.stops):
-            checkpoint.save(parallel, job.state, step, *kept, {"validation": selection.state()} if selection else {})
-            if selection:
-                selection.saved()
+    with StopRequest() as request:
+        while step < steps and not (selection and selection.stops):
+            started = time.perf_counter()
+            batch = _batch(examples, step, settings.batch_size, job.seed)
+            rate = settings.optimizer.learning_rate * learning_rate_share(step, steps, settings.optimizer)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            total = _backward(model, batch, loss, settings.micro_batch_tokens)
+            norm = clip_grad_norm(parameters, settings.optimizer.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
+            measured = validate(step) if validate and validate.due(step, steps) else {}
+            if metrics is not None:
+                metrics.log(
+                    step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens, **measured
+                )
+            goes_on = step < steps and not (selection and selection.stops)
+            stops = goes_on and parallel.broadcast(request.asked)
+            if goes_on and (stops or step % settings.save_every == 0):
+                checkpoint.save(
+                    parallel, job.state, step, *kept, {"validation": selection.state()} if selection else {}
+                )
+                if selection:
+                    selection.saved()
+            if stops:
+                request.end()
     model.eval()
     return step
 
