@@ -222,7 +222,8 @@ def main(port: str, parent: str) -> None:
         if os.getppid() != int(parent):
             sys.exit(1)  # the parent died before prctl took effect
     fcntl.flock(sys.stdout, fcntl.LOCK_EX)
-    factory = ["--factory", "flows.prefect_server:create_app"]
+    # Without --app-dir, uvicorn would look for the package in the working folder first.
+    factory = ["--app-dir", str(Path(__file__).parents[1]), "--factory", "flows.prefect_server:create_app"]
     place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
     os.execv(sys.executable, [sys.executable, "-m", "uvicorn", *factory, *place])
 

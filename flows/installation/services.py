@@ -67,7 +67,8 @@ def sign_in_url(home: Path, port: int) -> str:
 
 def prefect_server(home: Path, port: int, databases: Databases) -> Service:
     """The Prefect server as a service. It requires the home's password, and pages of other origins cannot read it."""
-    factory = ("--factory", "flows.installation.prefect_app:create_app")
+    # Without --app-dir, uvicorn would look for the package in the working folder first.
+    factory = ("--app-dir", str(Path(__file__).parents[2]), "--factory", "flows.installation.prefect_app:create_app")
     place = ("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on")
     command = (*PYTHON, "uvicorn", *factory, *place)
     settings = {

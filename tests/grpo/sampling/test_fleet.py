@@ -67,7 +67,7 @@ def seeds() -> Counter[int]:
 def kept_of(folder: Path) -> int:
     """Completions in finished shards and in complete lines of journals."""
     lines = [line for path in folder.glob("*.journal") for line in path.read_text().split("\n")[:-1]]
-    kept = sum(len(json.loads(line).get("completions", [])) for line in lines)
+    kept = sum(len(json.loads(line.partition(" ")[2]).get("completions", [])) for line in lines)
     return kept + (len(read_samples(folder)) if [*folder.glob("*.parquet")] else 0)
 
 
