@@ -47,8 +47,12 @@ _UNREADABLE = (
 """Exceptions that parsing code raises on malformed text."""
 
 
-_MORE = re.compile(r"[^\W\d_]|[\s,;|/].*[1-9]|[1-9].*[\s,;|/]", re.DOTALL)
-"""A word, or a number of its own."""
+_LETTER, _SEPARATOR, _DIGIT = re.compile(r"[^\W\d_]"), re.compile(r"[\s,;|/]"), re.compile(r"[1-9]")
+
+
+def _has_more(text: str) -> bool:
+    """Whether text beside the gold answer holds a word, or a number of its own."""
+    return bool(_LETTER.search(text) or (_SEPARATOR.search(text) and _DIGIT.search(text)))
 
 
 def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
@@ -56,7 +60,7 @@ def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
     text."""
     gold, said = (" ".join(str(text).casefold().split()) for text in (entry.get("answer") or "", answer))
     before, found, after = said.partition(gold)
-    return not (gold and found and (_MORE.search(before) or _MORE.search(after)))
+    return not (gold and found and (_has_more(before) or _has_more(after)))
 
 
 def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
