@@ -68,7 +68,13 @@ def main() -> int:
         print(json.dumps(PARTS[args.part](args)))
         return 0
     if args.results:
-        write_page(args.write, {k: v for file in args.results for k, v in json.loads(file.read_text()).items()})
+        if args.write is None:
+            parser.error("--results: name the page with --write")
+        try:
+            parts = [json.loads(file.read_text()).items() for file in args.results]
+        except (OSError, ValueError) as error:
+            parser.error(f"--results: {error}")
+        write_page(args.write, {name: result for part in parts for name, result in part})
         return 0
     results = earlier(args.json, machine_name(args.device))
     for name in args.parts:

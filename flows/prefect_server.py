@@ -205,6 +205,14 @@ def create_app() -> Any:
     return for_own_hosts(create_prefect_app())
 
 
+def serving(factory: str, port: str) -> list[str]:
+    """The command that serves the app of a factory in this package on a port of the loopback interface."""
+    # Without --app-dir, uvicorn would look for the package in the working folder first.
+    app = ["--app-dir", str(Path(__file__).parents[1]), "--factory", factory]
+    place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
+    return [sys.executable, "-m", "uvicorn", *app, *place]
+
+
 def for_own_hosts(app: Any) -> Any:
     """Refuses requests for other hosts than the loopback interface. Prefect accepts any, so a page whose domain
     resolves to 127.0.0.1 would count as the same origin."""
@@ -222,10 +230,7 @@ def main(port: str, parent: str) -> None:
         if os.getppid() != int(parent):
             sys.exit(1)  # the parent died before prctl took effect
     fcntl.flock(sys.stdout, fcntl.LOCK_EX)
-    # Without --app-dir, uvicorn would look for the package in the working folder first.
-    factory = ["--app-dir", str(Path(__file__).parents[1]), "--factory", "flows.prefect_server:create_app"]
-    place = ["--host", HOST, "--port", port, "--log-level", "error", "--lifespan", "on"]
-    os.execv(sys.executable, [sys.executable, "-m", "uvicorn", *factory, *place])
+    os.execv(sys.executable, serving("flows.prefect_server:create_app", port))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from flows.home import STATE
 from flows.installation.credentials import prefect_password
 from flows.installation.prefect_app import SIGN_IN
 from flows.installation.supervisor import PYTHON, Service, tail
-from flows.prefect_server import HOST, is_open, private_database
+from flows.prefect_server import HOST, is_open, private_database, serving
 from grpo.errors import InputError
 from tasks.store.whole_file import write_whole
 from tasks.tracking.connection import default_uri
@@ -67,10 +67,7 @@ def sign_in_url(home: Path, port: int) -> str:
 
 def prefect_server(home: Path, port: int, databases: Databases) -> Service:
     """The Prefect server as a service. It requires the home's password, and pages of other origins cannot read it."""
-    # Without --app-dir, uvicorn would look for the package in the working folder first.
-    factory = ("--app-dir", str(Path(__file__).parents[2]), "--factory", "flows.installation.prefect_app:create_app")
-    place = ("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on")
-    command = (*PYTHON, "uvicorn", *factory, *place)
+    command = tuple(serving("flows.installation.prefect_app:create_app", str(port)))
     settings = {
         "R1FLOW_HOME": str(home),  # to show its reports
         "PREFECT_UI_API_URL": prefect_url(port),  # by default, the pages use port 4200

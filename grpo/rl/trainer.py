@@ -272,7 +272,7 @@ class Trainer:
             self.validator.selection.saved()
 
     def _restore(self, step: int, payload: dict[str, Any]) -> None:
-        self.step, self.attempt = step, payload["attempt"]
+        self.step, self.saved, self.attempt = step, step, payload["attempt"]
         checkpoint.set_rng_state(payload["rng"])
         self.models.version += 1
         self.collect.restore(payload["collect"])

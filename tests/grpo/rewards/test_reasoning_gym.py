@@ -82,8 +82,6 @@ def test_the_gold_answer_among_others_is_wrong(family: str) -> None:
     gold = entry["answer"]
     for text in ("{} or zebra 7", "zebra 7 or {}", "{}, 7 8", "7 8\n{}", "not {}"):
         assert verify(asked, text.format(gold)) == 0.0, text
-    for text in ("{}", " {}.", "({})"):
-        assert verify(asked, text.format(gold)) in (0.0, 1.0)
     assert verify(asked, gold) == 1.0
 
 
