@@ -24,6 +24,12 @@ SUMS = [(a, b) for a in range(9) for b in range(9)]
 CORPUS = [f"What is {a} + {b}? {a} + {b} = {a + b}\n<think>\nadd {a} and {b}\n</think>" for a, b in SUMS]
 
 
+@pytest.fixture(autouse=True)
+def random_weights_of_one_seed() -> None:
+    """A test that builds a model without a seed builds the same one in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> str:
     """Random weights, scaled up so that distributions are far from uniform and mistakes show."""

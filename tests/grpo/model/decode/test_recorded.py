@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.config.common import Sampling
+from grpo.data.completions import Completion
 from grpo.generation import sampler
 from grpo.generation.sampler import sample
 from grpo.model.decode import recorded
@@ -77,13 +78,20 @@ def model(request: pytest.FixtureRequest, model_folder: str, tmp_path: Path) -> 
     return AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation=UNFUSED)
 
 
+def token_of_most_lengths(groups: list[list[Completion]]) -> int:
+    """The token whose first places differ most between completions; which one it is depends on the CPU."""
+    first: dict[int, set[int]] = {}
+    for completion in (c for group in groups for c in group):
+        for token in set(completion.tokens):
+            first.setdefault(token, set()).add(completion.tokens.index(token))
+    return max(first, key=lambda token: (len(first[token]), max(first[token])))
+
+
 @pytest.mark.parametrize("batch_size", [16, 6])
 def test_completions_are_the_same(model: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Sampling(max_new_tokens=LENGTH, batch_size=batch_size)
-    often = torch.tensor(
-        [t for g in sample(model, PROMPTS, 3, settings, eos_id=-1, seeds=[1, 2, 3, 4]) for c in g for t in c.tokens]
-    )
-    options: dict[str, Any] = dict(eos_id=int(often.mode().values), seeds=[1, 2, 3, 4])
+    endless = sample(model, PROMPTS, 3, settings, eos_id=-1, seeds=[1, 2, 3, 4])
+    options: dict[str, Any] = dict(eos_id=token_of_most_lengths(endless), seeds=[1, 2, 3, 4])
     expected = sample(model, PROMPTS, 3, settings, **options)
     recorder = Recorder()
     monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
@@ -91,8 +99,9 @@ def test_completions_are_the_same(model: Any, batch_size: int, monkeypatch: pyte
     for table in ("LOOKS", "LEAST_ENDED"):
         monkeypatch.setattr(sampler, table, {})
     actual = sample(model, PROMPTS, 3, settings, **options)
-    assert recorder.recorded >= 3 and recorder.replayed > 60
-    assert len({len(c.tokens) for group in expected for c in group}) > 4
+    lengths = {len(c.tokens) for group in expected for c in group}
+    assert len(lengths) > 4
+    assert recorder.recorded >= 3 and recorder.replayed > 0.8 * max(lengths)
     for ours, theirs in zip(actual, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert (one.tokens, one.finished) == (other.tokens, other.finished)
