@@ -4,8 +4,8 @@ python benchmarks/reward_time.py [--lengths 10000 100000 1000000] [--limit 20]
     [--output docs/measured/reward_time.md]
 
 The slowest of the texts in benchmarks/adversarial.py counts, in CPU seconds: all of them at the first length, and the
-slowest twelve of each at the next. What is above --limit at one length is not measured at the next. The picture goes to
-images/reward_time.png beside the page.
+slowest twelve of each at the next. What is above --limit at one length is not measured at the next. Of reasoning-gym's
+families the slowest counts at each length. The picture goes to images/reward_time.png beside the page.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adversarial import TEXTS, targets
+from adversarial import TEXTS, problem, targets
 from machine import machine
 
 from grpo.rewards.language import load
+from grpo.rewards.reasoning_gym import pack_entry
+from grpo.rewards.verifiers import verify
 
 Times = dict[str, dict[int, tuple[float, str]]]
 """Target -> length -> seconds of the slowest text, and its name."""
@@ -31,18 +33,38 @@ def seconds(target: Callable[[str], Any], text: str) -> float:
     return time.process_time() - began
 
 
+def families() -> dict[str, Callable[[str], Any]]:
+    """The scorer of each reasoning-gym family, for the first problem that it makes."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    def scorer(family: str) -> Callable[[str], Any]:
+        [entry] = reasoning_gym.create_dataset(family, seed=0, size=1)
+        asked = problem("reasoning_gym", entry["answer"] or "", family=family, entry=pack_entry(entry))
+        return lambda text: verify(asked, text)
+
+    return {family: scorer(family) for family in sorted(DATASETS) if family != "composite"}  # that one needs others
+
+
 def measure(lengths: list[int], limit: float) -> Times:
-    times: Times = {}
-    for name, target in targets().items():
-        target("42")  # imports and tables
-        times[name], texts = {}, [*TEXTS]
-        for length in lengths:
-            slowest = sorted(((seconds(target, TEXTS[text](length)), text) for text in texts), reverse=True)[:12]
-            times[name][length], texts = slowest[0], [text for _, text in slowest]
-            if times[name][length][0] > limit:
-                break
-        print(name, times[name], flush=True)
+    times = {name: _row(target, lengths, limit) for name, target in targets().items()}
+    rows = [(family, _row(target, lengths, limit)) for family, target in families().items()]
+    times["verifier reasoning_gym"] = {
+        length: max((row[length][0], f"{row[length][1]} ({family})") for family, row in rows if length in row)
+        for length in lengths
+    }
     return times
+
+
+def _row(target: Callable[[str], Any], lengths: list[int], limit: float) -> dict[int, tuple[float, str]]:
+    target("42")  # imports and tables
+    row, texts = {}, [*TEXTS]
+    for length in lengths:
+        slowest = sorted(((seconds(target, TEXTS[text](length)), text) for text in texts), reverse=True)[:12]
+        row[length], texts = slowest[0], [text for _, text in slowest]
+        if row[length][0] > limit:
+            break
+    return row
 
 
 def page(times: Times, lengths: list[int]) -> str:
@@ -52,14 +74,14 @@ def page(times: Times, lengths: list[int]) -> str:
         f"`python benchmarks/reward_time.py` on {machine()}: CPU seconds for the slowest of {len(TEXTS)} texts,",
         "such as brackets, spaces, number lists and unclosed tags. Ten times the length takes about ten times as long.",
         "Rewards read the text as reasoning and as summary, so twice as much and more. `math` parses at most 1,000",
-        "characters.",
+        "characters, `reasoning_gym` at most 20,000: a longer answer is wrong.",
         "",
         f"| | {' | '.join(f'{length:,}' for length in lengths)} | slowest text |",
         "|---|" + "---|" * (len(lengths) + 1),
     ]
     for name, row in times.items():
         cells = [f"{row[length][0]:.3f}" if length in row else "" for length in lengths]
-        lines.append(f"| {name} | {' | '.join(cells)} | {row[max(row)][1].replace('|', chr(92) + '|')} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {max(row.values())[1].replace('|', chr(92) + '|')} |")
     return "\n".join([*lines, "", "![Seconds by length](images/reward_time.png)"]) + "\n"
 
 

@@ -94,8 +94,8 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
     that contains the gold one, so -4 would earn half the marks of 4; others reward attempts. `metadata` holds "family",
     "entry" (see `pack_entry`) and, if the generator had any, "parameters", which some scorers read.
 
-    A scorer may raise any exception on an answer that it cannot read. If the scorer gives the gold answer full marks,
-    the answer is wrong; otherwise the exception is raised.
+    A scorer may raise any exception on an answer that it cannot read. The answer is wrong if the scorer gives the gold
+    answer full marks, or if the family has no gold answer (`boxnet`); otherwise the exception is raised.
     """
     try:
         family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
@@ -109,7 +109,7 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
             right = float(score(answer.strip(), entry)) >= 1.0
             return float(right and _ALSO.get(family, _nothing_more)(answer.strip(), entry))
         except _UNREADABLE:
-            if answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0:
+            if not problem.answer or (answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0):
                 return 0.0
             raise
 

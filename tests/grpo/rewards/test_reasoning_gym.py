@@ -39,6 +39,20 @@ def test_every_gold_answer_earns_full_reward_after_json(family: str) -> None:
         assert verify(problem("reasoning_gym", entry["answer"], metadata), "@") == 0.0
 
 
+NO_GOLD = ["boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"]
+
+
+@pytest.mark.parametrize("family", NO_GOLD)
+def test_what_a_family_without_gold_answers_cannot_read_is_wrong(family: str) -> None:
+    import reasoning_gym
+
+    for entry in reasoning_gym.create_dataset(family, size=3, seed=0):
+        assert not entry["answer"]
+        asked = problem("reasoning_gym", "", {"family": family, "entry": pack_entry(entry)})
+        for answer in ("42", "null", "[1]", "[[]]", "{}", '{"Agent": 1}', "true", "", "(", "1e999"):
+            assert verify(asked, answer) == 0.0
+
+
 def test_scorer_uses_the_generators_parameters() -> None:
     # Two decimals asked for: 0.123 and 0.12 are the same answer. Six, the default: they are not.
     import reasoning_gym
