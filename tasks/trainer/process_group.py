@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 GRACE_S = 20.0
 """Seconds between SIGTERM and SIGKILL, for writing a checkpoint. Prefect's workers allow 30 s in total."""
+REPEAT_S = 2.0
+"""Seconds in which a second signal is the first one again: Slurm signals a job's processes and its script, which hands
+the signal on."""
 _KILL_S = 10.0
 STOPPED_S = 5.0
 """Seconds between two checks for stopped processes."""
@@ -114,18 +117,30 @@ def _sigterm_raises() -> Iterator[None]:
 def _stop(child: Child, mark: str) -> None:
     """Sends SIGTERM, waits for a checkpoint, sends SIGKILL. Returns only when no process of the trainer is left.
 
-    A second Ctrl-C or SIGTERM ends the grace period early.
+    A second Ctrl-C or SIGTERM ends the grace period early, but not in the first REPEAT_S seconds.
     """
+    began, told, repeated = time.monotonic(), False, None
     try:
-        _send_signal(child, mark, signal.SIGTERM)
-        _send_signal(child, mark, signal.SIGCONT)  # a stopped process reacts to nothing else
-        _await_end(child, mark, GRACE_S)
+        while True:
+            try:
+                if not told:
+                    _send_signal(child, mark, signal.SIGTERM)
+                    _send_signal(child, mark, signal.SIGCONT)  # a stopped process reacts to nothing else
+                    told = True
+                _await_end(child, mark, began + GRACE_S - time.monotonic())
+                break
+            except BaseException as error:
+                if time.monotonic() > began + REPEAT_S:
+                    raise
+                repeated = error
     finally:
         if alive := _live_processes(child, mark):
             logger.warning("trainer processes %s outlived SIGTERM; killing them", alive)
             _send_signal(child, mark, signal.SIGKILL)
             if alive := _await_end(child, mark, _KILL_S):
                 raise StageFailed(f"processes {alive} of the trainer survived SIGKILL; end them before trying again")
+    if repeated is not None:
+        raise repeated
 
 
 def _await_end(child: Child, mark: str, seconds: float) -> list[int]:

@@ -266,6 +266,34 @@ def test_a_signal_to_the_flow_ends_the_trainer(tmp_path, number, before, said, c
     assert not any(alive(pid) for pid in pids)
 
 
+SAVES_SLOWLY = """
+def save(*_):
+    time.sleep(1.0)
+    (work / "checkpoint").write_text("x")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+(work / "pids").write_text(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(("apart_s", "saved"), [(0.2, True), (0.7, False)])
+def test_a_signal_that_comes_twice_lets_the_trainer_save(tmp_path, apart_s, saved):
+    script, work = tmp_path / "trainer.py", tmp_path / "work"
+    script.write_text(PRELUDE + SAVES_SLOWLY)
+    limits = "process_group.GRACE_S, process_group.REPEAT_S = 20.0, 0.5"
+    source = FLOW.format(root=str(ROOT), script=str(script), work=str(work), before=f"{OWN_HANDLER}\n{limits}")
+    flow = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid = int(wait_for(work / "pids"))
+    for number in (1, 2):
+        flow.send_signal(signal.SIGTERM)
+        time.sleep(apart_s if number == 1 else 0)
+    out, _ = flow.communicate(timeout=30)
+    assert out.strip() == "Cancelled(15)"
+    assert (work / "checkpoint").exists() is saved
+    assert not alive(pid)
+
+
 def test_it_runs_in_a_thread_where_no_handler_may_be_set(trainer):
     results = []
     thread = threading.Thread(target=lambda: results.append(trainer("done(1, 1)")))
