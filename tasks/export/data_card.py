@@ -18,8 +18,12 @@ _USE = """\
 import datasets
 
 data = datasets.load_dataset("{place}")  # {splits}
-print(data)
+{more}print(data)
 ```"""
+_FOR_GRPO = """\
+# TRL's GRPOTrainer reads `prompt`, and hands the other columns to its reward functions.
+data = data.rename_columns({"messages": "prompt", "answer": "solution"})
+"""
 
 
 def data_card(data: Manifest, splits: Mapping[str, str], licence: str | None, place: str) -> str:
@@ -60,7 +64,7 @@ def _made(data: Manifest, splits: Mapping[str, str], licence: str, place: str) -
         f"---\n{header.to_yaml().strip()}\n---",
         f"# {data.stage}",
         f"What the stage `{data.stage}` of a recipe of r1flow made, {data.created[:10]}.",
-        _USE.format(place=place, splits=", ".join(found)),
+        _USE.format(place=place, splits=", ".join(found), more=_FOR_GRPO if data.stage == "problems" else ""),
         table(["split", "rows", "columns"], rows),
         "## Made from",
         table(["", ""], [["key", data.key], ["digest", data.digest], *inputs]),

@@ -179,12 +179,14 @@ def test_the_card_of_a_data_set_is_run_as_it_is_pasted(
     assert done.returncode == 0, done.stderr
     card = (folder / "README.md").read_text()
     assert yaml.safe_load(card.split("---\n")[1])["license"] == "cc0-1.0"
-    code = f"{snippet(card)}\nimport json; print(json.dumps(dict(data.num_rows)))"
+    code = f"{snippet(card)}\nimport json; print(json.dumps([data.num_rows, data['train'].column_names]))"
     own = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=own, capture_output=True, text=True, check=True
     )
-    assert json.loads(ran.stdout.splitlines()[-1]) == rows
+    counts, columns = json.loads(ran.stdout.splitlines()[-1])
+    assert counts == rows
+    assert set(columns) >= {"prompt", {"problems": "solution", "sft_data": "completion"}[stage]}  # TRL's names
     assert datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache")).num_rows == rows
 
 

@@ -1,4 +1,5 @@
-"""TRL trains on the data sets that we write, as they are: two steps of its SFTTrainer and of its RewardTrainer."""
+"""TRL trains on the data sets that we write, as they are: two steps of its SFTTrainer, RewardTrainer and
+GRPOTrainer; of problems two columns are renamed, as the card of `r1 export` does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ pytest.importorskip("trl")
 
 import datasets
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from grpo.config.common import Optimizer
 from grpo.config.supervised import Pretrain
@@ -94,3 +95,26 @@ def test_reward_model(tokenizer: Any, tmp_path: Path) -> None:
     arguments = RewardConfig(**options(tmp_path))
     trainer = RewardTrainer(model, arguments, train_dataset=data, processing_class=tokenizer)
     assert len(losses(trainer)) == 2
+
+
+def test_grpo(tokenizer: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.parquet", SUMS, Problem)
+    data = datasets.Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path / "cache"))
+    data = data.rename_columns({"messages": "prompt", "answer": "solution"})
+    asked: list[tuple[str, str]] = []
+
+    def reward(completions: list[Any], prompts: list[Any], solution: list[str], **_: Any) -> list[float]:
+        asked.extend(zip((prompt[0]["content"] for prompt in prompts), solution, strict=True))
+        return [float(gold in completion[0]["content"]) for completion, gold in zip(completions, solution, strict=True)]
+
+    shared = {name: value for name, value in options(tmp_path).items() if name != "max_length"}
+    arguments = GRPOConfig(**shared, num_generations=2, max_completion_length=8)
+    model = tiny(LlamaForCausalLM, tokenizer)
+    trainer = GRPOTrainer(model, reward, arguments, train_dataset=data, processing_class=tokenizer)
+    assert len(losses(trainer)) == 2
+    assert asked and all(sum_of(question) == gold for question, gold in asked)
+
+
+def sum_of(question: str) -> str:
+    left, right = question.split(" + ")
+    return str(int(left) + int(right))
