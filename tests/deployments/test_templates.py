@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from copy import deepcopy
 from functools import cache
 from textwrap import dedent
@@ -19,6 +20,7 @@ from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from flows.home import LOGGERS
+from flows.installation import kubernetes_node
 from flows.installation.resources import FOLDER, desired
 from flows.installation.slurm.job import SlurmJobConfiguration
 from tests.support.kubernetes_types import faults
@@ -125,6 +127,8 @@ EVERYTHING = {
     "termination_grace_s": 600,
     "secret": "keys",
     "env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"},
+    "annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"},
+    "nodes": 4,
 }
 
 
@@ -160,6 +164,29 @@ def test_a_kubernetes_job_has_what_was_asked_for() -> None:
     assert pod["terminationGracePeriodSeconds"] == 600
 
 
+def test_a_kubernetes_job_has_a_pod_for_each_node() -> None:
+    one, four = job("r1-gpu"), job("r1-gpu", **EVERYTHING)
+    for made, pods in ((one, 1), (four, 4)):
+        spec = made["spec"]
+        assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", pods, pods)
+        (box,) = spec["template"]["spec"]["containers"]
+        assert {"name": "R1FLOW_PODS", "value": str(pods)} in box["env"]
+        assert box["args"][:3] == ["python", "-m", kubernetes_node.__name__]
+        assert shlex.join(box["args"][3:]) == KubernetesWorkerJobConfiguration._base_flow_run_command()
+    assert four["metadata"]["annotations"] == EVERYTHING["annotations"]
+    assert EVERYTHING["annotations"].items() <= four["spec"]["template"]["metadata"]["annotations"].items()
+    service = yaml.safe_load(dedent(heredocs()[1]))
+    assert faults(service, "V1Service") == []
+    assert service["metadata"]["name"] == four["spec"]["template"]["spec"]["subdomain"] == kubernetes_node.SERVICE
+    assert service["spec"]["selector"].items() <= four["spec"]["template"]["metadata"]["labels"].items()
+
+
+def heredocs() -> list[str]:
+    """The manifests in deployments/README.md."""
+    readme = (FOLDER / "README.md").read_text()
+    return re.findall(r"apply --filename - <<'EOF'\n(.*?)\n *EOF", readme, re.DOTALL)
+
+
 def test_an_evicted_pod_is_scheduled_anew_by_prefect_alone() -> None:
     """backoffLimit 0 is what makes Prefect's worker ask for that."""
     made = job("r1-gpu")
@@ -178,9 +205,7 @@ def test_parents_and_light_stages_ask_for_no_gpu() -> None:
 
 def test_the_readme_makes_the_volumes_and_the_secret_that_jobs_ask_for() -> None:
     readme = (FOLDER / "README.md").read_text()
-    heredoc = re.search(r"apply --filename - <<'EOF'\n(.*?)\n *EOF", readme, re.DOTALL)
-    assert heredoc
-    claims = [*yaml.safe_load_all(dedent(heredoc[1]))]
+    claims = [*yaml.safe_load_all(dedent(heredocs()[0]))]
     assert [fault for claim in claims for fault in faults(claim, "V1PersistentVolumeClaim")] == []
     spec = render("kubernetes", "r1-gpu").job_manifest["spec"]["template"]["spec"]
     asked = {v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v}

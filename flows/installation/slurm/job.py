@@ -148,7 +148,7 @@ class SlurmJobConfiguration(BaseJobConfiguration):
 
     def script(self) -> str:
         """The batch script. It contains no value from outside, except `setup` and the command, which are shell code."""
-        node, machines, command = f"{shlex.quote(self._python())} -m flows.installation.slurm.node", "", self.command
+        node, machines, command = f"{shlex.quote(self._python())} -m flows.installation.node", "", self.command
         if self.nodes > 1:
             machines, command = OTHER_MACHINES.format(others=self.nodes - 1, node=node), f"{node} {command}"
         return SCRIPT.format(

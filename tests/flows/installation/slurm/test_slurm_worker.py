@@ -174,8 +174,8 @@ def test_several_machines_take_part_in_one_flow_run(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert sorted(lines) == [
-        f"0 -m flows.installation.slurm.node {tmp_path / 'python'} -m prefect flow-run execute",
-        "2 -m flows.installation.slurm.node",
+        f"0 -m flows.installation.node {tmp_path / 'python'} -m prefect flow-run execute",
+        "2 -m flows.installation.node",
     ]
     assert "srun --nodes=2 --ntasks=2 --relative=1 " in made.script()
     assert "srun" not in configuration().script()

@@ -1,4 +1,4 @@
-"""One machine's part in a job on several machines: `python -m flows.installation.slurm.node COMMAND ...`.
+"""One machine's part in a job on several machines: `python -m flows.installation.node COMMAND ...`.
 
 The first machine (PET_NODE_RANK=0) runs the command, which executes the flow run, and leads the rendezvous until it
 ends. Every other machine takes part in the trainers that the flow run starts, and leaves with the first one.
@@ -22,7 +22,7 @@ def main(command: Sequence[str]) -> int:
     try:
         rendezvous = Rendezvous.of_environment(home())
         if rendezvous is None:
-            raise InputError(f"{ENDPOINT} is not set; the batch script sets it to HOST:PORT of the first machine")
+            raise InputError(f"{ENDPOINT} is not set; it is HOST:PORT of the first machine")
         if rendezvous.rank:
             return run_node(rendezvous)
         with rendezvous.lead():
