@@ -39,7 +39,11 @@ from flows.stage_contract.stage_flow import without_flow
 from grpo.errors import InputError
 from tasks.trainer.outcome import StageFailed
 
-POLL_S = 2.0
+POLL_S, MAX_POLL_S = 2.0, 10.0
+"""Seconds between two looks at a flow run: at first, and at most."""
+POLL_SHARE = 0.05
+"""Share of the time waited so far that passes until the next look: a hundred recipes that wait for a place do not keep
+the server busy, and a stage's end is noticed within a twentieth of its time."""
 QUIET_S = 30.0
 """Seconds without progress until the user is told what the recipe is waiting for."""
 LOST_S = 15.0
@@ -134,6 +138,11 @@ def _runs(client: SyncPrefectClient, tags: list[str]) -> list[FlowRun]:
     return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
 
 
+def pause_s(waited_s: float) -> float:
+    """Seconds until the next look at a flow run that has been waited for so long."""
+    return min(max(POLL_S, POLL_SHARE * waited_s), MAX_POLL_S)
+
+
 class _Dispatch:
     """One job, from its first flow run to its artifact."""
 
@@ -196,6 +205,7 @@ class _Dispatch:
         """Waits until the flow run ends, or until its artifact has existed for SETTLE_S."""
         self._say(f"{self.job.stage}: flow run {url_for('flow-run', run.id) or run.id}")
         published: float | None = None
+        began = time.monotonic()
         try:
             while True:
                 run = self._request(self.client.read_flow_run, run.id)
@@ -211,7 +221,7 @@ class _Dispatch:
                     self._request(self.client.set_flow_run_state, run.id, state, force=True)
                     return
                 self._explain(run)
-                time.sleep(POLL_S)
+                time.sleep(pause_s(time.monotonic() - began))
         except BaseException as error:
             self._cancel(run, error)
             raise

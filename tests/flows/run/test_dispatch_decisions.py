@@ -17,7 +17,7 @@ from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
 from flows.run.deployed import deployment_of
-from flows.run.dispatch import run_here
+from flows.run.dispatch import pause_s, run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
 from flows.stage_contract.references import external
 from flows.stage_contract.runner import run_stage
@@ -52,6 +52,10 @@ def test_a_crash_is_tried_again_until_the_third() -> None:
     assert decide(crash) == Action("fail", crash[2])
     of_others = [child(str(number), "CRASHED", mine=False) for number in range(9)]
     assert decide([*of_others, *crash[:2]]).kind == "start"  # crashes of an earlier start are not counted
+
+
+def test_who_waits_long_looks_less_often() -> None:
+    assert [pause_s(waited) for waited in (0, 40, 100, 200, 10_000)] == [2, 2, 5, 10, 10]
 
 
 @pytest.mark.parametrize("type", ["FAILED", "CANCELLED", "COMPLETED"])
