@@ -199,9 +199,9 @@ def test_the_time_limit_writes_a_checkpoint_and_the_job_continues(slurm: SlurmIn
     used = slurm.cluster.ask("squeue", "--noheader", f"--jobs={number}", "--format=%M").split(":")
     # A busy machine takes minutes to the first step, so the limit is set when they are known. Slurm counts minutes.
     slurm.cluster.ask("scontrol", "update", f"JobId={number}", f"TimeLimit={int(used[-2]) + 2}")
-    slurm.wait_for(run, "AwaitingRetry")
+    slurm.wait_for(run, "AwaitingRetry")  # said before the flow has ended
+    slurm.wait(lambda: slurm.checkpoints(6), "its checkpoint")
     reached = slurm.steps(6)
-    assert slurm.checkpoints(6)
     slurm.wait(lambda: slurm.job(run)["state"] == "PENDING", "the requeue")
     slurm.wait(lambda: slurm.steps(6) > reached, "steps after the requeue")
     assert slurm.state(run) == "Running"
@@ -229,7 +229,7 @@ def test_a_job_that_ended_while_no_worker_ran(slurm: SlurmInstallation) -> None:
     run = slurm.start(seed=40, steps=100_000)
     slurm.wait(lambda: slurm.steps(40) >= 5, "its first steps")
     slurm.kill_worker()
-    slurm.cluster.ask("scancel", "--signal=KILL", "--full", slurm.job(run)["id"])
+    slurm.cluster.ask("scancel", "--signal=KILL", "--batch", slurm.job(run)["id"])  # --full would be a cancellation
     slurm.wait(lambda: slurm.job(run)["state"] == "FAILED", "the end of its job")
     slurm.start_worker()
     slurm.wait_for(run, "Crashed")
