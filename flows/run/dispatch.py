@@ -31,19 +31,26 @@ from flows.home import store
 from flows.prefect_server import keeps_runs, without_heartbeat
 from flows.progress import Progress, finished_line
 from flows.run.deployed import deployment_of
-from flows.run.dispatch_decisions import ABOVE, FINAL, KEY, RECIPE_RUN, RUN_COUNT, TRIES, Child, Job, decide, tag_value
+from flows.run.dispatch_decisions import (
+    ABOVE,
+    FINAL,
+    KEY,
+    POLL_S,
+    RECIPE_RUN,
+    RUN_COUNT,
+    Child,
+    Job,
+    decide,
+    failure,
+    pause_s,
+    tag_value,
+)
 from flows.stage_contract.references import Input
 from flows.stage_contract.runner import summary
 from flows.stage_contract.stage import RunContext, Step, find_key, with_absolute_paths
 from flows.stage_contract.stage_flow import without_flow
-from grpo.errors import InputError
 from tasks.trainer.outcome import StageFailed
 
-POLL_S, MAX_POLL_S = 2.0, 10.0
-"""Seconds between two looks at a flow run: at first, and at most."""
-POLL_SHARE = 0.05
-"""Share of the time waited so far that passes until the next look: a hundred recipes that wait for a place do not keep
-the server busy, and a stage's end is noticed within a twentieth of its time."""
 QUIET_S = 30.0
 """Seconds without progress until the user is told what the recipe is waiting for."""
 LOST_S = 15.0
@@ -54,7 +61,6 @@ SETTLE_S = 60.0
 AWAY_S = 3600.0
 """Maximum seconds to wait for a server that does not answer."""
 
-_ERROR = "Flow run encountered an exception: "
 _T = TypeVar("_T")
 
 
@@ -138,11 +144,6 @@ def _runs(client: SyncPrefectClient, tags: list[str]) -> list[FlowRun]:
     return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
 
 
-def pause_s(waited_s: float) -> float:
-    """Seconds until the next look at a flow run that has been waited for so long."""
-    return min(max(POLL_S, POLL_SHARE * waited_s), MAX_POLL_S)
-
-
 class _Dispatch:
     """One job, from its first flow run to its artifact."""
 
@@ -163,7 +164,7 @@ class _Dispatch:
             action = decide([child for child, _ in children])
             if action.kind == "fail":
                 assert action.child is not None
-                raise self._failure(action.child)
+                raise failure(action.child, self.job)
             alive = next((run for child, run in children if child == action.child), None)
             run = alive or self._request(self._start, sum(child.mine for child, _ in children))
             self._last = run.id
@@ -258,22 +259,6 @@ class _Dispatch:
         if line not in self._printed:
             self._printed.add(line)
             Progress.current().say(line)
-
-    def _failure(self, child: Child) -> Exception:
-        message = " ".join(child.message.split())
-        url = url_for("flow-run", child.id) or str(child.id)
-        if child.type == "CANCELLED":
-            return StageFailed(f"its flow run was cancelled; see {url}")
-        if child.type == "COMPLETED":
-            return StageFailed(
-                f"its flow run ended well, but {store().backend.place} has no artifact {self.job.key[:16]}; its worker "
-                f"must have the same R1FLOW_HOME, or the same R1FLOW_STORE; see {url}"
-            )
-        kind, colon, text = message.partition(_ERROR)[2].partition(": ")
-        if colon and child.type == "FAILED":
-            return InputError(text) if kind == "InputError" else StageFailed(text)
-        crashes = f"crashed {TRIES} times; the last said: " if child.type == "CRASHED" else ""
-        return StageFailed(f"{crashes}{message or 'nothing'}; see {url}")
 
     def _cancel(self, run: FlowRun, error: BaseException) -> None:
         """Cancels the flow run too if a person stopped the recipe. If only this process was ended, the flow run

@@ -6,14 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prefect.utilities.urls import url_for
+
 from flows.home import store
+from grpo.errors import InputError
 from tasks.store.manifest import Manifest
+from tasks.trainer.outcome import StageFailed
 
 TRIES = 3
 """Number of flow runs of one stage that may crash before the recipe gives up."""
+POLL_S, MAX_POLL_S = 2.0, 10.0
+"""Seconds between two looks at a flow run: at first, and at most."""
+POLL_SHARE = 0.05
+"""Share of the time waited so far that passes until the next look: a hundred recipes that wait for a place do not keep
+the server busy, and a stage's end is noticed within a twentieth of its time."""
 
 KEY, RECIPE_RUN, RUN_COUNT, ABOVE = "r1flow.key:", "r1flow.by:", "r1flow.life:", "r1flow.above:"
 """Prefixes of the tags by which a job's flow runs are found again."""
+_ERROR = "Flow run encountered an exception: "
 
 
 def tag_value(tags: Iterable[str], prefix: str) -> str | None:
@@ -89,3 +99,26 @@ def decide(children: Sequence[Child]) -> Action:
         return Action("start")
     crashed = sum(child.type == "CRASHED" for child in mine)
     return Action("start") if mine[-1].type == "CRASHED" and crashed < TRIES else Action("fail", mine[-1])
+
+
+def failure(child: Child, job: Job) -> Exception:
+    """The error of a job whose flow run ended without its artifact; the message is the stage's own, if it left one."""
+    message = " ".join(child.message.split())
+    url = url_for("flow-run", child.id) or str(child.id)
+    if child.type == "CANCELLED":
+        return StageFailed(f"its flow run was cancelled; see {url}")
+    if child.type == "COMPLETED":
+        return StageFailed(
+            f"its flow run ended well, but {store().backend.place} has no artifact {job.key[:16]}; its worker must "
+            f"have the same R1FLOW_HOME, or the same R1FLOW_STORE; see {url}"
+        )
+    kind, colon, text = message.partition(_ERROR)[2].partition(": ")
+    if colon and child.type == "FAILED":
+        return InputError(text) if kind == "InputError" else StageFailed(text)
+    crashes = f"crashed {TRIES} times; the last said: " if child.type == "CRASHED" else ""
+    return StageFailed(f"{crashes}{message or 'nothing'}; see {url}")
+
+
+def pause_s(waited_s: float) -> float:
+    """Seconds until the next look at a flow run that has been waited for so long."""
+    return min(max(POLL_S, POLL_SHARE * waited_s), MAX_POLL_S)

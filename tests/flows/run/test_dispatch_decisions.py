@@ -17,8 +17,8 @@ from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
 from flows.run.deployed import deployment_of
-from flows.run.dispatch import pause_s, run_here
-from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide
+from flows.run.dispatch import run_here
+from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide, pause_s
 from flows.stage_contract.references import external
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of, with_absolute_paths
