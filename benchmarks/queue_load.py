@@ -30,7 +30,7 @@ from tests.support.installation import Installation, postgres_installation
 SERVERS = ("prefect", "mlflow", "postgres")
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 LOOK_S = 30.0
-"""Seconds between two looks, which cost the servers as much as some runs do."""
+"""Seconds between two looks, which are work for the servers, too."""
 PAGE = 200
 """Most flow runs that Prefect lists in one answer."""
 

@@ -47,23 +47,24 @@ def families() -> dict[str, Callable[[str], Any]]:
 
 
 def measure(lengths: list[int], limit: float) -> Times:
-    times = {name: _row(target, lengths, limit) for name, target in targets().items()}
-    rows = [(family, _row(target, lengths, limit)) for family, target in families().items()]
-    times["verifier reasoning_gym"] = {
-        length: max((row[length][0], f"{row[length][1]} ({family})") for family, row in rows if length in row)
-        for length in lengths
-    }
-    return times
+    times = {name: _row(name, target, lengths, limit) for name, target in targets().items()}
+    slowest: dict[int, tuple[float, str]] = {}
+    for family, target in families().items():
+        for length, (took, text) in _row(family, target, lengths, limit).items():
+            slowest[length] = max(slowest.get(length, (0.0, "")), (took, f"{text} ({family})"))
+    return times | {"verifier reasoning_gym": slowest}
 
 
-def _row(target: Callable[[str], Any], lengths: list[int], limit: float) -> dict[int, tuple[float, str]]:
+def _row(name: str, target: Callable[[str], Any], lengths: list[int], limit: float) -> dict[int, tuple[float, str]]:
     target("42")  # imports and tables
-    row, texts = {}, [*TEXTS]
+    row: dict[int, tuple[float, str]] = {}
+    texts = [*TEXTS]
     for length in lengths:
         slowest = sorted(((seconds(target, TEXTS[text](length)), text) for text in texts), reverse=True)[:12]
         row[length], texts = slowest[0], [text for _, text in slowest]
         if row[length][0] > limit:
             break
+    print(name, row, flush=True)
     return row
 
 

@@ -162,6 +162,16 @@ def test_an_input_not_given_is_the_newest() -> None:
     assert run(SECOND)["key"] == run(SECOND, inputs={"first": newest["digest"][:12]})["key"]
 
 
+def test_a_damaged_input_is_not_read() -> None:
+    made = run(FIRST)
+    text = store().resolve(made["key"]).path / "text"
+    text.write_text("jello")  # as long as before
+    for inputs in ({}, {"first": made["key"]}):
+        with pytest.raises(InputError, match="damaged: the contents of text changed after it was made"):
+            run(SECOND, inputs=inputs)
+    assert BUILT == ["hello"]
+
+
 def test_force_is_a_new_attempt_not_a_reentry() -> None:
     made, forced = run(FIRST), run(FIRST, force=True)
     assert BUILT == ["hello", "hello"] and forced["status"] == "ran"
