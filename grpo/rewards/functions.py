@@ -46,7 +46,8 @@ def stated(problem: Problem, response: Response) -> float:
     requirement, 0..1.
 
     Uses the answer in tags or in a box if there is one, else what `grpo.rewards.text.conclusions` finds, such as "so
-    the result is 7". Ignores what a base model writes after it has opened another turn.
+    the result is 7". Ignores what a base model writes after it has opened another turn. Reads the reasoning as well:
+    an answer that stands only there counts. That makes it a measure of what a model can do, not a reward to train on.
     """
     text = re.split(r"\nUser:", response.text, maxsplit=1)[0]
     marked = AnswerForm("auto").parse(text).answer

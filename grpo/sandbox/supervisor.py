@@ -154,6 +154,8 @@ class _Run:
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 tasks += len(os.listdir(f"/proc/{pid}/task"))
                 memory += _memory(pid)
+        if self.namespaces:
+            memory += _socket_memory(self.child)
         if tasks - 2 * self.namespaces > self.limits["processes"]:
             return "processes"
         if memory > self.limits["memory_bytes"]:
@@ -201,6 +203,15 @@ def _memory(pid: int) -> int:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split()[:2] for line in file if line.startswith(("RssAnon:", "RssShmem:")))
         return 1024 * sum(map(int, fields.values()))
+
+
+def _socket_memory(pid: int) -> int:
+    """The most bytes that data in the local sockets of a process's network namespace can take, sockets that only a
+    message refers to included: for each, the send buffer and one more message of half its size (unix(7))."""
+    names = f"/proc/{pid}/net/unix", "/proc/sys/net/core/wmem_default"
+    with contextlib.suppress(OSError), open(names[0]) as sockets, open(names[1]) as buffer:
+        return (sum(1 for _ in sockets) - 1) * int(buffer.read()) * 3 // 2
+    return 0  # it has ended meanwhile, or /proc does not show it
 
 
 def _read(size: int) -> bytes:

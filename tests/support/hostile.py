@@ -54,6 +54,13 @@ PROGRAMS = {
         "import mmap, os, time\nfor _ in range(10):\n    if os.fork() == 0:\n        m = mmap.mmap(-1, 100_000_000)\n"
         "        for _ in range(100): m.write(b'x' * 1_000_000)\n        time.sleep(100)\ntime.sleep(100)",
     ),
+    # Twelve times 124 sockets with about 280 kB each: 400 MB that belong to no process.
+    "fills sockets together": Hostile(
+        "memory",
+        "import os, socket, time\nfor _ in range(12):\n    if os.fork() == 0: break\nheld = []\ntry:\n    while True:\n"
+        "        held += socket.socketpair()\nexcept OSError: pass\nfor end in held:\n    end.setblocking(False)\n"
+        "    try:\n        while True: end.send(bytes(100_000))\n    except BlockingIOError: pass\ntime.sleep(100)",
+    ),
     "writes a large file": Hostile(
         "disk", "with open('large', 'wb') as file:\n    while True: file.write(bytes(1_000_000))"
     ),

@@ -33,6 +33,8 @@ HOSTILE = ROOT / "tests" / "support" / "hostile.py"
 KINDS = ("strongest", "user namespace", "user namespace, our files", "no namespaces")
 PATIENCE_S = 60.0
 SYSTEM_PYTHON = "/usr/bin/python3"
+SOCKETS = "fills sockets together"
+"""Without a network namespace its sockets cannot be told from others: docs/sandbox.md."""
 
 
 @pytest.fixture(params=KINDS)
@@ -98,7 +100,7 @@ def test_a_hostile_program_ends_as_stated_and_leaves_nothing(name: str, remains)
     assert remains() == []
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"ignores being out of time", "spins"}))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"ignores being out of time", "spins", SOCKETS}))
 def test_it_does_so_without_namespaces(name: str, unnamed: Means, remains) -> None:
     if os.geteuid() != 0 and name.startswith("kills all"):
         pytest.skip("it would: docs/sandbox.md")
@@ -115,7 +117,7 @@ def test_it_does_so_without_namespaces(name: str, unnamed: Means, remains) -> No
     "kind", ["strongest", pytest.param("user namespace, our files", marks=pytest.mark.slow), "no namespaces"]
 )
 def test_it_does_so_for_an_ordinary_user(kind: str, remains) -> None:
-    left_out = {"kills all it can"} if kind == "no namespaces" else set()
+    left_out = {"kills all it can", SOCKETS} if kind == "no namespaces" else set()
     names = sorted(PROGRAMS.keys() - left_out - {"ignores being out of time"})
     done = subprocess.run(
         [SYSTEM_PYTHON, HOSTILE, kind, *names],
@@ -157,6 +159,22 @@ def test_a_well_behaved_program_has_threads_children_files_and_shared_memory(mea
     if "/dev/shm" in result.stderr:
         pytest.skip("no shared memory on this machine")
     assert (result.kind, result.stdout, result.stderr) == ("ok", "6\n10\n", "")  # 3 + 2 + 1, 4 + 3 + 2 + 1
+
+
+def test_sockets_between_its_own_processes_work_and_other_kinds_do_not_exist(means: Means) -> None:
+    program = (
+        "import asyncio, socket\n"
+        "async def main():\n"
+        "    ours, theirs = socket.socketpair()\n"
+        "    reader, writer = await asyncio.open_connection(sock=ours)\n"
+        "    theirs.send(b'line\\n'); print(await reader.readline())\n"
+        "asyncio.run(main())\n"
+        "try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)\nexcept OSError as error: print(error.errno)\n"
+        "else: print('allowed')"
+    )
+    result = run(program, "", SMALL, means)
+    netlink = errno.EAFNOSUPPORT if protections(means)["gains_no_namespaces"] else "allowed"
+    assert result.stdout == f"b'line\\n'\n{netlink}\n", result.stderr
 
 
 def test_the_program_sees_an_empty_environment_and_no_descriptor_of_ours(means: Means, monkeypatch) -> None:
@@ -209,6 +227,8 @@ CALLS = {
     "clone3": "call(435, 0, 0)",
     "shmget": "call(shmget, 0, 1 << 20, 0o1600)",
     "msgget": "call(msgget, 0, 0o1600)",
+    "semget": "call(semget, 0, 32_000, 0o1600)",
+    "send buffer": "__import__('socket').socketpair()[0].setsockopt(1, 7, 1 << 22)",
     "io_uring": "call(425, 8, ctypes.create_string_buffer(200))",
 }
 
