@@ -127,12 +127,7 @@ def _size(name: str) -> list[str]:
     if best is not None:
         lines += _settings(best[1], f"{best[0][0].upper()}{best[0][1:]}")
     if best is None or not best[0].startswith("all weights"):
-        without_loading = smallest(a, "all weights, no penalty", "80 GB", ("sampling", "update"))
-        if without_loading is None:
-            return [*lines, "No settings of this library train it: see the last section.", ""]
-        loading = without_loading.memory.loading / GB
-        title = f"All weights, no penalty: **does not load yet** ({loading:.0f} GB on each device), all else would fit"
-        lines += _settings(without_loading, title)
+        return [*lines, "No settings of this library train all its weights: see the last section.", ""]
     return lines
 
 
@@ -164,10 +159,9 @@ def _limits() -> list[str]:
     whole, large = smallest_gathered(llama) / GB, smallest_gathered(deepseek) / GB
     ratio = deepseek.weights() / deepseek.weights(active=True)
     reasons = [
-        """**This library, before FSDP2.** Models are loaded whole on each device and divided there (and are whole in
-        the processor's memory before, once a process); the reference, LoRA's base while it measures, and the sampler
-        where there is no vLLM are brought together whole. So a device must hold a whole model, however many there are:
-        `loading` and `measuring` above. With vLLM and `kl_coef` 0 loading alone is left.""",
+        """**What is whole on each device.** The policy and the reference are read in shards and measured block by
+        block. But with LoRA each device loads the whole model and gathers it to measure, and so it does to sample
+        without vLLM. Reward models and PPO's value model are loaded whole, too.""",
         f"""**FSDP2's memory.** It brings together the weights of two blocks and the gradients of one. With the
         embeddings that is {whole:.0f} GB for Llama-3.1-70B, but {large:.0f} GB for DeepSeek-V3, each of whose blocks
         has {deepseek.largest_block / 1e9:.1f} B weights, on any number of devices. Its experts must stay divided
@@ -181,9 +175,9 @@ def _limits() -> list[str]:
         are 256 micro-batches of 16,384. With more devices, some must share a sequence or the layers.""",
     ]
     verdict = """
-    So dense models up to 70B need no pipeline: FSDP2, and vLLM with tensor parallelism, would be enough for them if
-    models need not be whole to be loaded. DeepSeek-V3 needs expert parallelism, and pipeline parallelism with it. This
-    library has neither. What has, by its own documentation (none of it was run here):
+    So dense models up to 70B need no pipeline: FSDP2, and vLLM with tensor parallelism, are enough. DeepSeek-V3 needs
+    expert parallelism, and pipeline parallelism with it. This library has neither. What has, by its own documentation
+    (none of it was run here):
     """
     engines = [
         """[NeMo RL](https://docs.nvidia.com/nemo/rl/latest/design-docs/training-backends.html): GRPO; Megatron-Core as

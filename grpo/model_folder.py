@@ -100,13 +100,19 @@ def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
 
 
 def load_checked(
-    loader: Any, model: str, what: str, new: tuple[str, ...] = (), remote_code: bool = False, **options: Any
+    loader: Any,
+    model: str,
+    what: str,
+    new: tuple[str, ...] = (),
+    remote_code: bool = False,
+    shortened: bool = False,
+    **options: Any,
 ) -> Any:
     """Calls `loader.from_pretrained` of a transformers class. Checks a model's weights: none is missing, for another
     number of layers, or not finite. Raises InputError.
 
     `new`: weights that a folder may lack. Any other missing weight is an error; transformers would silently initialize
-    it at random.
+    it at random. `shortened`: the caller's `config` asks for fewer layers than there are, on purpose.
     """
     from transformers import AutoTokenizer
 
@@ -129,7 +135,8 @@ def load_checked(
     if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
-    _check_layers(loaded, model, info["unexpected_keys"])
+    if not shortened:
+        _check_layers(loaded, model, info["unexpected_keys"])
     _check_finite(loaded, model)
     return loaded
 
@@ -151,6 +158,7 @@ def _check_finite(loaded: Any, model: str) -> None:
     import torch
 
     for name, weight in loaded.named_parameters():
+        weight = weight.to_local() if hasattr(weight, "to_local") else weight  # a shard
         # One pass without a copy: a sum is finite unless a term is not.
         if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
             raise InputError(

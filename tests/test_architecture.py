@@ -31,6 +31,7 @@ LAYERS = {
         {"model.packed"},
         {"model.fused"},
         {"model"},
+        {"model.sharded"},
         {"generation.vllm"},
         {"generation"},
         {"scoring"},

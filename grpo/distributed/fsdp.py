@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from grpo.config.common import Hardware
 from grpo.distributed.process_group import Parallel
+from grpo.errors import InputError
 
 T = TypeVar("T")
 _SERIAL, _ROW = 2**15, 2**10
@@ -93,6 +95,13 @@ class Sharded(nn.Module):
             _base(self.model).save_pretrained(folder, state_dict=tensors)
         self.parallel.barrier()
 
+    def share_buffers(self) -> None:
+        """Gives the copy that `gathered` fills the model's buffers. For a model that was sharded before it had any."""
+        for copied in self._empty:
+            for name, buffer in self.model.named_buffers():
+                owner, _, leaf = name.rpartition(".")
+                setattr(copied.get_submodule(owner), leaf, buffer)
+
     def _reshard(self) -> None:
         for module in self.modules():
             if isinstance(module, FSDPModule):
@@ -109,17 +118,25 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
 
     Gradients are sums over the processes, not means, reduced in float32 or better. `dtype`: dtype of the arithmetic, if
     different from the weights'. With bfloat16 arithmetic and float32 weights, small learning rates still have an
-    effect.
+    effect. The model may be on the meta device, and its shards be read afterwards.
+
+    Raises InputError if FSDP cannot divide the model.
     """
-    sharded = Sharded(model.to(parallel.device), parallel)
-    own = next(model.parameters()).dtype
+    weight = next(model.parameters())
+    sharded = Sharded(model if weight.is_meta else model.to(parallel.device), parallel)
+    own = weight.dtype
     if parallel.world == 1 and dtype in (None, own):
         return sharded
+    if shares_weights(model):
+        raise InputError(
+            f"{type(model).__name__} uses weights in several of its blocks, or in a block and outside of them, which "
+            "FSDP cannot divide; set hardware.processes and hardware.nodes to 1, and mixed_precision to false"
+        )
     sharded.dtype, sharded._empty = dtype, [_without_weights(model)]
     mesh = parallel.mesh()
     adding = torch.promote_types(dtype or own, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=adding, cast_forward_inputs=False)
-    for part in [*_parts(model), sharded]:
+    for part in [*_gathered_parts(model), sharded]:
         fsdp = fully_shard(part, mesh=mesh, mp_policy=policy)
         fsdp.set_gradient_divide_factor(1.0)
         fsdp.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction with a factor
@@ -152,7 +169,17 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _parts(model: nn.Module) -> list[nn.Module]:
+def shares_weights(model: nn.Module) -> bool:
+    """Whether a part that is gathered by itself has a weight that is also outside of it."""
+    counts = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    for part in _gathered_parts(model):
+        inside = Counter(id(weight) for _, weight in part.named_parameters(remove_duplicate=False))
+        if any(counts[weight] > count for weight, count in inside.items()):
+            return True
+    return False
+
+
+def _gathered_parts(model: nn.Module) -> list[nn.Module]:
     """Modules that are gathered separately, inner ones first: transformer blocks, and modules whose trained weights
     have a different dtype from the rest, because gradients are reduced per dtype. The root gathers the remaining
     weights."""

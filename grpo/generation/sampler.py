@@ -142,7 +142,7 @@ def sample_groups(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Like `sample`, but yields each prompt's index and completions as soon as its last one has ended, so that a caller
     can use them while others are being sampled."""
-    if not decodes_packed(model, max(map(len, prompts)) + settings.max_new_tokens):
+    if not decodes_packed(model, max(map(len, prompts), default=0) + settings.max_new_tokens):
         with plain_attention(model):
             yield from sample_groups_plain(model, prompts, per_prompt, settings, eos_id=eos_id, seeds=seeds)
         return

@@ -51,7 +51,20 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     """
     # The probe runs where the model will: a CPU would take longer, and other kernels would go unchecked.
     policy = _load_policy(model, hardware).to(choose_device(hardware))
+    decide_way(policy, model, hardware)
+    prepare_training(policy, model, hardware)
+    if lora is not None:
+        policy = _with_adapters(policy, model, lora)
+    return policy.to(choose_device(hardware)).eval()
+
+
+def decide_way(policy: Any, model: str, hardware: Hardware) -> None:
+    """Makes a loaded policy run packed or plain, in place, and says so if it is slower than others."""
     _warn_if_slower(policy, model, choose_way(policy, model, hardware))
+
+
+def prepare_training(policy: Any, model: str, hardware: Hardware) -> None:
+    """Turns dropout off and, if the settings say so, recomputation of activations on, in place."""
     if hardware.gradient_checkpointing:
         try:
             policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
@@ -59,9 +72,6 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
             raise InputError(f"hardware.gradient_checkpointing: {model}: {error}") from None
         policy.enable_input_require_grads()
     without_noise(policy)
-    if lora is not None:
-        policy = _with_adapters(policy, model, lora)
-    return policy.to(choose_device(hardware)).eval()
 
 
 def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:

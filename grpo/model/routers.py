@@ -41,16 +41,28 @@ def prepare_routers(policy: Any, model: str, experts: Experts) -> list[nn.Module
     routers = routers_of(policy)
     if not routers:
         raise InputError(f"experts: {model} has no router whose choice of experts is visible; leave `experts` out")
-    if experts.routers == "frozen":
-        for router in routers:
-            router.requires_grad_(False)
     if experts.replay:
         if not decodes_exactly(policy):
             raise InputError(f"experts.replay: {model} is not sampled packed; set it to false")
         _check_replay(policy, routers, model)
-        backbone = backbone_of(policy)
-        backbone.replayed_routers = [name for name, module in backbone.named_modules() if module in routers]
+    mark_routers(policy, routers, experts)
     return routers
+
+
+def mark_routers(policy: Any, routers: Sequence[nn.Module], experts: Experts) -> None:
+    """Freezes the routers or prepares them for replay, as `experts` says."""
+    if experts.routers == "frozen":
+        for router in routers:
+            router.requires_grad_(False)
+    backbone = backbone_of(policy)
+    names = [name for name, module in backbone.named_modules() if module in routers]
+    backbone.router_names, backbone.replayed_routers = names, names if experts.replay else []
+
+
+def marked_routers(policy: Any) -> list[nn.Module]:
+    """The routers that `mark_routers` marked, in module order."""
+    backbone = backbone_of(policy)
+    return [backbone.get_submodule(name) for name in getattr(backbone, "router_names", ())]
 
 
 def replayed_routers(policy: Any) -> list[nn.Module]:

@@ -26,7 +26,7 @@ from grpo.rl.credit import CREDITS, CreditInputs, teach_nothing
 from grpo.rl.method_table import Method
 from grpo.rl.metrics import kept_metrics, kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
-from grpo.rl.per_token_values import measure
+from grpo.rl.per_token_values import PerToken, measure
 from grpo.rl.prefetch import Prefetcher, RolloutRequest
 from grpo.rl.problem_order import ProblemOrder
 from grpo.rl.step_tokens import step_tokens
@@ -211,21 +211,18 @@ class RolloutCollector:
         flat = [completion for group in tokens for completion in group]
         measured: dict[str, list[Tensor] | None] = dict.fromkeys(("ref_logprobs", "old_logprobs", "values"))
 
-        room = self.settings.micro_batch_tokens
-
-        def logprobs_of(model: Any) -> list[Tensor]:
-            return measure(lambda p, c: completion_logprobs(model, p, c, self.temperature), repeated, flat, room)
+        def measured_by(of: PerToken) -> list[Tensor]:
+            return measure(of, repeated, flat, self.settings.micro_batch_tokens, self.parallel)
 
         if self.method.reads_reference(self.settings):
-            with self.models.reference() as reference:
-                measured["ref_logprobs"] = logprobs_of(reference)
+            with self.models.reference_logprobs(self.temperature) as of_reference:
+                measured["ref_logprobs"] = measured_by(of_reference)
         # A single update starts from the current policy and computes the old log-probabilities itself.
         if inexact and self.settings.minibatches * self.settings.inner_epochs > 1:
-            with self.models.policy.gathered() as policy:
-                measured["old_logprobs"] = logprobs_of(policy)
-        if self.models.value is not None:
-            with self.models.value.gathered() as value:
-                measured["values"] = measure(lambda p, c: values_of(value, p, c), repeated, flat, room)
+            policy = self.models.policy
+            measured["old_logprobs"] = measured_by(lambda p, c: policy(completion_logprobs, p, c, self.temperature))
+        if (value := self.models.value) is not None:
+            measured["values"] = measured_by(lambda p, c: value(values_of, p, c))
         return {name: _grouped(values, len(prompts), self.settings.group_size) for name, values in measured.items()}
 
     def _with_credit(self, groups: list[CompletionGroup], inexact: bool) -> Rollout:

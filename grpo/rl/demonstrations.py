@@ -11,7 +11,6 @@ from grpo.data.conversations import demonstrations, read_rows_of
 from grpo.data.permutation import permutation
 from grpo.data.template import completion_tokens, opened_reasoning, prompt_tokens
 from grpo.errors import InputError
-from grpo.model.logprobs import completion_logprobs
 from grpo.rl.batch import Rollout
 from grpo.rl.model_set import Models
 from grpo.rl.per_token_values import measure
@@ -85,13 +84,9 @@ class GivenPairs(Demonstrations):
         chosen = [self._pair(position) for position in range(step * a_step, (step + minibatches) * a_step)]
         prompts = [prompt for prompt, sides in chosen for _ in sides]
         completions = [side for _, sides in chosen for side in sides]
-        with self.models.reference() as reference:
-            ref_logprobs = measure(
-                lambda p, c: completion_logprobs(reference, p, c, 1.0),
-                prompts,
-                completions,
-                settings.micro_batch_tokens,
-            )
+        with self.models.reference_logprobs(1.0) as of_reference:
+            room = settings.micro_batch_tokens
+            ref_logprobs = measure(of_reference, prompts, completions, room, self.models.parallel)
         lengths = [len(completion) for completion in completions]
         return Rollout(
             prompts=prompts,

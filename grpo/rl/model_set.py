@@ -14,42 +14,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.config.experts import Experts
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
 from grpo.model.loading import decodes_exactly, load_policy
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
-from grpo.model.routers import prepare_routers
+from grpo.model.routers import marked_routers
+from grpo.model.sharded.loading import load_sharded
 from grpo.model.value_head import Value
 from grpo.rl.method_table import Method
+from grpo.rl.per_token_values import PerToken
 
 
 class Models:
     """The policy of a run and its other models, each sharded over the processes."""
 
     def __init__(self, model: str, settings: RL, method: Method, parallel: Parallel):
-        self.settings, self.method = settings, method
+        self.settings, self.method, self.parallel = settings, method, parallel
         self.version = 0  # of the policy's weights: increases with every change
         hardware = settings.hardware
         kept, computed = hardware.to_train(), compute_dtype(hardware)
-        policy = load_policy(model, kept, settings.lora)
+        kind = method.value_model(settings)
+        if kind == "head" and (parallel.world > 1 or computed):
+            raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
+        self.policy = load_sharded(model, kept, parallel, dtype=computed, lora=settings.lora, experts=settings.experts)
+        self.routers = marked_routers(self.policy.model)
         self.value: Sharded | None = None
-        if kind := method.value_model(settings):
-            own = kind == "model"
-            if not own and (parallel.world > 1 or computed):
-                raise InputError("ppo.value 'head' works in one process and without mixed_precision; take 'model'")
-            trunk = backbone_of(load_policy(model, kept) if own else policy)
-            self.value = shard(Value(trunk, own), parallel, dtype=computed)
-        self.routers: list[Any] = []
-        if settings.experts != Experts():
-            self.routers = prepare_routers(policy, model, settings.experts)
-        self.policy = shard(policy, parallel, dtype=computed)
+        if kind:
+            trunk = backbone_of(load_policy(model, kept) if kind == "model" else self.policy.model)
+            self.value = shard(Value(trunk, kind == "model"), parallel, dtype=computed)
         self.initial: Sharded | None = None
         if method.keeps_reference(settings):
-            self.initial = shard(load_policy(model, hardware).requires_grad_(False), parallel)
+            self.initial = load_sharded(model, hardware, parallel, trained=False)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
@@ -61,6 +60,17 @@ class Models:
         else:
             with self.policy.gathered() as model, model.disable_adapter():
                 yield model
+
+    @contextlib.contextmanager
+    def reference_logprobs(self, temperature: float) -> Iterator[PerToken]:
+        """Log-probabilities by the reference, without gradients. All processes must enter together and call it equally
+        often. With LoRA each process gathers the whole base model, otherwise one block at a time."""
+        if (initial := self.initial) is not None:
+            yield lambda prompts, completions: initial(completion_logprobs, prompts, completions, temperature)
+            return
+        # Not in place: adapters that are switched off when FSDP first gathers them would never be trained.
+        with self.reference() as base:
+            yield lambda prompts, completions: completion_logprobs(base, prompts, completions, temperature)
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:

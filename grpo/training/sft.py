@@ -16,11 +16,12 @@ from grpo.data.conversations import count_demonstrations, demonstrations, files_
 from grpo.data.examples import Example
 from grpo.data.template import completions_tokens, opened_reasoning, prompts_tokens
 from grpo.data.token_shards import TokenShards
-from grpo.distributed.fsdp import compute_dtype, shard
+from grpo.distributed.fsdp import compute_dtype
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.model.logprobs import completion_logprobs
+from grpo.model.sharded.loading import load_sharded
 from grpo.processes.metrics_log import write_result
 from grpo.training.held_out_loss import HeldOutLoss, hold_out
 from grpo.training.supervised import closing_loss, fit, planned_steps
@@ -37,8 +38,8 @@ def train_sft(job: SFTJob) -> None:
         raise InputError(f"{job.data}: no sequence fits in max_tokens={settings.max_tokens} ({dropped})")
     learnt, held_out = _validated(tokenizer, job, examples, parallel)
     steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
-    policy = load_policy(job.model, settings.hardware.to_train(), settings.lora)
-    model = shard(policy, parallel, dtype=compute_dtype(settings.hardware))
+    hardware = settings.hardware
+    model = load_sharded(job.model, hardware.to_train(), parallel, dtype=compute_dtype(hardware), lora=settings.lora)
     validate = HeldOutLoss(job, model, held_out, cross_entropy) if held_out else None
     done = fit(job, model, learnt, cross_entropy, settings, steps, validate)
     kept = validate.keep(done) if validate else {}

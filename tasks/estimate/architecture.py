@@ -113,6 +113,14 @@ class Architecture:
         return max(self.block_weights(sparse=False), self.block_weights(sparse=True))
 
     @property
+    def first_blocks(self) -> int:
+        """Parameter count of the outer weights and of the first blocks, up to the first of the last kind."""
+        if self.experts is None:
+            return self.outer_weights + self.block_weights(sparse=False)
+        dense = self.experts.dense_layers * self.block_weights(sparse=False)
+        return self.outer_weights + dense + self.block_weights(sparse=True)
+
+    @property
     def outer_weights(self) -> int:
         """Parameter count of the embeddings, of the head if it is not tied to them, and of the final norm."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden

@@ -68,8 +68,9 @@ def rl_memory(
     )
 
 
-def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory) -> JobMemory:
-    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences."""
+def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory, *, whole: bool = False) -> JobMemory:
+    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences. `whole`: each process
+    loads the whole model before it is sharded, as it does a reward model."""
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
@@ -82,6 +83,8 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
     )
     step = step_memory(a, as_rl, device, Lengths(0, 1))
     phases = {name: step.phases[name] for name in ("loading", "update")}
+    if whole:
+        phases["loading"] = max(phases["loading"], a.weights() * _BYTES[settings.hardware.to_train().dtype])
     return _with_program(JobMemory(step.held | step.update, phases), device, CPU_TRAINING)
 
 
@@ -129,9 +132,11 @@ def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemor
     return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
 
 
-def host_bytes(a: Architecture, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:
-    """Host memory for the processes of a machine with GPUs. Each process loads the whole model before it is sharded,
-    and keeps an index of the SFT data, whose tokens stay in files. Saving needs less than loading."""
+def host_bytes(
+    a: Architecture, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0, *, whole: bool = False
+) -> float:
+    """Host memory for the processes of a machine with GPUs. Each keeps an index of the SFT data, whose tokens stay in
+    files. When the model is saved, it is whole in the first process; `whole`: each process loads the whole model."""
     weights = a.weights() * _BYTES[hardware.to_train().dtype]
     data = examples * SAMPLE_BYTES + rollout_tokens * ROLLOUT_TOKEN_BYTES
-    return hardware.processes * (LIBRARIES + weights + data)
+    return hardware.processes * (LIBRARIES + data) + weights * (hardware.processes if whole else 1)

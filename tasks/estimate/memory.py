@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.model.cpu.limits import CHUNK_BYTES, INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS
-from grpo.rl.method_table import keeps_reference, reads_reference
+from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 
 CODES = 1 + 4 / 256
@@ -43,7 +43,8 @@ class Lengths:
 @dataclass(frozen=True)
 class StepMemory:
     """Bytes on each device. `held` is present throughout a step; each of the others comes on top of it in one phase.
-    `loading` happens before the first step: each device loads the models one by one, whole, and then shards them."""
+    `loading` happens before the first step: each device reads its shards of one model after the other, but probes the
+    first blocks of each whole. With LoRA, and for a value model, it loads the whole model and then shards it."""
 
     loading: float
     held: Parts
@@ -159,9 +160,15 @@ def _held(a: Architecture, settings: RL) -> Parts:
 
 
 def _loading(a: Architecture, settings: RL, held: Parts) -> float:
-    policy = a.weights() * _itemsize(settings.hardware.to_train())
-    reference = a.weights() * _itemsize(settings.hardware) if held["reference"] else 0
-    return max(policy, held["weights"] + reference)
+    trained, frozen = _itemsize(settings.hardware.to_train()), _itemsize(settings.hardware)
+    whole = devices(settings) == 1 or settings.lora is not None
+    probed = a.weights() if whole else a.first_blocks
+    loading = max(probed * trained, held["weights"])
+    if value_model(settings) == "model":
+        loading = max(loading, held["weights"] + a.weights() * trained)
+    if held["reference"]:
+        loading = max(loading, held["weights"] + max(probed * frozen, held["reference"]))
+    return loading
 
 
 def _sampling(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
@@ -189,10 +196,13 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
     if not reads_reference(settings):
         return {}
     itemsize, tokens = _itemsize(settings.hardware), 4 * settings.micro_batch_tokens
-    # With LoRA, the reference is the policy without its adapters.
-    gathered = _gathers(settings) if settings.lora else devices(settings) > 1
+    # With LoRA, the reference is the policy without its adapters, gathered whole.
+    if settings.lora is not None:
+        gathered = a.weights() if _gathers(settings) else 0
+    else:
+        gathered = a.outer_weights + 2 * a.largest_block if devices(settings) > 1 else 0
     return {
-        "whole reference": a.weights() * itemsize if gathered else 0,
+        "gathered reference": gathered * itemsize,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
         "head": min(CHUNK_BYTES[device.kind], 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
     }

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
-from grpo.config.supervised import Supervised
+from grpo.config.supervised import SFT, Supervised
 from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
@@ -121,8 +121,10 @@ class Estimator:
             devices=devices,
             seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
             device_seconds=seconds * devices,
-            memory=supervised_memory(self.a, _at_most(settings, batch), self._device_memory),
-            host=self._host(hardware, examples=examples),
+            memory=supervised_memory(
+                self.a, _at_most(settings, batch), self._device_memory, whole=not isinstance(settings, SFT)
+            ),
+            host=self._host(hardware, examples=examples, whole=_loads_whole(settings)),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=models * traffic,
@@ -151,7 +153,8 @@ class Estimator:
         held = sampling_memory(
             self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
         )
-        return Estimate(devices, policies * alone, policies * alone * devices, held, self._host(hardware), disk)
+        host = self._host(hardware, whole=True)
+        return Estimate(devices, policies * alone, policies * alone * devices, held, host, disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
         """Estimate for all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
@@ -191,7 +194,11 @@ class Estimator:
             memory=rl_memory(
                 self.a, _at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
             ),
-            host=self._host(hardware, rollout_tokens=rows * settings.minibatches * self._whole(longest)),
+            host=self._host(
+                hardware,
+                rollout_tokens=rows * settings.minibatches * self._whole(longest),
+                whole=_loads_whole(settings),
+            ),
             disk=self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=traffic,
@@ -209,10 +216,12 @@ class Estimator:
     def _device_memory(self) -> DeviceMemory:
         return DeviceMemory(self.device.kind, self.device.memory)
 
-    def _host(self, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0) -> float:
+    def _host(
+        self, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0, *, whole: bool = False
+    ) -> float:
         if self.device.kind == "cpu":
             return 0.0
-        return host_bytes(self.a, hardware, examples, rollout_tokens) / hardware.processes
+        return host_bytes(self.a, hardware, examples, rollout_tokens, whole=whole) / hardware.processes
 
     def _whole(self, longest: float) -> float:
         return self.assumed.prompt_tokens + self._mean(longest)
@@ -272,6 +281,12 @@ def _at_most(settings: _Settings, tokens: float) -> _Settings:
     """Settings with micro-batches limited to the tokens that a process trains on in one step."""
     size = min(settings.micro_batch_tokens, max(64, round(tokens)))
     return settings.model_copy(update={"micro_batch_tokens": size})
+
+
+def _loads_whole(settings: Supervised | RL) -> bool:
+    """Whether each process loads the whole model, instead of its shards."""
+    sharded = isinstance(settings, SFT | RL) and settings.lora is None
+    return not sharded or _devices(settings.hardware) == 1
 
 
 def _devices(hardware: Hardware) -> int:

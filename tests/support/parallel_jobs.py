@@ -24,6 +24,7 @@ from grpo.distributed.fsdp import Sharded, clip_grad_norm, shard
 from grpo.distributed.process_group import Parallel, divide
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
+from grpo.model.sharded.loading import load_sharded
 from grpo.training.optimizer import make_optimizer
 
 VOCABULARY = 67
@@ -395,8 +396,7 @@ def talk(parallel: Parallel) -> dict[str, Any]:
 
 def architecture_gradients(parallel: Parallel, folder: str, attention: str) -> dict[str, Any]:
     """Gradients of the weighted log-probabilities of seven completions, divided among the processes."""
-    policy = load_policy(folder, Hardware(device="cpu", attention=attention))  # type: ignore[arg-type]
-    sharded = shard(policy, parallel)
+    sharded = load_sharded(folder, Hardware(device="cpu", attention=attention), parallel)  # type: ignore[arg-type]
     rows = [([5, 6, 7], tokens) for tokens in sequences(3)]
     mine = divide([len(tokens) for _, tokens in rows], parallel.world)[parallel.rank]
     prompts, completions = [rows[i][0] for i in mine], [rows[i][1] for i in mine]

@@ -41,6 +41,11 @@ def test_the_seed_decides(policy, tokenizer, prompts):
     assert first != other
 
 
+def test_a_process_without_prompts_samples_nothing(policy, tokenizer):
+    """As with more processes than problems in a step."""
+    assert draw(policy, tokenizer, []) == []
+
+
 def test_streams_differ_in_every_part():
     streams = [generator_for(seed, step, use) for seed in range(3) for step in range(20) for use in (0, 1)]
     assert len({torch.randint(2**60, (1,), generator=g).item() for g in streams}) == len(streams)

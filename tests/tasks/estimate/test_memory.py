@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.model import logprobs
 from grpo.model.loading import load_policy
-from tasks.estimate.architecture import Architecture
+from tasks.estimate.architecture import Architecture, Experts
 from tasks.estimate.job_memory import rl_memory
 from tasks.estimate.memory import DeviceMemory, Lengths, activation_bytes, step_memory
 
@@ -152,8 +153,27 @@ def test_processes_divide_what_is_held_but_not_what_they_gather() -> None:
     assert four.held == {name: size / 4 for name, size in one.items()}
     # outer weights 44 and two blocks of 152, outer gradients and one block's, and those of a block in float32
     assert four.update["gathered"] == 4 * (44 + 2 * 152) + 4 * (44 + 152) + 4 * 152
-    assert four.reference_pass["whole reference"] == four.sampling["whole model"] == 348 * 4
-    assert four.loading == 348 * 4 + 348  # the reference comes whole when the policy is divided
+    assert four.sampling["whole model"] == 348 * 4
+    assert four.reference_pass["gathered reference"] == 4 * (44 + 2 * 152)
+    # a quarter of the policy, and of the reference the outer weights and one block of two
+    assert four.loading == 348 + 4 * (44 + 152)
+
+
+def test_with_lora_each_process_loads_and_measures_the_whole_model() -> None:
+    two = of({"lora": {"rank": 3}, "hardware": {"processes": 2}})
+    assert two.reference_pass["gathered reference"] == 348 * 4
+    assert two.loading == (348 + 384) * 4 / 2  # more than the 348 x 4 of the model before it is sharded
+
+
+def test_each_process_loads_a_whole_value_model() -> None:
+    two = of({"method": "ppo", "kl_coef": 0, "hardware": {"processes": 2}})
+    assert two.loading == 348 * 4 / 2 + 348 * 4
+
+
+def test_of_experts_the_first_blocks_are_the_dense_ones_and_one_more() -> None:
+    experts = Experts(count=4, active=2, shared=1, width=8, dense_layers=1)
+    a = replace(Architecture.from_config(SMALL), layers=10, experts=experts)
+    assert a.first_blocks == a.outer_weights + a.block_weights(sparse=False) + a.block_weights(sparse=True)
 
 
 def test_lora_trains_its_adapters_alone_in_float32() -> None:

@@ -1,0 +1,100 @@
+"""Memory of a process while several processes load a model that they share, whole and by shards.
+
+    python -m benchmarks.load_memory [--processes 2 4] [--layers 24] [--write docs/measured/loading.md]
+
+A Llama with random weights is saved in bfloat16 and loaded in float32. Each cell is the process that needs most memory
+of its own at its peak, beyond what it held before; pages of files, which the system can drop, do not count. Ends with 1
+where a process that loads shards holds more than 1.3 / N of the model and a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.load_page import measured_by
+from benchmarks.tiny_models import build
+from tests.support import parallel_jobs, shard_jobs
+
+HIDDEN, WIDTH, HEADS, VOCABULARY = 1024, 2816, 16, 4096
+LAYER = 4 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH + 2 * HIDDEN)
+"""Bytes of a layer in float32."""
+MB = 1e6
+
+
+def save(folder: Path, layers: int) -> int:
+    """Writes the model. Returns its bytes in float32."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).bfloat16()
+    model.save_pretrained(folder)
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def peak(processes: int, small: Path, folder: Path, way: str) -> tuple[int, float]:
+    """The largest peak of a process in bytes, and the longest time in seconds."""
+    team = parallel_jobs.Team(processes)
+    try:
+        found = team(shard_jobs.cost_of_loading, str(small), str(folder), way)
+    finally:
+        team.dismiss()
+    return max(cost["bytes"] for cost in found), max(cost["seconds"] for cost in found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="load-memory-") as folder:
+        small, large = Path(folder) / "small", Path(folder) / "large"
+        build("llama", small)
+        whole = save(large, args.layers)
+        rows, wrong = [], []
+        for count in args.processes:
+            costs = {way: peak(count, small, large, way) for way in ("whole", "shards")}
+            cells = [f"{size / MB:,.0f} | {size / whole:.2f} | {seconds:.0f}" for size, seconds in costs.values()]
+            allowed = 1.3 * whole / count + LAYER
+            rows.append(f"| {count} | {' | '.join(cells)} | {allowed / MB:,.0f} |")
+            print(rows[-1], flush=True)
+            wrong += [count] if costs["shards"][0] > allowed else []
+    text = page(" ".join(map(str, args.processes)), args.layers, whole, rows)
+    if args.write:
+        args.write.write_text(text)
+    else:
+        print(text)
+    return 1 if wrong else 0
+
+
+def page(processes: str, layers: int, whole: int, rows: list[str]) -> str:
+    command = f"python -m benchmarks.load_memory --processes {processes} --layers {layers}"
+    return f"""# Memory while a model is loaded
+
+{measured_by(command)}
+
+A Llama of {layers} layers, {whole / MB:,.0f} MB in float32 ({LAYER / MB:.0f} MB a layer), is read from bfloat16 by
+processes that share it. MB that the process with the highest peak holds of its own, their share of the whole, and
+seconds. *Whole*: each process loads the model and then keeps its shards. *Shards*: it reads its shards alone
+([`grpo/model/sharded/`](../../grpo/model/sharded)). Allowed: 1.3 / N of the whole and a layer.
+
+| processes | whole, MB | of the whole | s | shards, MB | of the whole | s | allowed, MB |
+|--:|--:|--:|--:|--:|--:|--:|--:|
+{chr(10).join(rows)}
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

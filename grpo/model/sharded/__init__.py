@@ -1,0 +1,1 @@
+"""Models that no process holds whole: each reads its shards from the files."""

@@ -1,0 +1,162 @@
+"""Loading of policies for training: each of several processes reads only its shards from the files.
+
+transformers reads the shard of a parameter that is a DTensor. So the model is sharded (FSDP2) on the meta device, after
+it has its final form and before its weights are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from grpo.config.common import Hardware, Lora
+from grpo.config.experts import Experts
+from grpo.distributed.fsdp import Sharded, local, shard
+from grpo.distributed.process_group import Parallel
+from grpo.errors import InputError
+from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
+from grpo.model.routers import mark_routers, prepare_routers
+from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
+from grpo.model_folder import check_model_folder, load_checked, loading_options
+
+logger = logging.getLogger(__name__)
+
+
+def load_sharded(
+    model: str,
+    hardware: Hardware,
+    parallel: Parallel,
+    *,
+    dtype: torch.dtype | None = None,
+    lora: Lora | None = None,
+    experts: Experts | None = None,
+    trained: bool = True,
+) -> Sharded:
+    """A policy sharded over the processes. All of them must call it. `dtype`: as for `grpo.distributed.fsdp.shard`.
+    `experts`: how its routers are prepared; `marked_routers` returns them.
+
+    A process never holds more than its shards and the first blocks of the model, which are probed whole. Exceptions,
+    for which each process loads the whole model first: one process, adapters, a model that cannot be shortened.
+    """
+    experts = experts if experts != Experts() else None
+    if parallel.world > 1 and lora is None and (probed := _probed_blocks(model, hardware)) is not None:
+        sharded = _read_shards(model, hardware, parallel, dtype, experts, trained, *probed)
+        if sharded is not None:
+            return sharded
+    policy = load_policy(model, hardware, lora)
+    if experts is not None:
+        prepare_routers(policy, model, experts)
+    return shard(policy if trained else policy.requires_grad_(False), parallel, dtype=dtype)
+
+
+def _probed_blocks(model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
+    """A model's first blocks and the model of them, which runs as the whole one should. None: they do not run without
+    the others."""
+    first = FirstBlocks.of(_described(model, hardware))
+    if first is None:
+        return None
+    with _without_report():
+        short = _load(model, hardware, config=first.config, shortened=True).to(choose_device(hardware))
+    try:
+        decide_way(short, model, hardware)
+    except InputError:
+        return None
+    return first, short
+
+
+def _read_shards(
+    model: str,
+    hardware: Hardware,
+    parallel: Parallel,
+    dtype: torch.dtype | None,
+    experts: Experts | None,
+    trained: bool,
+    first: FirstBlocks,
+    short: Any,
+) -> Sharded | None:
+    """The sharded model; None if transformers cannot read shards of one of its weights, such as of one that it joins
+    from several along the dimension that is divided."""
+    routers = prepare_routers(short, model, experts) if experts is not None else []
+    expected = {name: _share(weight, parallel) for name, weight in short.named_parameters()}
+    short.to("meta")  # its memory is needed for the shards
+    found: list[Sharded] = []
+
+    def divide(whole: Any) -> None:
+        whole.tie_weights()
+        first.copy_way(short, whole)
+        prepare_training(whole, model, hardware)
+        whole.requires_grad_(trained)
+        if experts is not None:
+            mark_routers(whole, first.modules_like(whole, short, routers), experts)
+        found.append(shard(whole, parallel, dtype=dtype))
+
+    problem = None
+    try:
+        with _before_reading(divide):
+            _load(model, hardware)
+    except InputError as error:  # raised again by reading it whole, if that is the folder's fault
+        problem = str(error)
+    weights = dict(found[0].model.named_parameters()) if found else {}
+    problem = problem or next(
+        (f"{name} differs" for name, share in expected.items() if not torch.equal(local(weights[name]), share)), None
+    )
+    if problem := next(filter(None, parallel.all_gather(problem)), None):
+        logger.warning("%s: each process loads it whole, because its shards cannot be read (%s)", model, problem)
+        return None
+    sharded = found[0].to(parallel.device)
+    sharded.share_buffers()
+    return sharded
+
+
+def _share(weight: Tensor, parallel: Parallel) -> Tensor:
+    """The rows of a weight that belong to this process."""
+    shares = weight.detach().chunk(parallel.world)
+    return (shares[parallel.rank] if parallel.rank < len(shares) else weight.detach()[:0]).clone()
+
+
+def _described(model: str, hardware: Hardware) -> Any:
+    check_model_folder(model, hardware.remote_code)
+    options = {"trust_remote_code": loading_options(hardware.remote_code)["trust_remote_code"]}
+    config = AutoConfig.from_pretrained(model, **options)
+    return on_meta(AutoModelForCausalLM, config, getattr(torch, hardware.dtype), **options)
+
+
+def _load(model: str, hardware: Hardware, **options: Any) -> Any:
+    dtype = getattr(torch, hardware.dtype)
+    return load_checked(
+        AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype, **options
+    )
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Context in which transformers does not list the weights of a folder that a model does not use."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def _before_reading(change: Callable[[Any], None]) -> Iterator[None]:
+    """Context in which transformers calls `change` with a model on the meta device before it reads its weights."""
+    own = PreTrainedModel._load_pretrained_model
+
+    def read(model: Any, *args: Any, **kwargs: Any) -> Any:
+        change(model)
+        return own(model, *args, **kwargs)
+
+    PreTrainedModel._load_pretrained_model = staticmethod(read)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PreTrainedModel._load_pretrained_model = staticmethod(own)  # type: ignore[method-assign]

@@ -1,0 +1,93 @@
+"""Models that are read shard by shard: what a process holds, and what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.tiny_models import build
+from grpo.config.experts import Experts
+from tests.support import parallel_jobs, shard_jobs
+
+pytestmark = pytest.mark.system
+
+LAYER = 4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512
+"""Weights of a layer of `large`: four projections of attention, three of the MLP, two norms."""
+LAYERS = 16
+MB = 1e6
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def team(request):
+    started = parallel_jobs.Team(request.param)
+    yield started
+    started.dismiss()
+
+
+def test_a_process_holds_its_shares_and_the_first_layer(team: parallel_jobs.Team, tmp_path: Path) -> None:
+    build("llama", tmp_path / "small")
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": LAYERS, "num_attention_heads": 8}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, tie_word_embeddings=False, **sizes))
+    whole = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert whole == 4 * (LAYERS * LAYER + 2 * 512 * 512 + 512)  # 218 MB
+    model.bfloat16().save_pretrained(tmp_path / "large")  # read as float32: no process can just map the file
+    count = len(team.processes)
+    for peak in team(shard_jobs.peak_of_loading, str(tmp_path / "small"), str(tmp_path / "large")):
+        assert whole / count < peak < 1.3 * whole / count + 4 * LAYER + 8 * MB, (
+            f"{peak / MB:.0f} of {whole / MB:.0f} MB"
+        )
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_its_shares_are_those_of_the_files(kind: str, team: parallel_jobs.Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    for found in team(shard_jobs.loaded, str(tmp_path)):
+        assert found["share"] < 1.2 / len(team.processes)
+        for name, weight in found["weights"].items():
+            if name in saved:  # experts are in other files' forms one by one
+                np.testing.assert_array_equal(weight, saved[name], err_msg=name)
+        assert len(found["weights"].keys() & saved.keys()) > 10
+
+
+def test_a_weight_that_transformers_joins_wrongly_is_noticed(team: parallel_jobs.Team, tmp_path: Path) -> None:
+    """Kimi Linear's convolutions are three weights in the file and one in the model; of their shards it joins the first
+    rows of each."""
+    build("kimi_linear", tmp_path)
+    found = team(shard_jobs.loaded, str(tmp_path))
+    parts = load_file(tmp_path / "model.safetensors")
+    three = [parts[f"model.layers.0.self_attn.{name}_conv1d.weight"] for name in "qkv"]
+    for process in found:
+        np.testing.assert_array_equal(
+            process["weights"]["model.layers.0.self_attn.conv1d.weight"], np.concatenate(three)
+        )
+
+
+def test_routers_of_all_layers_are_frozen(team: parallel_jobs.Team, tmp_path: Path) -> None:
+    build("qwen3_moe", tmp_path)
+    for found in team(shard_jobs.loaded, str(tmp_path), Experts(routers="frozen")):
+        assert found["frozen"] == [True] * 4
+
+
+def test_measuring_gathers_a_layer_at_a_time_and_as_often_in_each_process(
+    team: parallel_jobs.Team, tmp_path: Path
+) -> None:
+    build("llama", tmp_path)
+    expected = shard_jobs.alone(tmp_path, 4)
+    found = team(shard_jobs.measured, str(tmp_path), 4)
+    np.testing.assert_allclose(found[0]["rows"], expected[:3], atol=1e-5)
+    np.testing.assert_allclose(found[1]["rows"], expected[3:], atol=1e-5)
+    for process in found:
+        assert process["calls"] == 3  # a process with one completion, or none, joins in the others' calls
+        assert process["rest"] < process["most"] <= process["rest"] + 2 * process["part"]
+        assert process["left"] == []
+
+
+def test_a_model_whose_blocks_share_weights_is_refused(team: parallel_jobs.Team, tmp_path: Path) -> None:
+    build("zamba2", tmp_path)
+    for said in team(shard_jobs.refusal, str(tmp_path)):
+        assert "uses weights in several of its blocks" in said and "\n" not in said

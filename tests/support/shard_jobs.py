@@ -1,0 +1,133 @@
+"""What the processes of tests/grpo/distributed/test_sharded_loading.py do: load models by shards, and measure with
+them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from grpo.config.common import Hardware
+from grpo.config.experts import Experts
+from grpo.distributed.fsdp import Sharded, shard
+from grpo.distributed.process_group import Parallel
+from grpo.errors import InputError
+from grpo.model.loading import load_policy
+from grpo.model.logprobs import completion_logprobs
+from grpo.model.routers import marked_routers
+from grpo.model.sharded.loading import load_sharded
+from grpo.rl.per_token_values import measure
+
+CPU = Hardware(device="cpu")
+
+
+class PeakMemory:
+    """The most memory of its own that this process holds within the context, beyond what it held before, in bytes.
+    Pages of files, which the system can drop, do not count."""
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        self.before, self.bytes, self._over = _own_memory(), 0, threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.002):
+            self.bytes = max(self.bytes, _own_memory() - self.before)
+
+
+def _own_memory() -> int:
+    held = psutil.Process(os.getpid()).memory_info()
+    return int(held.rss - held.shared)
+
+
+def cost_of_loading(parallel: Parallel, small: str, folder: str, way: str = "shards") -> dict[str, float]:
+    """Bytes at the peak of loading `folder` by shards, or "whole" first, and seconds. `small` was loaded before, which
+    imports and compiles what it takes."""
+
+    def load(model: str) -> Sharded:
+        return load_sharded(model, CPU, parallel) if way == "shards" else shard(load_policy(model, CPU), parallel)
+
+    load(small)
+    began = time.monotonic()
+    with PeakMemory() as peak:
+        kept = load(folder)
+    del kept
+    return {"bytes": peak.bytes, "seconds": time.monotonic() - began}
+
+
+def loaded(parallel: Parallel, folder: str, experts: Experts | None = None) -> dict[str, Any]:
+    """The weights of a model that was loaded by shards, the share of them in this process, and whether its routers are
+    frozen."""
+    sharded = load_sharded(folder, CPU, parallel, experts=experts)
+    weights = dict(sharded.full_tensors())
+    whole = sum(weight.numel() for weight in weights.values())
+    mine = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in sharded.model.parameters())
+    routers = marked_routers(sharded.model)
+    return {
+        "weights": {name: weight.detach().numpy() for name, weight in weights.items()},
+        "share": mine / whole,
+        "frozen": [not any(p.requires_grad for p in router.parameters()) for router in routers],
+    }
+
+
+def refusal(parallel: Parallel, folder: str) -> str:
+    """Why a model cannot be sharded."""
+    try:
+        load_sharded(folder, CPU, parallel)
+    except InputError as error:
+        return str(error)
+    raise AssertionError("it was sharded")
+
+
+def measured(parallel: Parallel, folder: str, count: int) -> dict[str, Any]:
+    """Log-probabilities of `count` completions, of which the first process has all but one, in micro-batches of one.
+    And the most weights that were whole at once, all of them, and those of the largest part and of the rest."""
+    sharded = load_sharded(folder, CPU, parallel, trained=False)
+    prompts = [[5 + i, 6, 7] for i in range(count)]
+    completions = [[8, 9 + i] for i in range(count)]
+    mine = range(count - 1) if parallel.rank == 0 else range(count - 1, count) if parallel.rank == 1 else range(0)
+    parts = [module for module in sharded.model.modules() if isinstance(module, FSDPModule)]
+    sizes = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    held: list[int] = []
+    for part in parts:  # after the hook that gathers it
+        part.register_forward_pre_hook(
+            lambda *_: held.append(sum(p.numel() for p in sharded.model.parameters() if not isinstance(p, DTensor)))
+        )
+    rows = measure(
+        lambda p, c: sharded(completion_logprobs, p, c, 1.0),
+        [prompts[i] for i in mine],
+        [completions[i] for i in mine],
+        1,
+        parallel,
+    )
+    whole = sum(parameter.numel() for parameter in sharded.model.parameters())
+    return {
+        "rows": torch.stack(rows).numpy() if rows else None,
+        "calls": len(held) // len(parts),
+        "most": max(held),
+        "part": max(sizes),
+        "rest": whole - sum(sizes),
+        "left": [name for name, p in sharded.model.named_parameters() if not isinstance(p, DTensor)],
+    }
+
+
+def alone(folder: Path, count: int) -> Any:
+    """The log-probabilities of `measured`, by the whole model in this process."""
+    policy = load_policy(str(folder), CPU)
+    with torch.no_grad():
+        rows = [completion_logprobs(policy, [[5 + i, 6, 7]], [[8, 9 + i]], 1.0)[0] for i in range(count)]
+    return torch.stack(rows).numpy()
