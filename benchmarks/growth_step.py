@@ -63,7 +63,9 @@ def main(job_file: Path) -> int:
 
     phases = Phases()
     Models.sampler = phases.around_context("sampling", Models.sampler)  # type: ignore[method-assign]
-    Models.reference = phases.around_context("measuring", Models.reference)  # type: ignore[method-assign]
+    Models.reference_logprobs = phases.around_context(  # type: ignore[method-assign]
+        "measuring", Models.reference_logprobs
+    )
     Update.__call__ = phases.around_call("update", Update.__call__)  # type: ignore[method-assign]
     forget_high_water()
     idle = high_water_mb()

@@ -12,7 +12,7 @@ from flows.home import home, store
 from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.run.estimate import FILE, Assumptions, estimate, first_misfit, misfit_message, to_json, with_prompts
+from flows.run.estimate import FILE, Assumptions, estimate, misfit_message, misfits, to_json, with_prompts
 from flows.stage_contract.stage import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
@@ -61,13 +61,15 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
     if not any(pair.startswith("prompt_tokens=") for pair in args.assume):
         assumptions = with_prompts(assumptions, graph, recipe)
     estimates = estimate(graph, recipe, assumptions)
-    if (stage := first_misfit(estimates, assumptions.device)) is not None:
+    if too_large := misfits(estimates, assumptions.device):
+        stage, *others = too_large
 
         def with_overrides(overrides: list[str]) -> Estimate:
             changed = load_recipe(args.recipe, [*args.overrides, *overrides], args.seed)
             return estimate([step for step in graph if step.name == stage], changed, assumptions)[stage]
 
-        raise InputError(misfit_message(stage, estimates, assumptions.device, with_overrides))
+        message = misfit_message(stage, estimates, assumptions.device, with_overrides)
+        raise InputError(f"{message}. Nor do {', '.join(others)}" if others else message)
     return to_json(estimates, assumptions)
 
 

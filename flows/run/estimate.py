@@ -26,6 +26,8 @@ from tasks.estimate.stages import USABLE, Assumed, Estimate, Estimator
 from tasks.store.manifest import Manifest
 
 FILE = "estimate.json"
+A_NODE, NODES = 8, (1, 2, 4, 8, 16, 32)
+"""Devices of a machine, and numbers of machines, that a proposal tries."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ def for_record(graph: Sequence[Step], recipe: Recipe) -> str | None:
         return None
 
 
-def first_misfit(estimates: Mapping[str, Estimate], device: Device) -> str | None:
-    """The first stage whose peak memory does not fit the device or its host; None if all fit."""
-    return next((name for name, estimate in estimates.items() if not _fits(estimate, device)), None)
+def misfits(estimates: Mapping[str, Estimate], device: Device) -> list[str]:
+    """The stages whose peak memory does not fit the device or its host."""
+    return [name for name, estimate in estimates.items() if not _fits(estimate, device)]
 
 
 def misfit_message(
@@ -121,9 +123,11 @@ def misfit_message(
             fields_alone[name] = change
     if fields_alone:
         remedy = f"one of these is enough: {', '.join([*fields_alone.values()][:4])}"
+    elif device.kind != "cpu" and (enough := next(filter(fits, _on_more_devices(stage, estimate)), None)):
+        remedy = f"together these fit: {' '.join(enough)}"
     else:
         together = [change for change in _strongest(stage, estimate) if _is_valid(with_overrides, [change])]
-        remedy = f"together these fit: {' '.join(together)}" if fits(together) else "take devices with more memory"
+        remedy = f"together these fit: {' '.join(together)}" if fits(together) else _no_split(device)
     where = f"{estimate.devices} processes together" if device.kind == "cpu" and estimate.devices > 1 else "each device"
     needed_gb = _needed_memory(estimate, device) / 1e9
     return (
@@ -160,6 +164,34 @@ def _changes(stage: str, estimate: Estimate) -> Iterable[str]:
             for value in values:
                 if name != "hardware.processes" or int(value) > estimate.devices:
                     yield f"{section}.{name}={value}"
+
+
+_ON_MORE_DEVICES = (
+    (),
+    ("hardware.gradient_checkpointing=true",),
+    ("hardware.gradient_checkpointing=true", "micro_batch_tokens=16384"),
+    ("hardware.gradient_checkpointing=true", "micro_batch_tokens=8192"),
+)
+"""Fields that a proposal of more devices sets, too: those that cost time alone first."""
+
+
+def _on_more_devices(stage: str, estimate: Estimate) -> Iterable[list[str]]:
+    """Overrides for ever more machines of eight devices."""
+    for nodes in NODES:
+        if nodes * A_NODE <= estimate.devices:
+            continue
+        for others in _ON_MORE_DEVICES:
+            fields = (f"hardware.processes={A_NODE}", f"hardware.nodes={nodes}", *others)
+            yield [f"{section}.{field}" for section in _sections(stage) for field in fields]
+
+
+def _no_split(device: Device) -> str:
+    if device.kind == "cpu":
+        return "take devices with more memory"
+    return (
+        f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an engine "
+        "with expert or pipeline parallelism (docs/measured/sizes.md names some)"
+    )
 
 
 def _strongest(stage: str, estimate: Estimate) -> list[str]:

@@ -8,6 +8,7 @@ glibc the functions here do nothing.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
@@ -17,7 +18,10 @@ _LARGE = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Makes this process keep freed memory and reuse it for later allocations."""
+    """Makes this process keep freed memory and reuse it for later allocations, unless the environment sets one of
+    glibc's own variables for that."""
+    if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
+        return
     _set(_TRIM_THRESHOLD, _NEVER)
     _set(_MMAP_THRESHOLD, _LARGE)
 

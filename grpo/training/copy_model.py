@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from grpo.config.jobs import CopyModelJob
-from grpo.model.loading import load_policy, load_tokenizer, save_tokenizer
+from grpo.model.loading import load_tokenizer, save_tokenizer
+from grpo.model.sharded.loading import load_to_copy
 from grpo.model_folder import check_vocabulary
 from grpo.processes.metrics_log import write_result
 
@@ -11,7 +12,7 @@ from grpo.processes.metrics_log import write_result
 def copy_model(job: CopyModelJob) -> None:
     """Writes a pretrained model and its tokenizer to `job.out`."""
     tokenizer = load_tokenizer(job.model)
-    model = load_policy(job.model, job.hardware)
+    model = load_to_copy(job.model, job.hardware)
     check_vocabulary(model, tokenizer, job.model)
     model.save_pretrained(job.out)
     save_tokenizer(tokenizer, job.model, job.out)

@@ -30,6 +30,10 @@ class Latent:
     value: int
 
 
+_EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+"""Fields of config.json for the number of experts, in different architectures."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A decoder as transformers builds it. `feed_forward` is the width of dense blocks."""
@@ -51,13 +55,16 @@ class Architecture:
         """Reads a model's config.json, with transformers' field names. Raises KeyError if a size is missing."""
         heads = config["num_attention_heads"]
         experts = latent = None
-        if "n_routed_experts" in config:
+        count = next((config[name] for name in _EXPERT_COUNTS if config.get(name)), None)
+        if count is not None:
+            width = config.get("moe_intermediate_size") or config["intermediate_size"]
+            shared = config.get("shared_expert_intermediate_size") or 0
             experts = Experts(
-                count=config["n_routed_experts"],
+                count=count,
                 active=config["num_experts_per_tok"],
-                shared=config["n_shared_experts"],
-                width=config["moe_intermediate_size"],
-                dense_layers=config["first_k_dense_replace"],
+                shared=config.get("n_shared_experts") or -(-shared // width),
+                width=width,
+                dense_layers=config.get("first_k_dense_replace") or len(config.get("mlp_only_layers") or ()),
             )
         if "kv_lora_rank" in config:
             latent = Latent(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
-from grpo.config.supervised import Supervised
+from grpo.config.supervised import SFT, Supervised
 from grpo.data.token_shards import SAMPLE_BYTES
 from grpo.rl.method_table import value_model
 from tasks.estimate.architecture import Architecture
@@ -121,7 +121,7 @@ def sampling_memory(
 
 
 def copying_memory(size: float, device: DeviceMemory) -> JobMemory:
-    """Memory of copying a model of `size` bytes."""
+    """Memory of copying a model of which `size` bytes are on the device."""
     return _with_program(JobMemory({"weights": size}, {"loading": size}), device, CPU_TRAINING)
 
 
@@ -130,6 +130,12 @@ def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemor
     if device.kind != "cpu":
         return job
     return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
+
+
+def loads_whole(settings: Supervised | RL) -> bool:
+    """Whether each process loads the whole model, instead of its shards."""
+    sharded = isinstance(settings, SFT | RL) and settings.lora is None
+    return not sharded or settings.hardware.processes * settings.hardware.nodes == 1
 
 
 def host_bytes(

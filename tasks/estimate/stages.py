@@ -20,6 +20,7 @@ from tasks.estimate.job_memory import (
     JobMemory,
     copying_memory,
     host_bytes,
+    loads_whole,
     rl_memory,
     sampling_memory,
     supervised_memory,
@@ -124,7 +125,7 @@ class Estimator:
             memory=supervised_memory(
                 self.a, _at_most(settings, batch), self._device_memory, whole=not isinstance(settings, SFT)
             ),
-            host=self._host(hardware, examples=examples, whole=_loads_whole(settings)),
+            host=self._host(hardware, examples=examples, whole=loads_whole(settings)),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
             network=models * traffic,
@@ -197,7 +198,7 @@ class Estimator:
             host=self._host(
                 hardware,
                 rollout_tokens=rows * settings.minibatches * self._whole(longest),
-                whole=_loads_whole(settings),
+                whole=loads_whole(settings),
             ),
             disk=self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
@@ -205,9 +206,10 @@ class Estimator:
         )
 
     def copied(self, download: bool) -> Estimate:
-        """Estimate for copying a base model, from the hub in bfloat16 or from a folder. It is written in float32."""
+        """Estimate for copying a base model, from the hub in bfloat16 or from a folder. It is written in float32; only
+        its first blocks are on a GPU."""
         size = 4 * self.a.weights()
-        held = copying_memory(size, self._device_memory)
+        held = copying_memory(size if self.device.kind == "cpu" else 4 * self.a.first_blocks, self._device_memory)
         return Estimate(
             memory=held, host=self._host(Hardware()), disk=size, network=2 * self.a.weights() if download else 0
         )
@@ -281,12 +283,6 @@ def _at_most(settings: _Settings, tokens: float) -> _Settings:
     """Settings with micro-batches limited to the tokens that a process trains on in one step."""
     size = min(settings.micro_batch_tokens, max(64, round(tokens)))
     return settings.model_copy(update={"micro_batch_tokens": size})
-
-
-def _loads_whole(settings: Supervised | RL) -> bool:
-    """Whether each process loads the whole model, instead of its shards."""
-    sharded = isinstance(settings, SFT | RL) and settings.lora is None
-    return not sharded or _devices(settings.hardware) == 1
 
 
 def _devices(hardware: Hardware) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -54,6 +55,14 @@ def load_sharded(
     if experts is not None:
         prepare_routers(policy, model, experts)
     return shard(policy if trained else policy.requires_grad_(False), parallel, dtype=dtype)
+
+
+def load_to_copy(model: str, hardware: Hardware) -> Any:
+    """A policy in the machine's memory, to be written, not run. The device only gets its first blocks, to check that
+    the model runs there."""
+    if _probed_blocks(model, hardware) is None:
+        return load_policy(model, hardware.model_copy(update={"device": "cpu"}))
+    return _load(model, hardware)
 
 
 def _probed_blocks(model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
@@ -110,9 +119,20 @@ def _read_shards(
     if problem := next(filter(None, parallel.all_gather(problem)), None):
         logger.warning("%s: each process loads it whole, because its shards cannot be read (%s)", model, problem)
         return None
-    sharded = found[0].to(parallel.device)
+    sharded = found[0]
+    if parallel.device.type == "cpu":
+        _copy_from_files(sharded)
+    sharded.to(parallel.device)  # FSDP takes the weights as they are now
     sharded.share_buffers()
     return sharded
+
+
+def _copy_from_files(sharded: Sharded) -> None:
+    """Copies shards that are pages of mapped files, so that the files need not stay mapped."""
+    for parameter in sharded.parameters():  # tied ones once
+        share = local(parameter)
+        if isinstance(parameter, DTensor) and share.untyped_storage().nbytes() > share.nbytes:
+            parameter._local_tensor = share.detach().clone()
 
 
 def _share(weight: Tensor, parallel: Parallel) -> Tensor:

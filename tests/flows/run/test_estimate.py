@@ -77,6 +77,8 @@ def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     said = str(error.value)
     assert re.match(r"cold_start_sft does not fit: update holds 29\.\d GB on each device, and of A100's 24\.0 GB", said)
     assert "\n" not in said
+    said, _, others = said.partition(". Nor do ")
+    assert "reasoning_rl" in others.split(", ")
     remedies = said.partition("one of these is enough: ")[2].split(", ")
     assert remedies and "cold_start_sft.hardware.processes=2" in remedies
     for remedy in remedies:  # each is a field of the recipe, after which another stage breaks, if any
@@ -108,11 +110,13 @@ def test_recipes_for_gpus_are_complete(name: str) -> None:
 
 
 def test_host_memory_by_hand(home: Path) -> None:
-    # 7.62 B weights in float32 and 2 GB of libraries, in each process: 32.5 GB; the samples add a few MB.
+    # 2 GB of libraries in each of eight processes, and 7.62 B weights in float32 in the one that saves them.
     asked = arguments(home, "r1-distill-qwen-7b", "H100")
     asked.config = None
     stages = estimated(asked)["stages"]
-    assert stages["sft"]["host_gb"] == pytest.approx(7.62 * 4 + 2, abs=0.05)
+    assert stages["sft"]["host_gb"] == pytest.approx(2 + 7.62 * 4 / 8, abs=0.05)
+    # One process copies the base model.
+    assert stages["base"]["host_gb"] == pytest.approx(2 + 7.62 * 4, abs=0.05)
     # 804,745 samples of 52 bytes are 42 MB more than the cold start's 5,000.
     asked = arguments(home, "r1-paper", None)
     asked.config = None
@@ -126,9 +130,25 @@ def test_too_little_host_memory_is_refused(home: Path) -> None:
         estimated(arguments(home, "qwen2.5-1.5b", "H100", "host_memory=4e9"))
 
 
-def test_what_cannot_be_helped_says_so(home: Path) -> None:
-    with pytest.raises(InputError, match="holds .* GB on each device, .*; take devices with more memory"):
-        estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=1e9"))
+def refused(home: Path, model: str, *assume: str) -> str:
+    asked = arguments(home, "qwen2.5-1.5b", "H100", *assume, overrides=(f"base.model={model}",))
+    asked.config = None
+    with pytest.raises(InputError) as error:
+        estimated(asked)
+    return str(error.value)
+
+
+def test_a_large_model_is_proposed_more_machines(home: Path) -> None:
+    """16 devices for 32.8 B: 16 bytes a weight are 33 GB on each, and the gathered weights fit beside them. On 8 they
+    are 66 GB."""
+    said = refused(home, "Qwen/Qwen2.5-32B")
+    assert "together these fit: cold_start_sft.hardware.processes=8 cold_start_sft.hardware.nodes=2." in said
+
+
+def test_what_no_number_of_devices_holds_needs_another_engine(home: Path) -> None:
+    """A layer of DeepSeek-V3 has 11.5 B weights: two of them are 46 GB, and their gradients in float32 another 46."""
+    said = refused(home, "deepseek-ai/DeepSeek-V3", "host_memory=4e12")
+    assert "no number up to 256 fits" in said and "expert or pipeline parallelism" in said
 
 
 def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -29,9 +30,10 @@ print(again, first, resident())
 """
 
 
-def measured(before):
+def measured(before, **variables):
     code = MEASURE.replace("{before}", before)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = os.environ | variables
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return [float(word) for word in ran.stdout.splitlines()[-1].split()]
 
 
@@ -46,3 +48,9 @@ def test_what_was_freed_comes_again_without_the_kernel():
 def test_without_that_it_comes_page_by_page():
     again, *_ = measured("None")
     assert again > 30_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_the_environments_own_setting_counts():
+    again, *_ = measured("malloc.keep_freed_memory()", MALLOC_MMAP_THRESHOLD_="65536")
+    assert again > 200 * 2**20 / 4096 / 2  # each of 200 blocks of 1 MB comes from the kernel again

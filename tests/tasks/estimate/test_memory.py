@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.tiny_models import tiny_config
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.model import logprobs
@@ -82,6 +83,8 @@ def test_weights_are_those_that_transformers_makes() -> None:
         ("Qwen2.5-32B", 32.8),
         ("Llama-3.1-70B", 70.6),
         ("DeepSeek-V3", 671),
+        ("Qwen3-30B-A3B", 30.5),
+        ("Qwen3-235B-A22B", 235),
     ],
 )
 def test_published_sizes(sizes, name: str, billions: float) -> None:
@@ -92,6 +95,15 @@ def test_deepseek_v3_activates_37_billion(sizes) -> None:
     a = Architecture.from_config(sizes.CONFIGS["DeepSeek-V3"])
     assert a.weights(active=True) / 1e9 == pytest.approx(37, rel=0.02)
     assert a.cache_numbers == 61 * 576  # a latent vector of 512 and a rotary key of 64, a layer
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_experts_are_counted_whatever_the_configuration_calls_them(kind: str) -> None:
+    config = tiny_config(kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    made = sum(parameter.numel() for parameter in model.parameters())
+    assert Architecture.from_config(config.to_dict()).weights() == pytest.approx(made, rel=0.02)  # less a few norms
 
 
 def test_what_a_step_holds_by_hand() -> None:
