@@ -113,9 +113,8 @@ def _read_shards(
     except InputError as error:  # raised again by reading it whole, if that is the folder's fault
         problem = str(error)
     weights = dict(found[0].model.named_parameters()) if found else {}
-    problem = problem or next(
-        (f"{name} differs" for name, share in expected.items() if not torch.equal(local(weights[name]), share)), None
-    )
+    differing = (name for name, share in expected.items() if not torch.equal(local(weights[name]).to(share), share))
+    problem = problem or next((f"{name} differs" for name in differing), None)
     if problem := next(filter(None, parallel.all_gather(problem)), None):
         logger.warning("%s: each process loads it whole, because its shards cannot be read (%s)", model, problem)
         return None
