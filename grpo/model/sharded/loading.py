@@ -68,7 +68,11 @@ def load_to_copy(model: str, hardware: Hardware) -> Any:
 def _probed_blocks(model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
     """A model's first blocks and the model of them, which runs as the whole one should. None: they do not run without
     the others."""
-    first = FirstBlocks.of(_described(model, hardware))
+    check_model_folder(model, hardware.remote_code)
+    try:
+        first = FirstBlocks.of(_described(model, hardware))
+    except Exception:  # of an untrusted folder; loading the whole model says in one line what is wrong with it
+        return None
     if first is None:
         return None
     with _without_report():
@@ -141,7 +145,6 @@ def _share(weight: Tensor, parallel: Parallel) -> Tensor:
 
 
 def _described(model: str, hardware: Hardware) -> Any:
-    check_model_folder(model, hardware.remote_code)
     options = {"trust_remote_code": loading_options(hardware.remote_code)["trust_remote_code"]}
     config = AutoConfig.from_pretrained(model, **options)
     return on_meta(AutoModelForCausalLM, config, getattr(torch, hardware.dtype), **options)

@@ -152,6 +152,16 @@ def test_a_tokenizer_of_another_model(folder, tmp_path):
         assert "the model's vocabulary ends at 19" in str(caught.value)
 
 
+@pytest.mark.parametrize("changed", [{"model_type": "no_such_type"}, {"num_hidden_layers": "two"}, {"hidden_size": 0}])
+def test_what_copies_a_model_says_in_one_line_what_is_wrong_with_it(folder, tmp_path, changed):
+    """The configuration is read before the weights, to find the first blocks."""
+    change_config(**changed)(folder)
+    job = CopyModelJob.model_validate({"kind": "copy_model", "model": str(folder), "hardware": CPU, **places(tmp_path)})
+    with pytest.raises(InputError, match="cannot load a (language model|tokenizer) from here") as caught:
+        copy_model(job)
+    assert "\n" not in str(caught.value)
+
+
 def places(tmp_path) -> dict:
     return {"seed": 0} | {name: str(tmp_path / name) for name in ("out", "state", "metrics", "result")}
 
