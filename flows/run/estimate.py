@@ -127,7 +127,16 @@ def misfit_message(
         remedy = f"together these fit: {' '.join(enough)}"
     else:
         together = [change for change in _strongest(stage, estimate) if _is_valid(with_overrides, [change])]
-        remedy = f"together these fit: {' '.join(together)}" if fits(together) else _no_split(device)
+        divides = any(_is_valid(with_overrides, change) for change in _on_more_devices(stage, estimate))
+        if fits(together):
+            remedy = f"together these fit: {' '.join(together)}"
+        elif device.kind != "cpu" and divides and estimate.memory.phase != "sampling":
+            remedy = (
+                f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an "
+                "engine with expert or pipeline parallelism (docs/measured/sizes.md names some)"
+            )
+        else:  # the stage has no processes to divide it among, or each of them samples with a whole model
+            remedy = "take devices with more memory"
     where = f"{estimate.devices} processes together" if device.kind == "cpu" and estimate.devices > 1 else "each device"
     needed_gb = _needed_memory(estimate, device) / 1e9
     return (
@@ -183,15 +192,6 @@ def _on_more_devices(stage: str, estimate: Estimate) -> Iterable[list[str]]:
         for others in _ON_MORE_DEVICES:
             fields = (f"hardware.processes={A_NODE}", f"hardware.nodes={nodes}", *others)
             yield [f"{section}.{field}" for section in _sections(stage) for field in fields]
-
-
-def _no_split(device: Device) -> str:
-    if device.kind == "cpu":
-        return "take devices with more memory"
-    return (
-        f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an engine "
-        "with expert or pipeline parallelism (docs/measured/sizes.md names some)"
-    )
 
 
 def _strongest(stage: str, estimate: Estimate) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
-from grpo.config.supervised import SFT, Supervised
+from grpo.config.supervised import Supervised
 from grpo.data.token_shards import SAMPLE_BYTES
 from grpo.rl.method_table import value_model
 from tasks.estimate.architecture import Architecture
-from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, moment_bytes, step_memory
+from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, loads_whole, moment_bytes, step_memory
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
@@ -68,9 +68,8 @@ def rl_memory(
     )
 
 
-def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory, *, whole: bool = False) -> JobMemory:
-    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences. `whole`: each process
-    loads the whole model before it is sharded, as it does a reward model."""
+def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory) -> JobMemory:
+    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences."""
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
@@ -83,7 +82,7 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
     )
     step = step_memory(a, as_rl, device, Lengths(0, 1))
     phases = {name: step.phases[name] for name in ("loading", "update")}
-    if whole:
+    if loads_whole(settings):
         phases["loading"] = max(phases["loading"], a.weights() * _BYTES[settings.hardware.to_train().dtype])
     return _with_program(JobMemory(step.held | step.update, phases), device, CPU_TRAINING)
 
@@ -130,12 +129,6 @@ def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemor
     if device.kind != "cpu":
         return job
     return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
-
-
-def loads_whole(settings: Supervised | RL) -> bool:
-    """Whether each process loads the whole model, instead of its shards."""
-    sharded = isinstance(settings, SFT | RL) and settings.lora is None
-    return not sharded or settings.hardware.processes * settings.hardware.nodes == 1
 
 
 def host_bytes(

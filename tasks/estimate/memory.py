@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
+from grpo.config.supervised import SFT, Supervised
 from grpo.model.cpu.limits import CHUNK_BYTES, INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
@@ -79,6 +80,12 @@ def step_memory(a: Architecture, settings: RL, device: DeviceMemory, lengths: Le
 def devices(settings: RL) -> int:
     """Number of devices of a job."""
     return settings.hardware.processes * settings.hardware.nodes
+
+
+def loads_whole(settings: Supervised | RL) -> bool:
+    """Whether each process loads the whole model, instead of its shards."""
+    sharded = isinstance(settings, SFT | RL) and settings.lora is None
+    return not sharded or settings.hardware.processes * settings.hardware.nodes == 1
 
 
 def moment_bytes(settings: RL) -> float:
@@ -161,8 +168,7 @@ def _held(a: Architecture, settings: RL) -> Parts:
 
 def _loading(a: Architecture, settings: RL, held: Parts) -> float:
     trained, frozen = _itemsize(settings.hardware.to_train()), _itemsize(settings.hardware)
-    whole = devices(settings) == 1 or settings.lora is not None
-    probed = a.weights() if whole else a.first_blocks
+    probed = a.weights() if loads_whole(settings) else a.first_blocks
     loading = max(probed * trained, held["weights"])
     if value_model(settings) == "model":
         loading = max(loading, held["weights"] + a.weights() * trained)

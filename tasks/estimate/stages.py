@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
-from grpo.config.supervised import SFT, Supervised
+from grpo.config.supervised import Supervised
 from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
@@ -20,12 +20,11 @@ from tasks.estimate.job_memory import (
     JobMemory,
     copying_memory,
     host_bytes,
-    loads_whole,
     rl_memory,
     sampling_memory,
     supervised_memory,
 )
-from tasks.estimate.memory import DeviceMemory, Lengths
+from tasks.estimate.memory import DeviceMemory, Lengths, loads_whole
 
 USABLE = 0.9
 """Usable fraction of a GPU's memory. CUDA, NCCL and fragmentation take the rest."""
@@ -122,9 +121,7 @@ class Estimator:
             devices=devices,
             seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
             device_seconds=seconds * devices,
-            memory=supervised_memory(
-                self.a, _at_most(settings, batch), self._device_memory, whole=not isinstance(settings, SFT)
-            ),
+            memory=supervised_memory(self.a, _at_most(settings, batch), self._device_memory),
             host=self._host(hardware, examples=examples, whole=loads_whole(settings)),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),

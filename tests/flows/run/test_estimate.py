@@ -151,6 +151,12 @@ def test_what_no_number_of_devices_holds_needs_another_engine(home: Path) -> Non
     assert "no number up to 256 fits" in said and "expert or pipeline parallelism" in said
 
 
+def test_a_stage_that_is_not_divided_needs_a_larger_device(home: Path) -> None:
+    """One process copies the base model, whose first block and embeddings have 3.0 B weights: 11.8 GB."""
+    said = refused(home, "meta-llama/Llama-3.1-70B", "host_memory=4e12", "memory=10e9")
+    assert said.startswith("base does not fit") and "; take devices with more memory. Nor do" in said
+
+
 def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:
     asked = arguments(home, "qwen2.5-1.5b", "H100", overrides=("base.model=nobody/has-this",))
     asked.config = None
