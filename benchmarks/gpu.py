@@ -12,9 +12,11 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 | throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
 | profile    | an update and sampling by kernel: the ten that take longest, and the share of time the device idles |
 | attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
+| continuous | sampling by transformers' continuous batching at 1.5B                                               |
 | vllm       | sampling by vLLM at 1.5B, from the trainer and by itself, where it is installed                     |
 | trainer    | an update here and by transformers' Trainer at 1.5B                                                 |
 | trl        | a GRPO step here and by TRL at 1.5B                                                                 |
+| shards     | a model read by shards onto the device against one loaded whole                                     |
 | waits      | how often the host waits for the GPU while it samples and updates                                     |
 | recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
 | learning   | GRPO, of a pretrained model with --model FOLDER, until its reward rises                              |
@@ -40,9 +42,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpu_beside import recipes, trainer, trl, vllm, waits
+from gpu_beside import recipes, shards, trainer, trl, vllm, waits
 from gpu_page import goals, write_page
-from gpu_throughput import SHAPES, SMALL_SHAPES, attention, environment, profile, shaped_model, throughput
+from gpu_throughput import SHAPES, SMALL_SHAPES, attention, continuous, environment, profile, shaped_model, throughput
 
 HERE = Path(__file__).parent
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
@@ -277,9 +279,11 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "throughput": throughput,
     "profile": profile,
     "attention": attention,
+    "continuous": continuous,
     "vllm": vllm,
     "trainer": trainer,
     "trl": trl,
+    "shards": shards,
     "waits": waits,
     "recipes": recipes,
     "learning": learning,

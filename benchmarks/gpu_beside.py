@@ -35,8 +35,9 @@ Prompts = list[list[int]]
 
 
 def vllm(args: argparse.Namespace) -> dict[str, float]:
-    """At the 1.5B shape, tokens/s of vLLM as the trainer uses it and by itself, for four groups of completions that do
-    not end by themselves. Empty if it is not installed. The part `throughput` has the other samplers."""
+    """At the 1.5B shape, tokens/s of vLLM as the trainer uses it ("engine") and by itself ("vllm"; also with seeds, and
+    with seeds and log-probabilities), for four groups of completions that do not end by themselves. Empty if it is not
+    installed. The part `throughput` has the other samplers."""
     from grpo.generation.engine_choice import has_vllm
 
     if not has_vllm():
@@ -57,18 +58,25 @@ def chosen_shape(args: argparse.Namespace) -> dict[str, Any]:
 def vllm_samplers(
     args: argparse.Namespace, folder: Path, dtype: str, prompts: Prompts, rows: int, settings: Any
 ) -> dict[str, float]:
-    """Seconds of vLLM as the trainer uses it, and of its own `generate` without log-probabilities and seeds."""
+    """Seconds of vLLM as the trainer uses it, and of its own `generate`, which makes no text of the tokens either."""
     from vllm import SamplingParams
 
     from grpo.config.engines import VLLM
     from grpo.generation.vllm.local import LocalVLLM
 
     engine = LocalVLLM(str(folder), VLLM(kind="local"), eos_id=NEVER_ENDS, dtype=dtype)
-    free = SamplingParams(n=rows, temperature=1.0, max_tokens=settings.max_new_tokens, ignore_eos=True)
+    common = dict(n=rows, temperature=1.0, max_tokens=settings.max_new_tokens, ignore_eos=True, detokenize=False)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+
+    def generate(**further: int) -> Callable[[], Any]:
+        parameters = SamplingParams(**common, **further)
+        return lambda: engine._llm.generate(asked, parameters, use_tqdm=False)
+
     runs: dict[str, Callable[[], Any]] = {
         "engine": lambda: list(engine.sample(prompts, rows, settings, [1, 2, 3, 4])),
-        "vllm": lambda: engine._llm.generate(asked, free, use_tqdm=False),
+        "vllm": generate(),
+        "vllm_seeds": generate(seed=1),
+        "vllm_seeds_logprobs": generate(seed=1, logprobs=0),
     }
     return {name: min(times(args.device, run, 2)) for name, run in runs.items()}
 
@@ -186,6 +194,44 @@ def waits(args: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.set_sync_debug_mode("default")
         found[name] = sum("synchroniz" in str(warning.message) for warning in seen)
     return found
+
+
+def shards(args: argparse.Namespace) -> dict[str, Any]:
+    """Largest difference of weights and gradients between a model read by shards (one process, its mesh on the device)
+    and one loaded whole; gradients in units of the largest."""
+    import torch
+    from inputs import demo_model
+
+    from grpo.config.common import Hardware
+    from grpo.distributed.fsdp import local, shard
+    from grpo.distributed.process_group import Parallel
+    from grpo.model.loading import load_policy
+    from grpo.model.logprobs import completion_logprobs
+    from grpo.model.sharded.loading import _probed_blocks, _read_shards
+
+    hardware = Hardware(device=args.device)
+    parallel = Parallel(0, 1, 0, torch.device(args.device))
+    prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
+    with tempfile.TemporaryDirectory() as place:
+        folder = str(demo_model(Path(place)))
+        probed = _probed_blocks(folder, hardware)
+        read = _read_shards(folder, hardware, parallel, None, None, True, *probed) if probed else None
+        if read is None:
+            return {"read_by_shards": False}
+        models = {"read": read, "whole": shard(load_policy(folder, hardware), parallel)}
+    found = {}
+    for name, sharded in models.items():
+        completion_logprobs(sharded.model, prompts, prompts, 1.0).sum().backward()
+        parameters = dict(sharded.model.named_parameters())
+        found[name] = {n: (local(p).detach(), local(p.grad)) for n, p in parameters.items()}
+    pairs = [(found["whole"][name], pair) for name, pair in found["read"].items()]
+    largest = max(gradient.abs().max().item() for (_, gradient), _ in pairs)
+    return {
+        "read_by_shards": True,
+        "device": str(local(next(read.model.parameters())).device),
+        "weights": max((a - b).abs().max().item() for (a, _), (b, _) in pairs),
+        "gradients": max((a - b).abs().max().item() for (_, a), (_, b) in pairs) / largest,
+    }
 
 
 FEWER = ("base.documents=300", "base.pretrain.steps=4")

@@ -162,7 +162,6 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
     """Name of each sampler in this process, a run of it, and how often it is timed."""
     import torch
 
-    from grpo.generation.continuous_batching import sample_continuously
     from grpo.generation.plain_sampler import sample_groups_plain
     from grpo.model.loading import plain_attention
 
@@ -173,11 +172,24 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
         with plain_attention(policy):
             list(sample_groups_plain(policy, prompts, rows, settings, **options))
 
-    return [
-        ("sampling", sampling_of(policy, rows, prompt, length), 2),
-        ("generate", generate, 1),
-        ("continuous", lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1),
-    ]
+    return [("sampling", sampling_of(policy, rows, prompt, length), 2), ("generate", generate, 1)]
+
+
+def continuous(args: argparse.Namespace) -> dict[str, float]:
+    """Tokens/s of transformers' continuous batching at the 1.5B shape, for the completions of `throughput`."""
+    from grpo.config.common import Hardware
+    from grpo.generation.continuous_batching import sample_continuously
+    from grpo.model.loading import load_policy
+
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    rows, prompt, new = (4, 16, 16) if args.small else (16, 128, 256)
+    with tempfile.TemporaryDirectory() as place:
+        shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
+        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
+        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    prompts, settings, options = sampling_case(rows, prompt, new)
+    runs = times(args.device, lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1)
+    return {"tokens_per_s": 4 * rows * new / min(runs)}
 
 
 def sampling_case(rows: int, prompt: int, length: int) -> tuple[list[list[int]], Any, dict[str, Any]]:
