@@ -197,8 +197,8 @@ def waits(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def shards(args: argparse.Namespace) -> dict[str, Any]:
-    """Largest difference of weights and gradients between a model read by shards (one process, its mesh on the device)
-    and one loaded whole; gradients in units of the largest."""
+    """Largest difference of weights and gradients between a model read by shards (FSDP with one process, float32 weights
+    and bfloat16 arithmetic) and one loaded whole and then sharded; gradients in units of the largest."""
     import torch
     from inputs import demo_model
 
@@ -210,24 +210,25 @@ def shards(args: argparse.Namespace) -> dict[str, Any]:
     from grpo.model.sharded.loading import _probed_blocks, _read_shards
 
     hardware = Hardware(device=args.device)
-    parallel = Parallel(0, 1, 0, torch.device(args.device))
+    parallel, dtype = Parallel(0, 1, 0, torch.device(args.device)), torch.bfloat16
     prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
     with tempfile.TemporaryDirectory() as place:
         folder = str(demo_model(Path(place)))
         probed = _probed_blocks(folder, hardware)
-        read = _read_shards(folder, hardware, parallel, None, None, True, *probed) if probed else None
+        read = _read_shards(folder, hardware, parallel, dtype, None, True, *probed) if probed else None
         if read is None:
             return {"read_by_shards": False}
-        models = {"read": read, "whole": shard(load_policy(folder, hardware), parallel)}
+        models = {"read": read, "whole": shard(load_policy(folder, hardware), parallel, dtype=dtype)}
     found = {}
     for name, sharded in models.items():
-        completion_logprobs(sharded.model, prompts, prompts, 1.0).sum().backward()
+        sharded(completion_logprobs, prompts, prompts, 1.0).sum().backward()
         parameters = dict(sharded.model.named_parameters())
         found[name] = {n: (local(p).detach(), local(p.grad)) for n, p in parameters.items()}
     pairs = [(found["whole"][name], pair) for name, pair in found["read"].items()]
     largest = max(gradient.abs().max().item() for (_, gradient), _ in pairs)
     return {
         "read_by_shards": True,
+        "parameters": type(next(read.model.parameters())).__name__,
         "device": str(local(next(read.model.parameters())).device),
         "weights": max((a - b).abs().max().item() for (a, _), (b, _) in pairs),
         "gradients": max((a - b).abs().max().item() for (_, a), (_, b) in pairs) / largest,
