@@ -37,17 +37,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpu_beside import recipes, shards, trainer, trl, vllm, waits
+from gpu_beside import recipes, trainer, trl, vllm
+from gpu_checks import models, shards, waits
 from gpu_page import goals, write_page
 from gpu_throughput import SHAPES, SMALL_SHAPES, attention, continuous, environment, profile, shaped_model, throughput
 
 HERE = Path(__file__).parent
-KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
 STEPS, LEARNING_RATE = 4, 1e-4
 LEARNING_VOCABULARY = 512
 COMPARED = ("reward", "loss", "grad_norm", "kl", "sampled_entropy")
@@ -73,10 +73,9 @@ def main() -> int:
         if args.write is None:
             parser.error("--results: name the page with --write")
         try:
-            parts = [json.loads(file.read_text()).items() for file in args.results]
+            write_page(args.write, [json.loads(file.read_text()) for file in args.results])
         except (OSError, ValueError) as error:
             parser.error(f"--results: {error}")
-        write_page(args.write, {name: result for part in parts for name, result in part})
         return 0
     results = earlier(args.json, machine_name(args.device))
     for name in args.parts:
@@ -87,7 +86,7 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
     if args.write:
-        write_page(args.write, results)
+        write_page(args.write, [results])
     for name, least, figure in goals(results):
         print(f"{name}: {'not measured' if figure is None else f'{figure:.2f}'}, goal {least:g}", flush=True)
     return 1 if any("error" in result for result in results.values() if isinstance(result, dict)) else 0
@@ -123,33 +122,6 @@ def machine_name(device: str) -> str:
 
     name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} CPU cores"
     return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
-
-
-def models(args: argparse.Namespace) -> dict[str, Any]:
-    """Way and largest differences of each kind in float32, and its way in bfloat16."""
-    from architectures import build, examine
-
-    from grpo.config.common import Hardware
-    from grpo.model.lm_head import backbone_of
-    from grpo.model.loading import load_policy
-    from grpo.model.packed.attention import is_packed
-
-    rows = {}
-    for kind in KINDS[:3] if args.small else KINDS:
-        row = examine(kind, args.device)
-        with tempfile.TemporaryDirectory() as place:
-            build(kind, Path(place))
-            narrow = load_policy(place, Hardware(device=args.device, dtype="bfloat16"))
-        way = "packed" if is_packed(backbone_of(narrow)) else "plain"
-        rows[kind] = {
-            "way": row.way,
-            "bfloat16": way,
-            "log-probabilities": row.logprobs,
-            "gradients": row.gradients,
-            "samples": row.samples,
-            "note": row.note,
-        }
-    return {"rows": rows, "wrong": [kind for kind, row in rows.items() if row["way"] == "wrong"]}
 
 
 def write_rl_job(folder: Path, model: Path, device: str, prompts: int = 4, **changes: Any) -> Path:
@@ -268,8 +240,20 @@ def learning(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         shape = SMALL_SHAPES["small"] if args.small else SHAPES["0.5B"]
         model = args.model or shaped_model(Path(place), shape, "float32", LEARNING_VOCABULARY)
-        rewards = [r["reward"] for r in run_job(write_rl_job(Path(place) / "job", model, args.device, **changes))]
+        path = write_rl_job(Path(place) / "job", model, args.device, **changes)
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(run_job, path)
+            while not wait([job], timeout=10).done:
+                print(json.dumps({"rewards": rewards_of(path.parent / "metrics")}), flush=True)  # if time runs out
+            job.result()
+        rewards = rewards_of(path.parent / "metrics")
     return {"first": mean(rewards[:10]), "last": mean(rewards[-10:]), "rewards": rewards}
+
+
+def rewards_of(metrics: Path) -> list[float]:
+    """Mean reward of each step that a job has logged so far."""
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    return [json.loads(line)["reward"] for line in lines if line.endswith("\n")]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ def goals(results: Results) -> list[tuple[str, float, float | None]]:
 
 
 def page(results: Results) -> str:
-    """The results in Markdown."""
+    """The results of one machine in Markdown."""
     lines = [
-        f"`python benchmarks/gpu.py` on {results['machine']}.",
+        f"## On {results['machine']}",
+        "",
+        "By `python benchmarks/gpu.py`.",
         "",
         "| goal | at least | figure | |",
         "|---|--:|--:|---|",
@@ -53,12 +55,13 @@ def page(results: Results) -> str:
     lines.append("")
     for name, result in results.items():
         if isinstance(result, dict):
-            lines += [f"## {name.capitalize()}", "", "```json", json.dumps(result, indent=1), "```", ""]
+            lines += [f"### {name.capitalize()}", "", "```json", json.dumps(result, indent=1), "```", ""]
     return "\n".join(lines)
 
 
-def write_page(path: Path, results: Results) -> None:
-    """Keeps what the file says up to its mark, and replaces the rest."""
+def write_page(path: Path, machines: Sequence[Results]) -> None:
+    """Keeps what the file says up to its mark, and replaces the rest: the results of each machine."""
     text = path.read_text() if path.exists() else "# On a GPU\n"
     before = text.split(MARK)[0].rstrip()
-    path.write_text(f"{before}\n\n{MARK}\n\n{page(results)}")
+    pages = "\n".join(map(page, machines))
+    path.write_text(f"{before}\n\n{MARK}\n\n{pages}")

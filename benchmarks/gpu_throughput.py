@@ -22,6 +22,8 @@ SMALL_SHAPES = {"small": dict(hidden=64, layers=2, heads=4, key_heads=2, feed_fo
 GROUPS = {"7B": 1}
 """Groups of completions of an update's one micro-batch, by shape; else 4. With one, activations are recomputed."""
 VOCABULARY = 151_936
+NEVER_ENDS = 10**6
+"""A token past the vocabulary, as the one that ends completions."""
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 peak of GPUs by a part of their name, operations/s, from their data sheets."""
 
@@ -197,7 +199,7 @@ def sampling_case(rows: int, prompt: int, length: int) -> tuple[list[list[int]],
     from grpo.config.common import Sampling
 
     prompts = [[5 + (i * 7 + j) % 90 for j in range(prompt)] for i in range(4)]
-    return prompts, Sampling(max_new_tokens=length, batch_size=4 * rows), dict(eos_id=10**6, seeds=[1, 2, 3, 4])
+    return prompts, Sampling(max_new_tokens=length, batch_size=4 * rows), dict(eos_id=NEVER_ENDS, seeds=[1, 2, 3, 4])
 
 
 def sampling_of(policy: Any, rows: int, prompt: int, length: int) -> Callable[[], None]:

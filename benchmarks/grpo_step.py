@@ -62,6 +62,7 @@ def update_flops(model: str, prompts: list[int], group_size: int, completion_tok
 
 
 def rl_settings(case: Case) -> dict[str, Any]:
+    narrow = {"dtype": "bfloat16", "mixed_precision": True} if case.device == "cuda" else {}
     return {
         "steps": case.warm_up + case.steps,
         "prompts_per_step": len(case.prompts),
@@ -79,7 +80,7 @@ def rl_settings(case: Case) -> dict[str, Any]:
             "max_grad_norm": MAX_GRAD_NORM,
         },
         "save_every": 10**6,
-        "hardware": {"device": case.device, "dtype": case.dtype},
+        "hardware": {"device": case.device, **narrow},
     }
 
 

@@ -15,9 +15,9 @@ def trl_arguments(case: Case) -> dict[str, Any]:
     vllm = case.device == "cuda" and importlib.util.find_spec("vllm") is not None
     return {
         "output_dir": str(Path(case.folder) / "trl"),
-        "model_init_kwargs": {"dtype": case.dtype},
+        "model_init_kwargs": {"dtype": "float32"},
         "use_cpu": case.device == "cpu",
-        "bf16": False,  # the weights themselves are in case.dtype
+        "bf16": case.device == "cuda",
         **({"use_vllm": True, "vllm_mode": "colocate"} if vllm else {}),
         "gradient_checkpointing": False,
         "disable_dropout": True,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT, Supervised
-from grpo.model.cpu.limits import CHUNK_BYTES, INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS
+from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 
@@ -210,7 +210,7 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
     return {
         "gathered reference": gathered * itemsize,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
-        "head": min(CHUNK_BYTES[device.kind], 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
+        "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
     }
 
 
@@ -237,7 +237,7 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
 def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: int) -> float:
     """Bytes of a chunk of logits that is not kept for the backward pass: in float32, and in the type of the weights."""
     beyond = max(0, 4 * tokens * a.vocabulary - KEPT_BYTES[device.kind])
-    return min(CHUNK_BYTES[device.kind], beyond) * (1 if itemsize == 4 else 1.5)
+    return min(chunk_bytes(device.kind, device.bytes), beyond) * (1 if itemsize == 4 else 1.5)
 
 
 def _gathered(a: Architecture, settings: RL, itemsize: int) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grpo.model.cpu.limits import CACHED_BYTES, CHUNK_BYTES, KEPT_BYTES
+from grpo.model.cpu.limits import CACHED_BYTES, KEPT_BYTES, chunk_bytes
 from grpo.model.packed import elementwise
 from grpo.model.packed.autograd import add_product
 from grpo.model.packed.products import float32_linear
@@ -41,7 +42,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, t: float) -> Tensor:
         ctx.save_for_backward(states, weight, bias, targets)
-        keeps = _limit(KEPT_BYTES, states) // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
+        keeps = KEPT_BYTES[_kind(states.device)] // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
         ctx.softmax = (_OnCPU if states.device.type == "cpu" else _OnGPU)(t, weight.dtype)
         ctx.kept, ctx.chunks = None, _chunks(states, len(weight), keeps)
         logprobs = []
@@ -80,7 +81,7 @@ class _TokenLogprobs(torch.autograd.Function):
 def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
     """Slices of tokens: first one chunk of the `keeps` tokens whose softmax is kept (one, because each chunk writes the
     gradient of the weights once), then chunks of the others."""
-    size = max(1, _limit(CHUNK_BYTES, states) // (4 * vocabulary))
+    size = max(1, chunk_bytes(_kind(states.device), _memory(states.device)) // (4 * vocabulary))
     keeps = min(keeps, len(states))
     kept = [slice(0, keeps)] if keeps else []
     return kept + [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]
@@ -142,5 +143,12 @@ def _softmax_parts(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(logprobs), torch.cat(totals)
 
 
-def _limit(limits: dict[str, int], states: Tensor) -> int:
-    return limits.get(states.device.type, limits["cuda"])
+def _kind(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "cuda"  # "meta" stands for a GPU in tests
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory; 0 of another device."""
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return int(torch.cuda.get_device_properties(device).total_memory) if on_gpu else 0

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo.config.common import Sampling
 from grpo.generation.sampler import sample
-from grpo.model.cpu.limits import CHUNK_BYTES, KEPT_BYTES
+from grpo.model.cpu.limits import CHUNK_BYTES, KEPT_BYTES, chunk_bytes
 from grpo.model.fused.blocks import fuse_blocks
 from grpo.model.fused.layers import fuse
 from grpo.model.logprobs import completion_logprobs
@@ -157,6 +157,12 @@ def test_logits_in_chunks_have_the_gradient_of_logits_at_once(kept, softmax, mon
     token_logprobs(states, head, targets, 0.5).mul(weights).sum().backward()
     for found, wanted in zip((states.grad, head.weight.grad, head.bias.grad), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("memory, expected", [(16e9, 2**28), (24e9, 300_000_000), (80e9, 10**9), (141e9, 2**30)])
+def test_chunks_of_logits_are_an_80th_of_a_gpu(memory, expected):
+    assert chunk_bytes("cuda", memory) == expected
+    assert chunk_bytes("cpu", memory) == CHUNK_BYTES["cpu"]
 
 
 def test_another_attention_is_refused():
