@@ -20,7 +20,10 @@ def checkpoint(home: Path, seed: int = 0) -> Manifest:
         return attempt.publish(stage_version=1, config=config)
 
 
-@pytest.mark.parametrize("arguments", [["chat", "dev3"], ["promote", "latest:sft"]])
+TRAIN_ON = ["run", "tiny", "--only", "sft", "--input", "base=latest:sft", "--input", "sft_data=latest:sft"]
+
+
+@pytest.mark.parametrize("arguments", [["chat", "dev3"], ["promote", "latest:sft"], TRAIN_ON])
 def test_a_flipped_byte_in_the_weights_is_not_used(tmp_path: Path, r1: Any, arguments: list[str]) -> None:
     (checkpoint(tmp_path).path / "model.safetensors").write_bytes(b"Weights")
     done = type(r1)(tmp_path)(*arguments)

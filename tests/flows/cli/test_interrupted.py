@@ -1,14 +1,18 @@
-"""Signals at awkward moments: while the command imports, and in a destructor."""
+"""Signals at awkward moments: while the command imports, in a destructor, and two of them while a trainer runs."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sqlite3
 import subprocess
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.r1 import R1
+from tests.support.r1 import R1, SMALLER
 
 SLOW_IMPORT = """
 import builtins, os, signal
@@ -65,3 +69,29 @@ def test_signal_in_a_destructor_is_not_lost(tmp_path: Path, name: str, code: int
         timeout=300,
     )
     assert (done.returncode, done.stderr) == (code, said), done.stderr
+
+
+@pytest.mark.system
+def test_sigterm_and_then_ctrl_c_end_a_run_and_its_trainer(tmp_path: Path) -> None:
+    """The second signal came while the first was being dealt with; the command then waited for its own time limits, and
+    two runs stayed RUNNING in MLflow."""
+    r1 = R1(tmp_path)
+    sets = [part for value in [*SMALLER, "base.pretrain.steps=100000"] for part in ("--set", value)]
+    command = r1.command("run", "tiny", "--only", "base", *sets)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=r1.environment(), start_new_session=True, **pipes)
+    try:
+        while not any(path.read_text() for path in tmp_path.glob("work/base-*/trainer/metrics.jsonl")):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate(timeout=60)  # it was 67 s, by the time limits of what it waited for
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode in (130, 143, -signal.SIGTERM) and "Traceback" not in errors, errors
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        ended = [status for (status,) in database.execute("select status from runs")]
+    assert ended and "RUNNING" not in ended
