@@ -26,6 +26,7 @@ from grpo.config.jobs import JOBS, JobBase
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import be_killed_first, write_whole_lines
+from grpo.processes.memory import limited_loading
 from grpo.processes.notices import warnings_as_notices
 from grpo.processes.peak_memory import MemoryUsed
 from grpo.secret_values import secret_in
@@ -133,7 +134,8 @@ def run(job: JobBase) -> int:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
         module, function = RUNNERS[job.kind].split(":")  # type: ignore[attr-defined]
-        runner = getattr(importlib.import_module(module), function)
+        with limited_loading():
+            runner = getattr(importlib.import_module(module), function)
         used = MemoryUsed()
         with warnings_as_notices():
             runner(job)

@@ -1,15 +1,22 @@
 """Distinguishes out-of-memory errors of a process or machine from other failures: each library reports them
-differently."""
+differently, and one not at all."""
 
 from __future__ import annotations
 
 import errno
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from grpo.processes.disk import causes
 
 OUT_OF_MEMORY = (
     "memory ran out: end other programs, or allow more where a limit holds (ulimit -d and -v, a container's limit)"
 )
+LOADING_S = 60.0
+"""Processor seconds after which a process that loads libraries is ended; it takes about five."""
+CANNOT_LOAD = signal.SIGPROF
+"""The signal that ends it."""
 _WORDS = ("Cannot allocate memory", "failed to map segment from shared object", "std::bad_alloc")
 
 
@@ -21,3 +28,14 @@ def says_out_of_memory(error: BaseException) -> bool:
         or any(words in str(cause) for words in _WORDS)
         for cause in causes(error)
     )
+
+
+@contextmanager
+def limited_loading() -> Iterator[None]:
+    """Ends this process by CANNOT_LOAD if the block takes more than LOADING_S of its processor time. OpenBLAS, which
+    SciPy loads, asks for its buffers for ever where a limit on memory refuses them, and lets no Python code run."""
+    signal.setitimer(signal.ITIMER_PROF, LOADING_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

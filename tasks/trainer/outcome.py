@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from grpo.processes.disk import is_full, text_says_full
+from grpo.processes.memory import CANNOT_LOAD, OUT_OF_MEMORY
 from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes
@@ -70,6 +71,8 @@ def failure(code: int, processes: int, log_path: Path, log_start: int) -> Except
     # A full disk also loses the last lines of the log.
     if text_says_full(last) or (code > 0 and is_full(log_path.parent)):
         return InputError(f"no space left on {log_path.parent}: free some or move the home folder with R1FLOW_HOME")
+    if code == -CANNOT_LOAD:
+        return StageFailed(f"{who} could not load its libraries; {OUT_OF_MEMORY}")
     if code == -signal.SIGKILL:
         ended = "was killed by SIGKILL (by the kernel if memory ran out)"
     elif code < 0:

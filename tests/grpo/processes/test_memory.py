@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 
-from grpo.processes.memory import says_out_of_memory
+from grpo.processes.memory import CANNOT_LOAD, says_out_of_memory
 
 
 def test_errors_of_exhausted_memory() -> None:
@@ -35,3 +35,19 @@ def test_a_real_limit_is_recognized() -> None:
         text=True,
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_loading_without_end_is_ended() -> None:
+    """OpenBLAS's loop, which lets no Python code run, is stood in for by one that matches for ever; what comes after
+    the block has no limit."""
+    program = (
+        "import re, sys, time\n"
+        "from grpo.processes import memory\n"
+        "memory.LOADING_S = 0.2\n"
+        "with memory.limited_loading(): pass\n"
+        "while time.process_time() < 0.5: pass\n"
+        "print('loaded', flush=True)\n"
+        "with memory.limited_loading(): re.match('(a|a)*$', 'a' * 100 + 'b')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (-CANNOT_LOAD, "loaded\n"), done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
+from grpo.processes.memory import CANNOT_LOAD
 from tasks.trainer import launch as module
 from tasks.trainer import process_group
 from tasks.trainer.launch import launch
@@ -492,3 +493,10 @@ def test_a_progress_bar_is_no_reason(tmp_path):
     log = tmp_path / "trainer.log"
     log.write_text("step 3 of 18\nLoading weights: 100%|██████████| 29/29 [00:00<00:00, 29366.20it/s]\n")
     assert str(failure(-9, 1, log, 0)).endswith(f"(by the kernel if memory ran out): step 3 of 18; log: {log}")
+
+
+def test_a_trainer_that_cannot_load_its_libraries_is_told_from_others(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    said = failure(-CANNOT_LOAD, 1, tmp_path / "log", 0)
+    assert isinstance(said, StageFailed)
+    assert str(said).startswith("the trainer could not load its libraries; memory ran out: ")
