@@ -100,7 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = parser()
     completion.complete(top)
     args = top.parse_args(arguments, argparse.Namespace(arguments=arguments))
+    from tasks.trainer.processes import check_limit
+
     try:
+        check_limit()
         prepare_environment()
         return COMMANDS[args.command](args)
     except InputError as error:

@@ -4,15 +4,19 @@ differently, and one not at all."""
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from grpo.errors import InputError
 from grpo.processes.disk import causes
 
 OUT_OF_MEMORY = (
     "memory ran out: end other programs, or allow more where a limit holds (ulimit -d and -v, a container's limit)"
 )
+LEAST_BYTES = 200_000_000
+"""Below this limit on a process's data, NumPy's OpenBLAS ends the process while it is loaded, in words of its own."""
 LOADING_S = 60.0
 """Processor seconds after which a process that loads libraries is ended; it takes about five."""
 CANNOT_LOAD = signal.SIGPROF
@@ -28,6 +32,13 @@ def says_out_of_memory(error: BaseException) -> bool:
         or any(words in str(cause) for words in _WORDS)
         for cause in causes(error)
     )
+
+
+def check_limit() -> None:
+    """Raises InputError if a limit (`ulimit -d`) leaves this process less than LEAST_BYTES."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_BYTES:
+        raise InputError(f"{OUT_OF_MEMORY}; this process may hold {allowed / 1e6:.0f} MB")
 
 
 @contextmanager

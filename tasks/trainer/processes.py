@@ -1,9 +1,9 @@
 """Process control for flows: lifetime of child processes, a worker pool, the file with a trainer's peak memory, and
-detection of full disks and exhausted memory."""
+detection of full disks and of memory that is exhausted or too little."""
 
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
-from grpo.processes.memory import OUT_OF_MEMORY, says_out_of_memory
+from grpo.processes.memory import OUT_OF_MEMORY, check_limit, says_out_of_memory
 from grpo.processes.peak_memory import FILE as PEAK_MEMORY_FILE
 from grpo.processes.pool import Pool
 from grpo.processes.worker_handle import Failure
@@ -14,6 +14,7 @@ __all__ = [
     "Failure",
     "Pool",
     "adopt_orphans",
+    "check_limit",
     "descendants",
     "die_with_parent",
     "end_descendants",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from flows.cli import main as module
+from tests.support.r1 import R1
 
 
 def test_one_line_and_the_traceback_in_a_file(
@@ -37,3 +40,18 @@ def test_exhausted_memory_is_one_line(
     assert module.main(["stages"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: memory ran out: end other programs") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("megabytes", [60, 104, 199])  # with 60, NumPy's OpenBLAS ended the process while it was loaded
+def test_too_little_memory_to_load_libraries_is_one_line(tmp_path: Path, megabytes: int) -> None:
+    r1, limit = R1(tmp_path), megabytes * 10**6
+    done = subprocess.run(
+        r1.command("plan", "tiny"),
+        env=r1.environment(),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: memory ran out: ") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith(f"; this process may hold {megabytes} MB\n")
