@@ -92,7 +92,7 @@ def shards(args: argparse.Namespace) -> dict[str, Any]:
     prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
     with tempfile.TemporaryDirectory() as place:
         folder = str(demo_model(Path(place)))
-        probed = _probed_blocks(folder, hardware)
+        probed = _probed_blocks(folder, hardware)  # `load_sharded` would load the whole model for one process
         read = _read_shards(folder, hardware, parallel, dtype, None, True, *probed) if probed else None
         if read is None:
             return {"read_by_shards": False}

@@ -55,6 +55,18 @@ def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: in
     return out
 
 
+def shaped_policy(args: argparse.Namespace) -> Any:
+    """A policy in the 1.5B shape, or the small one, on the device."""
+    from grpo.config.common import Hardware
+    from grpo.model.loading import load_policy
+
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    shape, vocabulary = (SMALL_SHAPES["small"], 512) if args.small else (SHAPES["1.5B"], VOCABULARY)
+    with tempfile.TemporaryDirectory() as place:
+        folder = shaped_model(Path(place), shape, dtype, vocabulary)
+        return load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+
+
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """For each shape, tokens/s of updates and of each sampler, MFU, and the most memory held, GB."""
     shapes = SMALL_SHAPES if args.small else {name: SHAPES[name] for name in args.shapes}
@@ -127,18 +139,12 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
     log-probabilities, nats."""
     import torch
 
-    from grpo.config.common import Hardware
-    from grpo.model.loading import load_policy
     from grpo.model.logprobs import completion_logprobs
     from grpo.model.packed.flex import with_flex
     from grpo.model.packed.ordered_gradients import ordered_gradients
 
-    dtype = "float32" if args.device == "cpu" else "bfloat16"
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
-    with tempfile.TemporaryDirectory() as place:
-        shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
-        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
-        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    policy = shaped_policy(args)
     prompts = [[5 + i % 90 for i in range(prompt)]] * rows
     completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(rows)]
 
@@ -179,16 +185,10 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
 
 def continuous(args: argparse.Namespace) -> dict[str, float]:
     """Tokens/s of transformers' continuous batching at the 1.5B shape, for the completions of `throughput`."""
-    from grpo.config.common import Hardware
     from grpo.generation.continuous_batching import sample_continuously
-    from grpo.model.loading import load_policy
 
-    dtype = "float32" if args.device == "cpu" else "bfloat16"
     rows, prompt, new = (4, 16, 16) if args.small else (16, 128, 256)
-    with tempfile.TemporaryDirectory() as place:
-        shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
-        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
-        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    policy = shaped_policy(args)
     prompts, settings, options = sampling_case(rows, prompt, new)
     runs = times(args.device, lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1)
     return {"tokens_per_s": 4 * rows * new / min(runs)}
@@ -256,15 +256,8 @@ def peak_memory(device: str) -> float | None:
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     """The ten kernels of an update and of sampling that take longest, as shares of the wall time, and what is left: the
     idle share."""
-    from grpo.config.common import Hardware
-    from grpo.model.loading import load_policy
-
-    shape = SMALL_SHAPES["small"] if args.small else SHAPES["1.5B"]
-    dtype = "float32" if args.device == "cpu" else "bfloat16"
     rows, prompt, length, new = (4, 16, 16, 8) if args.small else (16, 128, 384, 32)
-    with tempfile.TemporaryDirectory() as place:
-        folder = shaped_model(Path(place), shape, dtype, 512 if args.small else VOCABULARY)
-        policy = load_policy(str(folder), Hardware(device=args.device, dtype=dtype))
+    policy = shaped_policy(args)
     runs = {"sampling": sampling_of(policy, rows, prompt, new), "update": update_of(policy, 1, rows, prompt, length)}
     return {name: by_kernel(args.device, run) for name, run in runs.items()}
 
