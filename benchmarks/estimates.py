@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.run.earlier_builds import is_on
 from flows.run.estimate import Assumptions, estimate, with_prompts
 from flows.run.plan import existing
+from flows.stage_graphs import GRAPHS
 from tasks.estimate.devices import Device
 from tasks.estimate.local_device import local_device
 from tasks.estimate.stages import Estimate
@@ -57,7 +57,7 @@ def run(recipe: str, overrides: list[str], seed: int) -> None:
 def rows(name: str, overrides: list[str], home: Path) -> list[dict[str, Any]]:
     """Each stage's two estimates and the second run's numbers; time in seconds, memory in GB."""
     recipe = load_recipe(name, overrides, SECOND)
-    graph = PIPELINES["r1"].graph(recipe)
+    graph = GRAPHS["r1"](recipe)
     device = local_device(home)
     second = {step.name: existing(step.name, graph, recipe) for step in graph}
     others = {manifest.key for manifest in second.values() if manifest}

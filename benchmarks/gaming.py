@@ -1,13 +1,15 @@
 """How many answers that try to be accepted without being right are accepted, per verifier and per judge.
 
-python benchmarks/gaming.py [--judge FOLDER ...] [--output docs/measured/gaming.md]
+python benchmarks/gaming.py [--judge FOLDER ...] [--replies build/gaming] [--output docs/measured/gaming.md]
 
-The cases are benchmarks/gaming.jsonl. `--judge`: folders of chat models, each asked as the local judge.
+The cases are benchmarks/gaming.jsonl. `--judge`: folders of chat models, each asked as the local judge. Replies are
+kept in `--replies`: a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from grpo.rewards.verifiers import verify
 from tasks.judges.create_judge import make_judge
 
 RULES = ("exact", "number", "math", "choice")
+ASKED_AT_ONCE = 32
 Verdicts = list[bool | None]
 """Accepted or not, case by case; None: undecided."""
 
@@ -30,12 +33,17 @@ def by_rule(asked: Sequence[Case]) -> Verdicts:
     return [verify(case.problem, case.answer) == 1.0 for case in asked]
 
 
-def by_judge(folder: Path) -> Callable[[Sequence[Case]], Verdicts]:
+def by_judge(folder: Path, replies: Path) -> Callable[[Sequence[Case]], Verdicts]:
     def ask(asked: Sequence[Case]) -> Verdicts:
-        judge = make_judge(JudgeSettings(kind="local", path=folder, max_tokens=256, ask_again=False))
+        settings = JudgeSettings(kind="local", path=folder, max_tokens=256, ask_again=False)
+        judge = make_judge(settings, replies / folder.name)
         claims = [Claim(case.problem.text, case.problem.answer, case.answer or "(no answer)") for case in asked]
         named = {"correct": True, "incorrect": False, "undecided": None}
-        return [named[verdict] for verdict in judge.correct_all(claims)]
+        verdicts: Verdicts = []
+        for first in range(0, len(claims), ASKED_AT_ONCE):
+            verdicts += [named[verdict] for verdict in judge.correct_all(claims[first : first + ASKED_AT_ONCE])]
+            print(f"judge {folder.name}: {len(verdicts)} of {len(claims)}", file=sys.stderr, flush=True)
+        return verdicts
 
     return ask
 
@@ -74,13 +82,15 @@ def rule_table(asked: Sequence[Case]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--judge", type=Path, nargs="*", default=[])
+    parser.add_argument("--replies", type=Path, default=Path("build/gaming"))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     for folder in options.judge:
         if not (folder / "config.json").is_file():
             stop(f"--judge {folder}: no model folder; benchmarks/real_model.py makes one, or give a chat model's")
     asked = cases()
-    columns = {"rules": by_rule(asked), **{f"judge {path.name}": by_judge(path)(asked) for path in options.judge}}
+    judges = {f"judge {path.name}": by_judge(path, options.replies)(asked) for path in options.judge}
+    columns = {"rules": by_rule(asked), **judges}
     attacks = sum(not case.honest for case in asked)
     text = "\n".join(
         [

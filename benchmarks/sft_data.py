@@ -85,7 +85,8 @@ def make(samples: int, folder: Path, shard_problems: int | None = None) -> dict[
     prepare_environment()
     from flows.prefect_server import prefect_server
     from flows.recipe.data_sections import SFTData
-    from flows.stages.sft_data import STAGE, sft_data
+    from flows.stage_flows import sft_data
+    from flows.stages.sft_data import STAGE
     from tasks.store.manifest import artifact_key
 
     def publish(stage: str, fill: Any) -> None:

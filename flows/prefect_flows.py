@@ -1,4 +1,4 @@
-"""The pipelines: the graphs of flows/stage_graphs.py, each with the Prefect flow that runs it.
+"""The Prefect flows of recipes, one for each graph of flows/stage_graphs.py.
 
 All flows have the same parameters, which are the fields of their form in Prefect's UI.
 """
@@ -8,7 +8,6 @@ All flows have the same parameters, which are the fields of their form in Prefec
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -195,20 +194,12 @@ def process_supervision(
     )
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A graph and the flow that runs it."""
-
-    graph: Callable[[Recipe], Sequence[Step]]
-    flow: Flow[..., dict[str, Any]]
-
-
-PIPELINES: dict[PipelineName, Pipeline] = {
-    "r1": Pipeline(r1_graph, train_r1),
-    "r1_zero": Pipeline(r1_zero_graph, train_r1_zero),
-    "distill": Pipeline(distill_graph, distill),
-    "rlhf_ppo": Pipeline(rlhf_ppo_graph, rlhf_ppo),
-    "dev1": Pipeline(dev1_graph, train_dev1),
-    "process_supervision": Pipeline(process_supervision_graph, process_supervision),
+RECIPE_FLOWS: dict[PipelineName, Flow[..., dict[str, Any]]] = {
+    "r1": train_r1,
+    "r1_zero": train_r1_zero,
+    "distill": distill,
+    "rlhf_ppo": rlhf_ppo,
+    "dev1": train_dev1,
+    "process_supervision": process_supervision,
 }
-"""Name in `--flow` -> pipeline."""
+"""Name in `--flow` -> flow."""

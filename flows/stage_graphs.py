@@ -17,13 +17,14 @@ flows/prefect_flows.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 from pydantic import BaseModel
 
 from flows.recipe.data_sections import ColdStartData
+from flows.recipe.pipeline_names import PipelineName
 from flows.recipe.schema import Recipe
 from flows.stage_contract.stage import Step, section_of
 from flows.stages import (
@@ -51,8 +52,8 @@ Graph = tuple[Step, ...]
 def evaluation_and_report(*stages: str, **takes: str) -> Graph:
     """The last two steps: evaluation of the checkpoints of `stages`, and the report."""
     return (
-        Step(evaluate.stage_for(stages), partial(evaluate.evaluate, stages=list(stages)), takes=takes),
-        Step(report.STAGE, report.report),
+        Step(evaluate.stage_for(stages), parameters={"stages": list(stages)}, takes=takes),
+        Step(report.STAGE),
     )
 
 
@@ -65,33 +66,33 @@ def problems_with_test_sets(recipe: Recipe) -> BaseModel:
 
 
 TO_DEV1 = (
-    Step(problems.STAGE, problems.problems, section=problems_with_test_sets),
-    Step(base_model.STAGE, base_model.base),
-    Step(cold_start_data.STAGE, cold_start_data.cold_start_data),
-    Step(cold_start_sft.STAGE, cold_start_sft.cold_start_sft),
+    Step(problems.STAGE, section=problems_with_test_sets),
+    Step(base_model.STAGE),
+    Step(cold_start_data.STAGE),
+    Step(cold_start_sft.STAGE),
 )
 TO_SFT_DATA = (
     *TO_DEV1,
-    Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl),
-    Step(sft_data.STAGE, sft_data.sft_data),
+    Step(reasoning_rl.STAGE),
+    Step(sft_data.STAGE),
 )
 TO_R1 = (
     *TO_SFT_DATA,
-    Step(sft.STAGE, sft.sft),
-    Step(reward_models.STAGE, reward_models.reward_models),
-    Step(alignment_rl.STAGE, alignment_rl.alignment_rl),
+    Step(sft.STAGE),
+    Step(reward_models.STAGE),
+    Step(alignment_rl.STAGE),
 )
 R1 = (*TO_R1, *evaluation_and_report(*evaluate.R1))
 R1_ZERO = (
-    Step(problems.STAGE, problems.problems, section=problems_with_test_sets),
-    Step(base_model.STAGE, base_model.base),
-    Step(r1_zero.STAGE, r1_zero.r1_zero),
+    Step(problems.STAGE, section=problems_with_test_sets),
+    Step(base_model.STAGE),
+    Step(r1_zero.STAGE),
     *evaluation_and_report("base", "r1_zero"),
 )
 RLHF_PPO = (
     *TO_DEV1,
-    Step(reward_models.STAGE, reward_models.reward_models, takes={"sft": cold_start_sft.STAGE.name}),
-    Step(ppo.STAGE, ppo.rlhf_ppo),
+    Step(reward_models.STAGE, takes={"sft": cold_start_sft.STAGE.name}),
+    Step(ppo.STAGE),
     *evaluation_and_report("base", "cold_start_sft", "reward_models", "rlhf_ppo"),
 )
 
@@ -106,10 +107,10 @@ def as_configured(graph: Graph, recipe: Recipe) -> Graph:
         stage = cold_start_data.stage_of(cast(ColdStartData, steps[place].config(recipe)))
         steps[place] = replace(steps[place], stage=stage)
         if r1_zero.STAGE.name in stage.needs and r1_zero.STAGE.name not in names:
-            steps.insert(place, Step(r1_zero.STAGE, r1_zero.r1_zero))
+            steps.insert(place, Step(r1_zero.STAGE))
     if any(process_reward_model.STAGE.name in step.stage.needs for step in steps):
         place = [step.name for step in steps].index(cold_start_sft.STAGE.name) + 1
-        steps.insert(place, Step(process_reward_model.STAGE, process_reward_model.process_reward_model))
+        steps.insert(place, Step(process_reward_model.STAGE))
     return tuple(steps)
 
 
@@ -124,13 +125,15 @@ def r1_graph(recipe: Recipe) -> Graph:
         for step in (
             Step(
                 reward_models.models_stage(number, replay_share),
-                partial(reward_models.reward_models, round=number, replay_share=replay_share),
+                "reward_models",
+                {"round": number, "replay_share": replay_share},
                 # Preference files are read in the first round. Later rounds replay them as history.
                 section=lambda r: r.reward_models.model_copy(update={"files": []}),
             ),
             Step(
                 alignment_rl.policy_stage(number),
-                partial(alignment_rl.alignment_rl, round=number),
+                "alignment_rl",
+                {"round": number},
                 section=lambda r: r.alignment_rl,
             ),
         )
@@ -156,12 +159,14 @@ def distill_graph(recipe: Recipe) -> Graph:
         for step in (
             Step(
                 base_model.base_stage(name),
-                partial(base_model.base, student=name),
+                "base",
+                {"student": name},
                 section=lambda r, i=index: r.distill.students[i].base,  # type: ignore[misc]
             ),
             Step(
                 distillation.student_stage(name),
-                partial(distillation.student, name=name),
+                "student",
+                {"name": name},
                 section=lambda r, i=index: r.distill.students[i].sft,  # type: ignore[misc]
             ),
         )
@@ -191,7 +196,17 @@ def process_supervision_graph(recipe: Recipe) -> Graph:
     on_steps = {"supervision": "process", "step_reward": process_reward_model.STAGE.name}
     rl = Step(
         reasoning_rl.STAGE,
-        reasoning_rl.reasoning_rl,
         section=lambda r: r.reasoning_rl.model_copy(update=on_steps),
     )
     return as_configured((*TO_DEV1, rl, *evaluation_and_report("base", "cold_start_sft", "reasoning_rl")), recipe)
+
+
+GRAPHS: dict[PipelineName, Callable[[Recipe], Graph]] = {
+    "r1": r1_graph,
+    "r1_zero": r1_zero_graph,
+    "distill": distill_graph,
+    "rlhf_ppo": rlhf_ppo_graph,
+    "dev1": dev1_graph,
+    "process_supervision": process_supervision_graph,
+}
+"""Name in `--flow` -> graph."""

@@ -56,8 +56,8 @@ LAYERS = {
         {"recipe"},
         {"stage_contract"},
         {"stages"},
+        {"stage_flows", "stage_graphs"},
         {"run"},
-        {"stage_graphs"},
         {"prefect_flows"},
         {"installation"},
         {"cli"},
@@ -196,13 +196,19 @@ def test_the_help_of_the_command_loads_no_large_library() -> None:
     assert large & set(done.stdout.split()) == set()
 
 
-def test_the_command_does_not_load_torch() -> None:
-    code = (
-        "import sys, flows.prefect_flows, flows.run.plan, flows.cli.main; "
-        "print('torch' in sys.modules, 'mlflow' in sys.modules)"
-    )
+def loaded(*imported: str) -> set[str]:
+    """Modules that are loaded after these were imported."""
+    code = f"import sys, {', '.join(imported)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    return set(done.stdout.split())
+
+
+def test_the_command_does_not_load_torch() -> None:
+    assert not {"torch", "mlflow"} & loaded("flows.prefect_flows", "flows.cli.main")
+
+
+def test_a_plan_does_not_load_prefect() -> None:
+    assert not {"torch", "mlflow", "prefect", "pandas"} & loaded("flows.stage_graphs", "flows.run.plan")
 
 
 def test_benchmarks_stay_small() -> None:

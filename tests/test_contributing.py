@@ -19,6 +19,7 @@ import yaml
 from prefect.server.schemas.actions import validate_base_job_template
 from transformers import SeedOssConfig, SeedOssForCausalLM
 
+from flows import stage_flows
 from flows.installation import resources
 from flows.recipe import sections
 from flows.stage_contract import stage as contract
@@ -45,11 +46,11 @@ ROOT = Path(__file__).parents[1]
 PROBLEM = Problem("hens", [{"role": "user", "content": "How many hens?"}], "277", "number", "reasoning", "en", "test")
 
 
-def example(heading: str, language: str = "python") -> str:
-    """The code block of a section of CONTRIBUTING.md; a section has at most one of each language."""
+def example(heading: str, language: str = "python", number: int = 0) -> str:
+    """A code block of a section of CONTRIBUTING.md: of those in its language, the one with this number."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    (block,) = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", section, re.DOTALL | re.MULTILINE)
+    block = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", section, re.DOTALL | re.MULTILINE)[number]
     return block[1] if heading == "A new recipe field" else textwrap.dedent(block[1])
 
 
@@ -158,14 +159,16 @@ def test_the_new_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     source = contract.Stage("problems", 1, (), write)
     run_stage(source, sections.Report(), {}, 0, contract.RunContext())
-    config = module.PromptLengths(longest=2)
-    state, again = module.prompt_lengths.fn(config), module.prompt_lengths.fn(config)
+    added = vars(stage_flows) | {"PromptLengths": module.PromptLengths, "PROMPT_LENGTHS": module.STAGE}
+    exec(example("A new stage", number=1), added)
+    config, flow = module.PromptLengths(longest=2), added["prompt_lengths"]
+    state, again = flow.fn(config), flow.fn(config)
     assert state.data["counts"] == {"prompts": 1, "too_long": 1}  # "How many hens?" has three words
     assert (state.data["status"], again.data["status"]) == ("ran", "reused")
     (words,) = (tmp_path / "home").glob("artifacts/prompt_lengths/*/*/words.json")
     assert json.loads(words.read_text()) == [3]
-    step = contract.Step(module.STAGE, module.prompt_lengths)
-    assert step.inputs == {"problems": "problems"}
+    step = contract.Step(module.STAGE)
+    assert (step.flow_name, step.inputs) == (flow.name, {"problems": "problems"})
 
 
 def test_the_new_stages_deployment() -> None:
@@ -173,7 +176,7 @@ def test_the_new_stages_deployment() -> None:
     assert text.count("\n  - <<: *light\n") >= 1  # as in the file
     line = textwrap.indent(example("A new stage", "yaml"), "  ")
     added = yaml.safe_load(f"{text}\n{line}")["deployments"][-1]
-    assert added["entrypoint"] == "flows.stages.prompt_lengths.prompt_lengths"
+    assert added["entrypoint"] == "flows.stage_flows.prompt_lengths"
     assert added["work_pool"]["name"] == "r1-tasks" and added["name"] == "prompt_lengths"
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import parser
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
+from flows.stage_graphs import GRAPHS
 
 ROOT = Path(__file__).parents[1]
 ROW = re.compile(
@@ -49,7 +49,7 @@ def test_it_can_be_reached(reach: str) -> None:
     args = parser().parse_args(arguments)
     if args.command in ("run", "plan"):
         recipe = load_recipe(args.recipe, args.overrides)
-        steps = {step.name for step in PIPELINES[args.flow].graph(recipe)}
+        steps = {step.name for step in GRAPHS[args.flow](recipe)}
         assert args.only is None or args.only in steps
 
 
@@ -57,5 +57,5 @@ def test_it_has_each_stage_of_the_recipe() -> None:
     files = {row["file"] for row in rows()}
     stages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flows" / "stages").glob("*.py")}
     covered = {Path(name).stem for name in files & stages}
-    made = {step.stage.build.__module__ for name in PIPELINES for step in PIPELINES[name].graph(load_recipe("tiny"))}
+    made = {step.stage.build.__module__ for name in GRAPHS for step in GRAPHS[name](load_recipe("tiny"))}
     assert {module.rpartition(".")[2] for module in made} - covered <= {"problems", "base_model", "report"}

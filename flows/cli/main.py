@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -105,11 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_limit()
         prepare_environment()
-        return COMMANDS[args.command](args)
+        code = COMMANDS[args.command](args)
+        sys.stdout.flush()  # here, where a closed pipe is noticed
+        return code
     except InputError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 128 + signal.SIGPIPE
         if error.errno not in _OF_THE_DISK:
             return _unexpected(error)
         print(f"error: {error.filename or home()}: {error.strerror}", file=sys.stderr)
@@ -119,6 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of our output has ended, as `r1 runs | head` does. Then Python is kept from writing the rest
+    when it exits, which would print an error."""
+    output = select.poll()
+    output.register(1, 0)
+    if not output.poll(0):  # of a pipe without a reader it says POLLERR
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def _unexpected(error: Exception) -> int:

@@ -22,14 +22,14 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints what a run would do. Returns the exit code."""
     from flows.cli import plan_model
-    from flows.prefect_flows import PIPELINES
     from flows.progress import duration
     from flows.recipe.load import load_recipe
     from flows.run.plan import plan
+    from flows.stage_graphs import GRAPHS
     from tasks.evaluation.programs import unwalled_programs
 
     recipe = load_recipe(args.recipe, args.overrides, args.seed)
-    graph = PIPELINES[args.flow].graph(recipe)
+    graph = GRAPHS[args.flow](recipe)
     planned = plan(graph, recipe, selection_of(args))
     runs_base = any(p.name == "base" and p.status == "run" for p in planned)
     model = plan_model.check(recipe) if runs_base else None

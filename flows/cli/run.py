@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a recipe. Returns the exit code."""
-    from flows.prefect_flows import PIPELINES
+    from flows.prefect_flows import RECIPE_FLOWS
     from flows.prefect_server import keeps_runs, prefect_server
     from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Rendezvous
@@ -50,20 +50,20 @@ def run(args: argparse.Namespace) -> int:
     # Checked first, because a mistake then needs no server and leaves no empty database.
     everything_exists = _check(args, recipe)
     if everything_exists and rendezvous is None and not keeps_runs():
-        return _run(args, recipe, PIPELINES[args.flow].flow.fn)
+        return _run(args, recipe, RECIPE_FLOWS[args.flow].fn)
     with prefect_server(home() / "logs"), rendezvous.lead() if rendezvous else nullcontext():
-        return _run(args, recipe, PIPELINES[args.flow].flow)
+        return _run(args, recipe, RECIPE_FLOWS[args.flow])
 
 
 def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
     """Checks everything else that can be wrong. Returns whether the run will make nothing. Such a run needs no Prefect
     server of its own, whose start takes longer than everything else."""
-    from flows.prefect_flows import PIPELINES
     from flows.prefect_server import keeps_runs
     from flows.run.plan import plan as make_plan
+    from flows.stage_graphs import GRAPHS
     from tasks.evaluation.programs import unwalled_programs
 
-    planned = make_plan(PIPELINES[args.flow].graph(recipe), recipe, selection_of(args))
+    planned = make_plan(GRAPHS[args.flow](recipe), recipe, selection_of(args))
     if not args.dispatch and (unwalled := unwalled_programs(recipe.problems.sources, recipe.evaluate.sets)):
         print(f"warning: {unwalled}; see docs/sandbox.md", file=sys.stderr)
     if args.dispatch and not keeps_runs():

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
-from flows.prefect_flows import PIPELINES
+from flows.prefect_flows import RECIPE_FLOWS
 from flows.run.dispatch_decisions import TRIES
 
 POLL_S = 5.0
@@ -98,7 +98,7 @@ def runs_in(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] |
 
 
 def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
-    names = {pipeline.flow.name for pipeline in PIPELINES.values()}
+    names = {flow.name for flow in RECIPE_FLOWS.values()}
     return {flow.id for flow in client.read_flows() if flow.name in names}
 
 

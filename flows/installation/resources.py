@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +20,11 @@ from prefect.utilities.templating import apply_values
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.home import GPU_LIMIT
-from flows.prefect_flows import PIPELINES
 from flows.recipe.form_secrets import without_secrets
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
+from flows.stage_flows import STAGE_FLOWS
+from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 from tasks.estimate.origin import code_version
 
@@ -199,14 +199,11 @@ def load(entrypoint: str) -> Any:
 def form_values(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Entrypoint of a stage -> initial values of its form: the recipe's section (for students, the first student's)."""
     forms: dict[str, dict[str, Any]] = {}
-    for pipeline in PIPELINES.values():
+    for graph in GRAPHS.values():
         try:
-            for step in pipeline.graph(recipe):
-                flow, extra = (
-                    (step.flow.func, step.flow.keywords) if isinstance(step.flow, partial) else (step.flow, {})
-                )
-                values = {"config": _form_value(step.config(recipe)), **extra, "seed": recipe.seed}
-                forms.setdefault(entrypoint_of(flow), values)
+            for step in graph(recipe):
+                values = {"config": _form_value(step.config(recipe)), **step.parameters, "seed": recipe.seed}
+                forms.setdefault(entrypoint_of(STAGE_FLOWS[step.flow_name]), values)
         except InputError:
             continue  # the recipe lacks a section that this graph needs
     return forms

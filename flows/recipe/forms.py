@@ -11,14 +11,16 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from prefect import Flow
 from pydantic import BaseModel, Field
 from pydantic_core import core_schema
 
 from flows.recipe.form_groups import CHOICES, GROUPS
 from flows.recipe.load import shipped
+
+if TYPE_CHECKING:
+    from prefect import Flow
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

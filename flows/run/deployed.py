@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
+from pydantic import BaseModel
 
+from flows.stage_contract.references import Input
 from flows.stage_contract.stage import Step
 from grpo.errors import InputError
 
 
 def deployment_of(step: Step) -> str:
     """Prefect's name of a step's deployment, FLOW/DEPLOYMENT. Both parts are the name of the stage's flow."""
-    flow: Any = step.flow.func if isinstance(step.flow, partial) else step.flow
-    return f"{flow.name}/{flow.name}"
+    return f"{step.flow_name}/{step.flow_name}"
 
 
 def check_deployments(graph: Iterable[Step]) -> None:
@@ -31,3 +31,17 @@ def check_deployments(graph: Iterable[Step]) -> None:
                 client.read_deployment_by_name(name)
             except ObjectNotFound:
                 raise InputError(f"no deployment {name} at {client.api_url}; `r1 deploy` registers it") from None
+
+
+def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> Any:
+    """The configuration with absolute paths, because a worker has another working directory."""
+    paths = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: absolute(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [absolute(inner) for inner in value]
+        return paths.get(value, value) if isinstance(value, str) else value
+
+    return absolute(value)

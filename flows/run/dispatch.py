@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -30,7 +29,7 @@ from pydantic import BaseModel
 from flows.home import store
 from flows.prefect_server import keeps_runs, without_heartbeat
 from flows.progress import Progress, finished_line
-from flows.run.deployed import deployment_of
+from flows.run.deployed import deployment_of, with_absolute_paths
 from flows.run.dispatch_decisions import (
     ABOVE,
     FINAL,
@@ -47,8 +46,8 @@ from flows.run.dispatch_decisions import (
 )
 from flows.stage_contract.references import Input
 from flows.stage_contract.runner import summary
-from flows.stage_contract.stage import RunContext, Step, find_key, with_absolute_paths
-from flows.stage_contract.stage_flow import without_flow
+from flows.stage_contract.stage import RunContext, Step, find_key
+from flows.stage_flows import STAGE_FLOWS
 from tasks.trainer.outcome import StageFailed
 
 QUIET_S = 30.0
@@ -85,13 +84,13 @@ def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     """Runs a stage in this process and returns its flow's result."""
     _, key = find_key(step.stage, config, inputs, seed)
     reused = not where.force and store().find(key, stage=step.name) is not None
+    flow, values = STAGE_FLOWS[step.flow_name], {**step.parameters, "inputs": inputs, "seed": seed, "where": where}
     result: dict[str, Any]
     if reused and not keeps_runs():  # nobody would see its flow run
-        made: Any = without_flow(step.flow)(config, inputs=inputs, seed=seed, where=where).data
-        result = made
+        result = flow.fn(config, **values).data
     else:
         with without_heartbeat() if reused else nullcontext():
-            result = step.flow(config, inputs=inputs, seed=seed, where=where)
+            result = flow(config, **values)
     # The stage's own flow run already has this line; here it goes to the recipe's flow run.
     numbers = {**result["counts"], **result["metrics"]}
     Progress.current().tell(finished_line(result["name"], result["status"], result["seconds"], numbers))
@@ -111,9 +110,8 @@ def _job(
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "stages are dispatched by a recipe's flow"
     recipe_run_id, run_count = str(context.flow_run.id), context.flow_run.run_count
-    keywords = step.flow.keywords if isinstance(step.flow, partial) else {}
     parameters = {
-        **keywords,
+        **step.parameters,
         # Only fields that were set. The worker fills in the same defaults for the others, which stay unset there.
         "config": with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, resolved),
         "inputs": {

@@ -19,7 +19,8 @@ from flows.run.deployed import check_deployments
 from flows.run.dispatch import dispatch, run_here
 from flows.run.estimate import FILE as ESTIMATE
 from flows.run.estimate import for_record
-from flows.run.gates import GATE_STEP, Gatekeeper, RunStep, check_gates
+from flows.run.gate_checks import check_gates
+from flows.run.gates import GATE_STEP, Gatekeeper, RunStep
 from flows.run.graph_edges import link_result
 from flows.run.model_aliases import move_aliases
 from flows.run.plan import StageSelection, reference_to, resolve_inputs

@@ -11,9 +11,8 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from prefect import pause_flow_run, suspend_flow_run
@@ -32,7 +31,6 @@ from flows.run.review import review_samples
 from flows.stage_contract.run_page import artifact_key
 from flows.stage_contract.stage import RunContext, Step
 from flows.stages import evaluate
-from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
 from tasks.store.manifest import Manifest
@@ -61,7 +59,7 @@ class Approval(RunInput):
 
 
 def _step(checkpoints: Sequence[str]) -> Step:
-    return Step(evaluate.gate_stage(checkpoints), partial(evaluate.evaluate, stages=checkpoints, gate=True))
+    return Step(evaluate.gate_stage(checkpoints), "evaluate", {"stages": checkpoints, "gate": True})
 
 
 GATE_STEP = _step(())
@@ -69,35 +67,6 @@ GATE_STEP = _step(())
 RunStep = Callable[[Step, Any, Mapping[str, str], int, RunContext], dict[str, Any]]
 """Function that runs a step with a configuration, inputs and a seed, here or elsewhere, and returns its flow's
 result."""
-
-
-def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
-    """The gates that apply to a flow with these stages: those that read no stage of another flow.
-
-    Raises:
-        InputError: a gate cannot be read at its position, or `approve` names a gate that does not exist or does not
-            ask.
-    """
-    here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
-    known = evaluate.checkpoints(stages)
-    for name in approve:
-        if name not in here:
-            raise InputError(f"--approve {name}: no such gate; there are {', '.join(here) or 'none'}")
-        if here[name].on_failure != "ask" and here[name].review is None:
-            raise InputError(f"--approve {name}: this gate does not ask; set its on_failure to 'ask', or change it")
-    for gate in here.values():
-        so_far = stages[: stages.index(gate.after) + 1]
-        for stage in sorted(gate.stages()):
-            if stage not in so_far:
-                raise InputError(
-                    f"gate {gate.name!r} looks at {stage}, which runs after the gate; compare earlier stages"
-                )
-        for stage in sorted(gate.stages("evaluation") | gate.stages("table")):
-            if stage not in known:
-                raise InputError(
-                    f"gate {gate.name!r}: {stage} makes no checkpoint to evaluate; these do: {', '.join(known)}"
-                )
-    return [*here.values()]
 
 
 @dataclass(frozen=True)

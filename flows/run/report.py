@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.settings import PREFECT_API_URL
 
 from flows.home import REPORTS, home, report_address, store
+from flows.prefect_server import keeps_runs
 from flows.progress import Progress
+from flows.stage_contract.run_page import artifact_key
 from flows.stages import evaluate
-from flows.stages.report import CONTENT, content, publish_to_prefect
-from tasks.report.tables import read_content
+from flows.stages.report import CONTENT, content
+from tasks.report.tables import markdown, read_content
 from tasks.store.whole_file import write_whole
 from tasks.tracking.client import Tracking
 from tasks.tracking.recipe_run import RecipeRun, load_run
@@ -56,11 +59,27 @@ def publish(record: Tracking, run_id: str) -> Path | None:
         path = write(record, loaded, default_path(run_id))
         link = _address(record, run_id, path)
         table = evaluate.read_table(loaded.manifests["evaluate"]) if "evaluate" in loaded.manifests else {}
-        publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
+        _publish_to_prefect(loaded.run.tags[RECIPE_TAG], table, link)
         Progress.current().tell(f"report: {link or path}")
     except Exception as error:  # errors of Prefect, MLflow, and artifacts of any version
         logger.warning("the report of run %s: %s; `r1 report %s` makes it", run_id[:8], error, run_id[:8])
     return path
+
+
+def _publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], link: str | None) -> None:
+    """Shows the closing table in Prefect and links the report page, even if every stage was reused. Without a permanent
+    server, nothing is sent."""
+    if not keeps_runs():
+        return
+    key = artifact_key(recipe)
+    if table:
+        create_markdown_artifact(
+            markdown=markdown(table), key=f"report-{key}", description="Every checkpoint of a run."
+        )
+    if link:
+        create_link_artifact(
+            link=link, link_text="The report of this run", key=f"report-page-{key}", description="One HTML page."
+        )
 
 
 def _address(record: Tracking, run_id: str, path: Path) -> str | None:

@@ -34,11 +34,14 @@ from tasks.tracking.tags import DIGEST_TAG, INPUTS_TAG, KEY_TAG, SEED_TAG, STAGE
 from tasks.trainer.launch import preload
 
 
-def run_stage(stage: Stage, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> State:
+def run_stage(
+    stage: Stage, config: BaseModel, inputs: Mapping[str, str] | None, seed: int, where: RunContext | None
+) -> State:
     """Runs one stage. The state's data is the `summary` of the artifact, with status "ran" or "reused"."""
     if secret := secret_in(config.model_dump(mode="json")):  # a Prefect form can lead here without a recipe
         raise InputError(f"stage {stage.name!r}: {secret}")
-    resolved, key = find_key(stage, config, inputs, seed)
+    where = where or RunContext()
+    resolved, key = find_key(stage, config, inputs or {}, seed)
     if where.key not in (None, key):
         raise InputError(
             f"stage {stage.name!r} has another key here, {key[:16]}, than at its caller, {where.key[:16]}: both need "

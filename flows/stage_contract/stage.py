@@ -2,8 +2,8 @@
 
     key = sha256(stage, stage version, canonical config with the seed, digests of the inputs)
 
-A stage is a `Stage` and a Prefect flow of the same name in its own module. Settings that change where a stage runs,
-but not its output (devices, logging), are not part of the key.
+A stage is a `Stage` in its own module; its Prefect flow is in flows/stage_flows.py. Settings that change where a stage
+runs, but not its output (devices, logging), are not part of the key.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.home import home
 from flows.progress import Progress
 from flows.recipe.schema import Recipe
-from flows.stage_contract.gpu_slots import gpu_slots
 from flows.stage_contract.references import Input, named_files, resolve
-from flows.stage_contract.run_page import RunPage
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import ONCE_HASHED, InputRef, Manifest, artifact_key
@@ -34,6 +30,9 @@ from tasks.tracking.results import CompletionsTable
 from tasks.trainer.launch import COMPLETIONS, LOG, hardware_of, launch, read_metrics
 from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
+
+if TYPE_CHECKING:  # imports Prefect, which `r1 plan` does not need
+    from flows.stage_contract.run_page import RunPage
 
 NOT_HASHED = {
     *("device", "fused", "attention", "sampler", "workers", "processes", "nodes", "budget_requests", "budget_tokens"),
@@ -100,13 +99,18 @@ class Step:
     """A stage in a pipeline: its contract, the Prefect flow that runs it, and the steps that make its inputs."""
 
     stage: Stage
-    flow: Callable[..., Any]
+    flow: str = ""  # name in flows/stage_flows.py, if it is not the stage's
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the flow, in addition to those of every stage
     takes: Mapping[str, str] = field(default_factory=dict)  # input -> name of its step, if different
     section: Callable[[Recipe], BaseModel] | None = None  # None: the recipe's section with the stage's name
 
     @property
     def name(self) -> str:
         return self.stage.name
+
+    @property
+    def flow_name(self) -> str:
+        return self.flow or self.name
 
     def config(self, recipe: Recipe) -> BaseModel:
         """The part of the recipe that configures the stage."""
@@ -163,6 +167,11 @@ class Context:
         A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
         already finished, its result is returned at once.
         """
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        from flows.stage_contract.gpu_slots import gpu_slots
+
         work = self.attempt.work / name
         work.mkdir(parents=True, exist_ok=True)
         done = work / "done.json"
@@ -245,20 +254,6 @@ def _without_places(value: Any, files: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_without_places(v, files) for v in value]
     return f"input:{files[value]}" if isinstance(value, str) and value in files else value
-
-
-def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> Any:
-    """The configuration with absolute paths, because a worker has another working directory."""
-    paths = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
-
-    def absolute(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: absolute(inner) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [absolute(inner) for inner in value]
-        return paths.get(value, value) if isinstance(value, str) else value
-
-    return absolute(value)
 
 
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:

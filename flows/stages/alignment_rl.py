@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import AlignmentRound, Inputs, Seed
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.alignment_rounds import POLICY, models_name, policy_name
-from flows.stages.process_reward_model import read_by
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
 from flows.stages.sft_data import EXAMPLES
-from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
@@ -52,15 +45,3 @@ def policy_stage(number: int) -> Stage:
 
     needs = ("problems", "sft_data", policy, models)
     return Stage(policy_name(number), STAGE.version, needs, build, files=files, extra=user_code)
-
-
-@stage_flow(STAGE.name, lambda parameters: policy_name(parameters.get("round", 1)))
-def alignment_rl(
-    config: RL,
-    inputs: Inputs = None,
-    seed: Seed = 0,
-    round: AlignmentRound = 1,
-    where: RunContext | None = None,
-) -> State:
-    """GRPO with rule rewards, and preference rewards in the last steps: R1."""
-    return run_stage(read_by(policy_stage(round), config), config, inputs or {}, seed, where or RunContext())

@@ -6,13 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed, StudentBase
 from flows.recipe.sections import Base
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from grpo.config.common import Hardware
 from tasks.problems.miniature.corpus import CORPUS_VERSION, corpus, held_out_sums
 from tasks.problems.miniature.everyday import held_out_seen
@@ -65,15 +60,3 @@ STAGE = Stage("base", 5, (), build, files=files, extra=text)
 def base_stage(student: str | None = None) -> Stage:
     """The stage for the base model of the recipe, or of one of its students."""
     return replace(STAGE, name=f"{STAGE.name}_{student}") if student else STAGE
-
-
-@stage_flow(STAGE.name, lambda parameters: base_stage(parameters.get("student")).name)
-def base(
-    config: Base,
-    inputs: Inputs = None,
-    seed: Seed = 0,
-    student: StudentBase = None,
-    where: RunContext | None = None,
-) -> State:
-    """Take a pretrained base model into the store, or pretrain a small one."""
-    return run_stage(base_stage(student), config, inputs or {}, seed, where or RunContext())

@@ -7,13 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
 from flows.recipe.data_sections import ColdStartData
-from flows.recipe.forms import Inputs, Seed
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.base_model import zero_template
 from flows.stages.problems import HELD_OUT, TRAIN
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
@@ -127,11 +122,3 @@ STAGE = Stage("cold_start_data", 9, ("problems", "base"), build, files=files, ex
 def stage_of(config: ColdStartData) -> Stage:
     """The stage with the inputs that these settings need: with R1-Zero's checkpoint, or without."""
     return dataclasses.replace(STAGE, needs=(*STAGE.needs, ZERO)) if config.source == ZERO else STAGE
-
-
-@stage_flow(STAGE.name)
-def cold_start_data(
-    config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
-) -> State:
-    """Write, sample or rewrite a few correct, readable demonstrations of the format."""
-    return run_stage(stage_of(config), config, inputs or {}, seed, where or RunContext())

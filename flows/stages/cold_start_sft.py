@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
 from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.cold_start_data import EXAMPLES
-from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:
@@ -21,9 +15,3 @@ def build(context: Context) -> Outcome:
 
 
 STAGE = Stage("cold_start_sft", 2, ("base", "cold_start_data"), build)
-
-
-@stage_flow(STAGE.name)
-def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """Fine-tune the base model on the demonstrations: Dev1."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -9,13 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
 from flows.recipe.evaluation import Evaluate
-from flows.recipe.forms import EvaluatedStages, ForGate, Inputs, Seed
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.base_model import zero_template
 from flows.stages.distill import PREFIX
 from flows.stages.problems import HELD_OUT, set_files, test_set_file
@@ -245,24 +240,5 @@ def gate_stage(stages: Sequence[str]) -> Stage:
     return replace(stage_for(stages), name="gate")
 
 
-_STUDENTS_AND_ROUNDS = rf"^({PREFIX}|alignment_rl_)[A-Za-z0-9][\w.-]*$"
+STUDENTS_AND_ROUNDS = rf"^({PREFIX}|alignment_rl_)[A-Za-z0-9][\w.-]*$"
 """Stages whose names depend on the recipe: a form cannot list them all."""
-
-
-@stage_flow(
-    "evaluate",
-    lambda parameters: "gate" if parameters.get("gate") else "evaluate",
-    choices={"stages": lambda: [*CHECKPOINTS, "reward_models"]},
-    others=_STUDENTS_AND_ROUNDS,
-)
-def evaluate(
-    config: Evaluate,
-    stages: EvaluatedStages = R1,
-    inputs: Inputs = None,
-    seed: Seed = 0,
-    gate: ForGate = False,
-    where: RunContext | None = None,
-) -> State:
-    """Evaluate checkpoints on the held-out problems."""
-    stage = gate_stage(stages) if gate else stage_for(stages)
-    return run_stage(stage, config, inputs or {}, seed, where or RunContext())

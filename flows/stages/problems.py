@@ -10,13 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Problems
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from grpo.data.records import Problem, write_rows
 from grpo.data.template import with_style
 from grpo.errors import InputError
@@ -179,9 +174,3 @@ def code(config: Problems) -> dict[str, Any]:
 
 
 STAGE = Stage("problems", 5, (), build, files=files, extra=code)
-
-
-@stage_flow(STAGE.name)
-def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """Read the problem sources, split them into training and held-out problems, decontaminate."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -9,13 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
 from flows.recipe.process_rewards import ProcessRewards
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.problems import TRAIN
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.data.held_out import read_held_out
@@ -94,11 +89,3 @@ def read_by(stage: Stage, config: object) -> Stage:
 
 
 STAGE = Stage(STEP_MODEL, 2, ("problems", "cold_start_sft"), build)
-
-
-@stage_flow(STAGE.name)
-def process_reward_model(
-    config: ProcessRewards, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
-) -> State:
-    """Sample chains of reasoning, label their steps by rollouts, and train a model that scores steps."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
 from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.cold_start_data import EXAMPLES
 from flows.stages.problems import TRAIN, VALIDATION
-from flows.stages.process_reward_model import MODEL, read_by
+from flows.stages.process_reward_model import MODEL
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
 from tasks.judges.prompt_digests import VERIFYING_DIGESTS
@@ -84,9 +79,3 @@ def user_code(config: RL) -> dict[str, Any]:
 
 
 STAGE = Stage("reasoning_rl", 5, ("problems", "cold_start_data", "cold_start_sft"), build, files=files, extra=user_code)
-
-
-@stage_flow(STAGE.name)
-def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """GRPO with accuracy, format and language rewards: Dev2."""
-    return run_stage(read_by(STAGE, config), config, inputs or {}, seed, where or RunContext())

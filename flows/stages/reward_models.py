@@ -13,13 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import AlignmentRound, Inputs, ReplayShare, Seed
 from flows.recipe.sections import RewardModels
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.alignment_rounds import MODELS, models_name, policy_name
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
 from grpo.config.jobs import MEMBER
@@ -219,16 +214,3 @@ def models_stage(number: int, replay_share: float) -> Stage:
         lambda context: build(context, turn),
         extra=lambda config: {**code(config), "replay_share": replay_share},
     )
-
-
-@stage_flow(STAGE.name, lambda parameters: models_name(parameters.get("round", 1)))
-def reward_models(
-    config: RewardModels,
-    inputs: Inputs = None,
-    seed: Seed = 0,
-    round: AlignmentRound = 1,
-    replay_share: ReplayShare = 0.0,
-    where: RunContext | None = None,
-) -> State:
-    """Gather preferences and train the helpful and the safety reward model."""
-    return run_stage(models_stage(round, replay_share), config, inputs or {}, seed, where or RunContext())

@@ -7,15 +7,9 @@ SFT model with a zero head, not from the reward model; no pretraining loss is mi
 
 from __future__ import annotations
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.reasoning_rl import files, train, user_code
 from flows.stages.reward_models import HELPFUL, SAFE
-from grpo.config.rl import RL
 
 
 def build(context: Context) -> Outcome:
@@ -31,9 +25,3 @@ def build(context: Context) -> Outcome:
 
 
 STAGE = Stage("rlhf_ppo", 2, ("problems", "cold_start_sft", "reward_models"), build, files=files, extra=user_code)
-
-
-@stage_flow(STAGE.name)
-def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """PPO with a learnt value on general prompts, from Dev1."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

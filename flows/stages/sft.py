@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect.states import State
-
-from flows.recipe.forms import Inputs, Seed
 from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.sft_data import EXAMPLES, VALIDATION
-from grpo.config.supervised import SFT
 
 
 def build(context: Context) -> Outcome:
@@ -31,9 +25,3 @@ def train(context: Context, base: str, model: str) -> Outcome:
 
 
 STAGE = Stage("sft", 2, ("base", "sft_data"), build)
-
-
-@stage_flow(STAGE.name)
-def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """Fine-tune the base model on the rejection-sampled data: Dev3."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -16,16 +16,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.states import State
-
 from flows.home import home
 from flows.recipe.data_sections import SFTData
-from flows.recipe.forms import Inputs, Seed
-from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, clear_folder, hashed_values
-from flows.stage_contract.stage_flow import run_in_batches, stage_flow
+from flows.stage_contract.numbered_tasks import run_numbered
+from flows.stage_contract.stage import Context, Outcome, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
@@ -47,7 +41,7 @@ from tasks.trainer.outcome import StageFailed
 from tasks.trainer.processes import Failure, Pool
 from tasks.trainer.user_code import code_digests
 
-__all__ = ["EXAMPLES", "STAGE", "VALIDATION", "sft_data"]
+__all__ = ["EXAMPLES", "STAGE", "VALIDATION"]
 
 logger = logging.getLogger(__name__)
 
@@ -216,12 +210,9 @@ def _select(
                 raise StageFailed(f"sft_data: filters failed on {arguments[0]}: {counts_of_shard.message}")
             return counts_of_shard
 
-        filtered = task(name="filter shard", cache_policy=NO_CACHE)(of_shard)
         names = [shard.source.name if isinstance(shard, GivenShard) else shard.source for shard in shards]
         titles = [context.name_task(f"filter {number} {name}") for number, name in enumerate(names)]
-        named = [filtered.with_options(task_run_name=title) for title in titles]
-        results = [run(n) for n, run in enumerate(named)] if pool is None else run_in_batches(named, 8 * workers)
-        for counts_of_shard in results:
+        for counts_of_shard in run_numbered(of_shard, "filter shard", titles, at_once=8 * workers or 1):
             counts.merge(counts_of_shard)
     return paths, counts
 
@@ -290,9 +281,3 @@ def files(config: SFTData) -> dict[str, str | Path]:
 
 
 STAGE = Stage("sft_data", 7, ("problems", POLICY), build, files=files, extra=code)
-
-
-@stage_flow(STAGE.name)
-def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    """Sample Dev2, keep what is correct, readable and safe, and mix it."""
-    return run_stage(STAGE, config, inputs or {}, seed, where or RunContext())

@@ -6,12 +6,13 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from grpo.data.records import Problem, Sample, read_rows
 from tasks.evaluation.records import INTERVAL, by_set
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = {
     "pass@1": "pass@1",
@@ -61,6 +62,8 @@ _TEXT_LENGTH, _ALL_TEXT = 4000, 1_500_000
 
 def closing_frame(table: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """One row per checkpoint; shares in percent, as in papers."""
+    import pandas as pd  # not for `r1 plan`, which loads the modules of all stages
+
     rows = {}
     for name, metrics in table.items():
         rows[name] = {title: _cell(key, metrics[key]) for key, title in COLUMNS.items() if key in metrics}
@@ -103,6 +106,8 @@ def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _grid(frame: pd.DataFrame) -> str:
+    import pandas as pd
+
     table = frame.reset_index()
     head = "| " + " | ".join(map(str, table.columns)) + " |"
     rule = "|" + "---|" * len(table.columns)

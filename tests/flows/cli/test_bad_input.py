@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from flows import stage_flows
 from flows.recipe.sections import Problems
 from flows.stage_contract.stage import RunContext
-from flows.stages import problems
 from grpo.errors import InputError
 
 
@@ -86,7 +86,7 @@ def test_problem_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     (tmp_path / name).write_text(content)
     config = Problems.model_validate({"sources": [{"kind": "file", "path": tmp_path / name}]})
     with pytest.raises(InputError) as error:
-        problems.problems.fn(config, {}, 0, RunContext())
+        stage_flows.problems.fn(config, {}, 0, RunContext())
     assert said in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
     assert not published(tmp_path / "home")
 

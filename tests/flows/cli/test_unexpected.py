@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def test_exhausted_memory_is_one_line(
     assert module.main(["stages"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: memory ran out: end other programs") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_ends_is_no_error(tmp_path: Path, unbuffered: str) -> None:
+    r1 = R1(tmp_path)
+    environment = r1.environment() | {"PYTHONUNBUFFERED": unbuffered}
+    command = subprocess.Popen(
+        r1.command("recipes"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None and command.stderr is not None
+    command.stdout.close()  # as `head` does when it has enough
+    assert command.stderr.read() == "" and command.wait() == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("megabytes", [60, 104, 199])  # with 60, NumPy's OpenBLAS ended the process while it was loaded

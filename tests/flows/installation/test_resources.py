@@ -6,7 +6,6 @@ import ast
 import asyncio
 import json
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +15,11 @@ from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 
 from flows.installation.resources import FOLDER, Resource, _read, desired, entrypoint_of, form_values, load
-from flows.prefect_flows import PIPELINES
+from flows.prefect_flows import RECIPE_FLOWS
 from flows.recipe.form_groups import GROUPS, OBJECTIVES
 from flows.recipe.load import load_recipe, shipped
+from flows.stage_flows import STAGE_FLOWS
+from flows.stage_graphs import GRAPHS
 from flows.stages.evaluate import CHECKPOINTS
 from grpo.config.supervised import SFT
 from grpo.errors import InputError
@@ -41,13 +42,13 @@ def deployments(resources: list[Resource]) -> dict[str, dict[str, Any]]:
 def stage_flows() -> set[str]:
     """Entrypoints of all stages of all graphs."""
     recipes = [load_recipe("tiny"), load_recipe("tiny", ["alignment.rounds=2"])]
-    flows = [step.flow for pipeline in PIPELINES.values() for recipe in recipes for step in pipeline.graph(recipe)]
-    return {entrypoint_of(f.func if isinstance(f, partial) else f) for f in flows}
+    names = {step.flow_name for graph in GRAPHS.values() for recipe in recipes for step in graph(recipe)}
+    return {entrypoint_of(STAGE_FLOWS[name]) for name in names}
 
 
 def test_every_flow_has_exactly_one_deployment_that_it_titles(resources: list[Resource]) -> None:
     listed = [f["entrypoint"] for name, f in deployments(resources).items() if len(set(name.split("/"))) == 1]
-    assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()})
+    assert sorted(listed) == sorted(stage_flows() | {entrypoint_of(flow) for flow in RECIPE_FLOWS.values()})
 
 
 def test_a_deployment_has_the_name_of_its_flow_and_nothing_of_who_deploys(resources: list[Resource]) -> None:
@@ -81,7 +82,7 @@ def test_prefects_own_command_fills_in_the_same_values(resources: list[Resource]
 
 
 def test_who_waits_never_holds_the_slot_of_whom_it_waits_for(resources: list[Resource]) -> None:
-    recipes = {entrypoint_of(pipeline.flow) for pipeline in PIPELINES.values()}
+    recipes = {entrypoint_of(flow) for flow in RECIPE_FLOWS.values()}
     waiting = {f["work_pool_name"] for f in deployments(resources).values() if f["entrypoint"] in recipes}
     working = {f["work_pool_name"] for f in deployments(resources).values() if f["entrypoint"] not in recipes}
     assert waiting == {"r1-cpu"} and working == {"r1-tasks", "r1-gpu"}

@@ -8,11 +8,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from flows import stage_flows
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.recipe.sections import Problems
 from flows.stage_contract.stage import RunContext
-from flows.stages import problems
 from grpo.errors import InputError
 from grpo.secret_values import is_secret_name
 from tasks.store.store import Store
@@ -100,6 +100,6 @@ def test_a_stage_on_its_own_refuses_as_a_recipe_does(tmp_path: Any, monkeypatch:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     config = Problems.model_validate({"sources": [{"kind": "file", "path": "/data/sk-PLANTED0123456789abcdef"}]})
     with pytest.raises(InputError, match=r"stage 'problems': sources.0.path: this looks like a key") as refused:
-        problems.problems.fn(config, {}, 0, RunContext())
+        stage_flows.problems.fn(config, {}, 0, RunContext())
     assert "PLANTED" not in str(refused.value)
     assert not Store(tmp_path).find("problems") and not [*tmp_path.iterdir()]

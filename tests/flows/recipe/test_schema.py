@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.pipeline_names import PIPELINE_NAMES
 from flows.recipe.schema import Recipe
+from flows.stage_graphs import GRAPHS
 from grpo.data.template import BOXED_ZERO_TEMPLATE
 from grpo.errors import InputError
 
@@ -126,7 +126,7 @@ def test_a_misspelt_section_is_named_before_what_is_missing_without_it(tmp_path:
 
 
 def test_the_command_line_offers_every_pipeline() -> None:
-    assert tuple(PIPELINES) == PIPELINE_NAMES
+    assert tuple(GRAPHS) == PIPELINE_NAMES
 
 
 ODD = {

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
-from flows.run.deployed import deployment_of
+from flows.run.deployed import deployment_of, with_absolute_paths
 from flows.run.dispatch import run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide, pause_s
 from flows.stage_contract.references import external
 from flows.stage_contract.runner import run_stage
-from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of, with_absolute_paths
+from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of
+from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 from tasks.store.store import Store
 
@@ -145,7 +145,7 @@ def test_a_lock_is_abandoned_when_its_holder_was_killed_not_when_it_was_given_ba
 def test_a_configuration_means_the_same_after_its_journey(name: str) -> None:
     """The JSON parameters of a flow run make the same key."""
     recipe = load_recipe(name)
-    steps = [step for pipeline in PIPELINES.values() for step in _steps(pipeline.graph, recipe)]
+    steps = [step for graph in GRAPHS.values() for step in _steps(graph, recipe)]
     assert len(steps) >= 11  # of the graph r1 alone
     for step in steps:
         config = step.config(recipe)
@@ -172,7 +172,7 @@ def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     recipe = load_recipe("smollm2-135m", ["base.model=./model"])
-    step = next(step for step in PIPELINES["r1"].graph(recipe) if step.name == "base")
+    step = next(step for step in GRAPHS["r1"](recipe) if step.name == "base")
     config: Any = step.config(recipe)
     found = {name: external(path) for name, path in step.stage.files(config).items()}
     sent = with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, found)
@@ -184,7 +184,7 @@ def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_stage_whose_key_differs_from_its_callers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     recipe = load_recipe("tiny")
-    step = PIPELINES["r1"].graph(recipe)[0]
+    step = GRAPHS["r1"](recipe)[0]
     with pytest.raises(
         InputError, match="stage 'problems' has another key here, .* than at its caller, ffffffffffffffff"
     ):

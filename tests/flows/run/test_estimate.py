@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flows.cli.plan_estimate import assumptions_of, make
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe, shipped
 from flows.run.estimate import for_record
+from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 
 # Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.
@@ -41,7 +41,7 @@ def arguments(
 
 def estimated(asked: argparse.Namespace, flow: str = "r1") -> dict[str, Any]:
     recipe = load_recipe(asked.recipe, asked.overrides)
-    return make(asked, PIPELINES[flow].graph(recipe), recipe)
+    return make(asked, GRAPHS[flow](recipe), recipe)
 
 
 def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
@@ -66,7 +66,7 @@ def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
 @pytest.mark.parametrize("flow", ["r1_zero", "distill", "rlhf_ppo", "dev1", "process_supervision"])
 def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
     stages = estimated(arguments(home, "tiny", "cpu"), flow)["stages"]
-    assert set(stages) == {step.name for step in PIPELINES[flow].graph(load_recipe("tiny"))}
+    assert set(stages) == {step.name for step in GRAPHS[flow](load_recipe("tiny"))}
     if flow == "distill":  # a student of its own shape
         assert stages["base_smallest"]["disk_gb"] < stages["base_small"]["disk_gb"] < stages["base"]["disk_gb"]
 
@@ -183,6 +183,6 @@ def test_wrong_assumptions_are_named(home: Path, device: str, assume: tuple[str,
 
 def test_the_record_of_a_run_has_assumptions_and_stages(home: Path) -> None:
     recipe = load_recipe("tiny")
-    made = json.loads(for_record(PIPELINES["r1"].graph(recipe), recipe) or "")
+    made = json.loads(for_record(GRAPHS["r1"](recipe), recipe) or "")
     assert set(made) == {"device", "assumed", "stages", "total"} and made["device"]["memory"] > 1e8
     assert made["stages"]["reasoning_rl"]["peak_phase"] in ("loading", "sampling", "measuring", "update")

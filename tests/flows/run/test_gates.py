@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
-from flows.run.gates import check_gates
+from flows.run.gate_checks import check_gates
+from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 from tests.support.r1 import SMALLER
 
@@ -158,7 +158,7 @@ def test_a_gate_about_a_stage_of_another_flow_is_left_alone() -> None:
     closing = 'metric = "pass@1", source = "table", stage = "alignment_rl", above = 0.5'
     gate = 'name = "closing", after = "evaluate", conditions = [{' + closing + "}]"
     recipe = load_recipe("tiny", [gates(gate)[1], "seed=1"])
-    names = {flow: [step.name for step in pipeline.graph(recipe)] for flow, pipeline in PIPELINES.items()}
+    names = {flow: [step.name for step in graph(recipe)] for flow, graph in GRAPHS.items()}
     assert check_gates(recipe.gates, names["r1_zero"], ()) == []
     assert check_gates(recipe.gates, names["r1"], ()) == recipe.gates
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
+from flows.stage_graphs import GRAPHS
 from grpo.data.records import read_samples
 from grpo.errors import InputError
 
@@ -176,4 +176,4 @@ def test_the_plan_the_report_and_the_chat_know_the_rounds(r1: Any, rounds: dict[
 def test_a_recipe_without_the_section_says_which_is_missing() -> None:
     paper = load_recipe("smollm2-135m")
     with pytest.raises(InputError, match="has no section distill; add it to run this flow"):
-        PIPELINES["distill"].graph(paper)
+        GRAPHS["distill"](paper)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.run.gates import check_gates
+from flows.run.gate_checks import check_gates
 from flows.run.review import review_samples
 from grpo.data.records import Problem
 from grpo.errors import InputError

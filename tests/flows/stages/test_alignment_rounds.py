@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
-from flows.run.gates import check_gates
+from flows.run.gate_checks import check_gates
 from flows.stage_contract.stage import Step, hashed_config
-from flows.stage_graphs import R1
+from flows.stage_graphs import GRAPHS, R1
 from grpo.errors import InputError
 
 
 def graph(*overrides: str) -> dict[str, Step]:
-    return {step.name: step for step in PIPELINES["r1"].graph(load_recipe("tiny", overrides))}
+    return {step.name: step for step in GRAPHS["r1"](load_recipe("tiny", overrides))}
 
 
 def test_one_round_is_the_recipe_as_it_was() -> None:
@@ -36,7 +35,7 @@ def test_three_rounds() -> None:
 def test_the_first_round_and_what_is_before_it_do_not_depend_on_later_ones() -> None:
     def hashed(*overrides: str) -> dict[str, object]:
         recipe = load_recipe("tiny", overrides)
-        steps = PIPELINES["r1"].graph(recipe)[:9]
+        steps = GRAPHS["r1"](recipe)[:9]
         return {step.name: hashed_config(step.stage, step.config(recipe), recipe.seed) for step in steps}
 
     found = hashed("alignment.rounds=2", "alignment.replay_share=0.5")
@@ -47,7 +46,7 @@ def test_the_replayed_share_and_no_file_of_preferences_decide_a_later_round() ->
     def hashed(share: float) -> dict[str, object]:
         changes = ["alignment.rounds=2", f"alignment.replay_share={share}", "reward_models.files=[{path='a.jsonl'}]"]
         recipe = load_recipe("tiny", changes)
-        step = next(step for step in PIPELINES["r1"].graph(recipe) if step.name == "reward_models_2")
+        step = next(step for step in GRAPHS["r1"](recipe) if step.name == "reward_models_2")
         return hashed_config(step.stage, step.config(recipe), recipe.seed)
 
     tenth, half = hashed(0.1), hashed(0.5)
@@ -59,7 +58,7 @@ def test_a_gate_may_stand_behind_a_later_round() -> None:
     level = 'metric = "pass@1", source = "evaluation", not_below_stage = "alignment_rl", points = 3'
     gate = f'gates=[{{name = "level", after = "alignment_rl_2", evaluate = {{}}, conditions = [{{{level}}}]}}]'
     recipe = load_recipe("tiny", [gate, "alignment.rounds=2"])
-    assert check_gates(recipe.gates, [step.name for step in PIPELINES["r1"].graph(recipe)], ()) == recipe.gates
+    assert check_gates(recipe.gates, [step.name for step in GRAPHS["r1"](recipe)], ()) == recipe.gates
     with pytest.raises(InputError, match="gate 'level': unknown stage 'alignment_rl_2'"):
         load_recipe("tiny", [gate])
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.prefect_flows import PIPELINES
 from flows.recipe.load import load_recipe
 from flows.stage_contract.stage import find_key, hashed_config
+from flows.stage_graphs import GRAPHS
 from flows.stages import process_reward_model, reasoning_rl
 from grpo.config.common import Hardware
 from grpo.data.records import Problem, write_rows
@@ -29,7 +29,7 @@ def asking(*stages: str) -> list[str]:
 
 def graph(flow: str, *overrides: str) -> dict[str, tuple[str, ...]]:
     recipe = load_recipe("tiny", list(overrides))
-    return {step.name: step.stage.needs for step in PIPELINES[flow].graph(recipe)}
+    return {step.name: step.stage.needs for step in GRAPHS[flow](recipe)}
 
 
 def test_a_recipe_that_does_not_ask_has_no_such_stage() -> None:

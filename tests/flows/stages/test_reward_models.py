@@ -37,7 +37,7 @@ import json, sys
 from flows.home import home, prepare_environment
 prepare_environment()
 from flows.recipe.sections import RewardModels
-from flows.stages.reward_models import reward_models
+from flows.stage_flows import reward_models
 from flows.prefect_server import prefect_server
 config, inputs = json.load(sys.stdin)
 with prefect_server(home() / "logs"):
