@@ -2,7 +2,7 @@
 
     pip install libfaketime; python -m benchmarks.week_load [--write docs/measured/load.md]
 
-Each day: `r1 up`, the day's 4 runs one behind the other from the deployment with a schedule, each with another setting
+Each day: `r1 up`, the day's runs one behind the other from the deployment with a schedule, each with another setting
 so that it makes another artifact; then what docs/operations.md recommends: `r1 prune --yes --runs-older-than DAYS` and
 `mlflow gc`, while Prefect's server deletes what is older than DAYS by itself; then `r1 down`. All processes see the
 day's clock through libfaketime (PyPI's package: under Debian's 0.9.10, `time.sleep` fails). Ends with 1 where the last
@@ -62,6 +62,7 @@ class Week(Installation):
             "LD_PRELOAD": self.library,
             "FAKETIME": f"+{self.day}d",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # otherwise waiting threads of Prefect's server wake too late
             "FAKETIME_NO_CACHE": "1",
         }
 
@@ -69,14 +70,10 @@ class Week(Installation):
         """The day's runs, its pruning, and what is there afterwards."""
         self.up()
         began = time.monotonic()
-        numbers = range(self.day * A_DAY, (self.day + 1) * A_DAY)
-        deployment = "train-r1/train-r1-weekly"
-        ids = [self.start(deployment, f"problems.held_out_max={20 + n}", only="problems") for n in numbers]
-        states = {"SCHEDULED"}
-        while not states <= set(ENDED):
-            time.sleep(5)
-            states = {run["state"]["type"] for run in self.runs(id={"any_": ids})}
-        assert states == {"COMPLETED"}, states
+        for number in range(self.day * A_DAY, (self.day + 1) * A_DAY):
+            self.complete(
+                self.start("train-r1/train-r1-weekly", f"problems.held_out_max={20 + number}", only="problems")
+            )
         seconds = time.monotonic() - began
         said = self("prune", "--yes", "--runs-older-than", str(KEPT_DAYS))
         assert said.returncode == 0, said.stderr
@@ -88,6 +85,12 @@ class Week(Installation):
         verified = self("verify")
         assert verified.returncode == 0, verified.stdout
         return {"day": self.day + 1, "seconds": round(seconds), **self.count()}
+
+    def complete(self, run_id: str) -> None:
+        """Waits for a flow run, which must succeed."""
+        while (state := self.runs(id={"any_": [run_id]})[0]["state"]["type"]) not in ENDED:
+            time.sleep(5)
+        assert state == "COMPLETED", state
 
     def count(self) -> dict[str, float]:
         """What an installation that is down has left on the disk."""

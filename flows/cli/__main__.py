@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -9,6 +10,9 @@ from typing import Any
 def main() -> int:
     """Runs one command. Returns the exit code."""
     sys.unraisablehook = _unraisable
+    # Most objects of a command, from its imports to the manifests that it reads, live until it ends. Python's default
+    # (700) looks through them so often that it takes a tenth of the time.
+    gc.set_threshold(50_000)
     try:
         from flows.cli.main import main as run
 

@@ -236,9 +236,9 @@ def test_every_stages_form_as_it_opens_is_taken_and_means_the_recipes_section(re
 
 
 def test_forms_of_a_recipe_without_students_are_left_empty() -> None:
-    assert "flows.stages.distill.student" not in form_values(load_recipe("r1-paper"))
+    assert "flows.stage_flows.student" not in form_values(load_recipe("r1-paper"))
     assert (
-        form_values(load_recipe("r1-paper"))["flows.stages.sft.sft"]["config"]["epochs"]
+        form_values(load_recipe("r1-paper"))["flows.stage_flows.sft"]["config"]["epochs"]
         == load_recipe("r1-paper").sft.epochs
     )
 

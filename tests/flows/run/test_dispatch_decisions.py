@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
@@ -21,6 +21,7 @@ from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide, paus
 from flows.stage_contract.references import external
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of
+from flows.stage_flows import STAGE_FLOWS
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 from tasks.store.store import Store
@@ -96,7 +97,8 @@ def test_a_stage_that_is_reused_has_no_heartbeat_to_wait_for(tmp_path: Path, mon
         seen.append(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value())
         return result
 
-    step = Step(Stage("sft", 1, (), build=lambda context: Outcome()), flow)
+    monkeypatch.setitem(STAGE_FLOWS, "sft", cast(Any, flow))
+    step = Step(Stage("sft", 1, (), build=lambda context: Outcome()))
     key = key_of(step.stage, Report(), 0, {})
     assert run_here(step, Report(), {}, 0, RunContext()) == result
     with Store(tmp_path).attempt("sft", key) as work:

@@ -14,24 +14,6 @@ from flows.stages import sft_data
 from grpo.config.judge import JudgeSettings
 
 
-class Task:
-    """Stands for a Prefect task and keeps the names of its runs."""
-
-    names: list[str]
-
-    def __init__(self, **options: Any):
-        self.named = options.get("task_run_name")
-
-    def __call__(self, function: Any) -> Any:
-        self.function = function
-        return self
-
-    def with_options(self, task_run_name: Any) -> Any:
-        assert callable(task_run_name), "Prefect would fill in the braces of a string"
-        self.names.append(task_run_name())
-        return self.function
-
-
 @pytest.mark.parametrize(
     ("label", "shown"),
     [
@@ -42,8 +24,13 @@ class Task:
 def test_they_name_stage_shard_source_recipe_and_seed(
     label: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Task.names = []
-    monkeypatch.setattr(sft_data, "task", Task)
+    names: list[str] = []
+
+    def run_numbered(function: Any, name: str, run_names: Any, at_once: int) -> list[Any]:
+        names.extend(run_name() for run_name in run_names)  # functions: Prefect would fill in the braces of strings
+        return [function(number) for number in range(len(names))]
+
+    monkeypatch.setattr(sft_data, "run_numbered", run_numbered)
     monkeypatch.setattr(sft_data, "select_shard", lambda *_: {})
     monkeypatch.setattr(sft_data, "_filter_arguments", lambda *_: ())
     judge = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
@@ -55,6 +42,6 @@ def test_they_name_stage_shard_source_recipe_and_seed(
     context = Context(sft_data.STAGE, config, 3, inputs, attempt, where, unused, "", unused, unused)
     shards: Any = [SimpleNamespace(source="gsm8k"), SimpleNamespace(source="code")]
     paths, _ = sft_data._select(context, shards, tmp_path)
-    assert Task.names == [f"sft_data: filter 0 gsm8k, {shown}", f"sft_data: filter 1 code, {shown}"]
+    assert names == [f"sft_data: filter 0 gsm8k, {shown}", f"sft_data: filter 1 code, {shown}"]
     assert [path.name for path in paths] == ["00000.parquet", "00001.parquet"]
     assert context.name_task("trainer")() == f"sft_data: trainer, {shown}"

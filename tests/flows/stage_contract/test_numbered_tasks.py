@@ -1,0 +1,44 @@
+"""Many calls of one function, each as a Prefect task."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+from prefect import flow
+from prefect.context import TaskRunContext
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.stage_contract.numbered_tasks import run_numbered
+
+
+@pytest.mark.parametrize(("at_once", "threads"), [(1, 1), (2, 2)])
+def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_once: int, threads: int) -> None:
+    ran: dict[int, str] = {}
+    working, most = 0, 0
+    lock = threading.Lock()
+    together = threading.Barrier(threads)
+
+    def square(number: int) -> int:
+        nonlocal working, most
+        context = TaskRunContext.get()
+        assert context is not None
+        ran[number] = context.task_run.name
+        with lock:
+            working += 1
+            most = max(most, working)
+        together.wait(60)
+        with lock:
+            working -= 1
+        return number * number
+
+    names = [partial("filter {0} of 4".format, number) for number in range(4)]
+
+    @flow
+    def all_of_them() -> list[int]:
+        return run_numbered(square, "filter", names, at_once)
+
+    with prefect_test_harness():
+        assert all_of_them() == [0, 1, 4, 9]
+    assert ran == {number: f"filter {number} of 4" for number in range(4)} and most == threads
