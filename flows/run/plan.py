@@ -112,14 +112,14 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
     check_gates(recipe.gates, [step.name for step in graph], selection.approve)
     for stage, reference in selection.inputs.items():
         resolve(reference, stage)
-    artifacts = store().list()
+    newest_by_stage = store().newest_by_stage()
     reused: dict[str, str] = {}  # stage -> key
     running: set[str] = set()
     planned = []
     for step in graph:
         config = step.config(recipe)
         files = {name: file.ref for name, file in named_files(step.stage.files(config), recipe).items()}
-        newest = next((manifest for manifest in reversed(artifacts) if manifest.stage == step.name), None)
+        newest = newest_by_stage.get(step.name)
         took = newest.seconds if newest else None
         if not selection.runs(graph, step.name):
             planned.append(Planned(step.name, "skip", "not chosen", took=took))

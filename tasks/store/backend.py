@@ -50,6 +50,9 @@ class Backend(Protocol):
     def manifests(self, stage: str | None) -> list[Manifest]:
         """Manifests of all artifacts, or of those of one stage, oldest first. Warns of damaged ones."""
 
+    def newest_by_stage(self) -> dict[str, Manifest]:
+        """The last of `manifests` of each stage."""
+
     def changed(self, manifest: Manifest, *, every_byte: bool) -> str | None:
         """Brings all files to this machine and says what is wrong with the first whose contents differ from the
         manifest; None if all match. Without `every_byte`, files that were compared before are not read again."""

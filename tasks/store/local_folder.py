@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tasks.store.backend import Flaw, Idle
 from tasks.store.checks import changed_file, forget, remember
-from tasks.store.listing import read_manifests
+from tasks.store.listing import newest_by_stage, read_manifests
 from tasks.store.manifest import Manifest, examine, fsync, read_manifest
 from tasks.store.whole_file import write_whole
 
@@ -48,6 +48,9 @@ class LocalFolder:
 
     def manifests(self, stage: str | None) -> list[Manifest]:
         return read_manifests(self.root, stage)
+
+    def newest_by_stage(self) -> dict[str, Manifest]:
+        return newest_by_stage(self.root)
 
     def changed(self, manifest: Manifest, *, every_byte: bool) -> str | None:
         return changed_file(self.root, manifest, every_byte=every_byte)

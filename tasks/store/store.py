@@ -192,6 +192,10 @@ class Store:
         """Every complete artifact, or those of one stage, oldest first."""
         return self.backend.manifests(stage)
 
+    def newest_by_stage(self) -> dict[str, Manifest]:
+        """The newest complete artifact of each stage that has one."""
+        return self.backend.newest_by_stage()
+
 
 def _damaged(manifest: Manifest, problem: str) -> InputError:
     return InputError(

@@ -105,6 +105,9 @@ class ObjectStore(RemoteFiles):
         manifests = [manifest for manifest in read if manifest is not None and stage in (None, manifest.stage)]
         return sorted(manifests, key=lambda manifest: (manifest.created, manifest.attempt))
 
+    def newest_by_stage(self) -> dict[str, Manifest]:
+        return {manifest.stage: manifest for manifest in self.manifests(None)}
+
     def _placed(self, manifest: Manifest) -> Manifest:
         return dataclasses.replace(manifest, path=self._cache.folder(manifest), remote=self)
 

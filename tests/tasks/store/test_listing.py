@@ -53,6 +53,21 @@ def test_what_changes_after_it_was_checked_is_noticed(tmp_path: Path) -> None:
         assert store.list() == [whole]
 
 
+def test_the_newest_of_each_stage_is_the_last_of_its_list(tmp_path: Path, checked: list[str]) -> None:
+    store = Store(tmp_path)
+    base, *sft = make(store, "base", 0), make(store, "sft", 0), make(store, "sft", 1), make(store, "sft", 2)
+    newest = {"base": base, "sft": store.list("sft")[-1]}
+    assert store.newest_by_stage() == newest and len(checked) == 4  # nothing was known yet
+    assert store.newest_by_stage() == newest and len(checked) == 4
+    (sft[-1].path / "weights").unlink()
+    assert store.newest_by_stage() == {"base": base, "sft": sft[-2]}
+    later = make(store, "base", 1)
+    assert store.newest_by_stage() == {"base": later, "sft": sft[-2]}
+    record = tmp_path / "checked" / "manifests.json"
+    record.write_text(json.dumps({name: state[:3] for name, state in json.loads(record.read_text()).items()}))
+    assert store.newest_by_stage() == {"base": later, "sft": sft[-2]}  # a record of an earlier version
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"sft": 1}'])
 def test_a_damaged_record_is_made_anew(tmp_path: Path, checked: list[str], text: str) -> None:
     store, made = Store(tmp_path), make(Store(tmp_path), "sft", 0)
