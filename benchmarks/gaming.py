@@ -1,9 +1,9 @@
 """How many answers that try to be accepted without being right are accepted, per verifier and per judge.
 
-python benchmarks/gaming.py [--judge FOLDER ...] [--replies build/gaming] [--output docs/measured/gaming.md]
+python benchmarks/gaming.py [--judge FOLDER ... [--every N] [--replies build/gaming]] [--output docs/measured/gaming.md]
 
-The cases are benchmarks/gaming.jsonl. `--judge`: folders of chat models, each asked as the local judge. Replies are
-kept in `--replies`: a run that was stopped goes on where it was.
+The cases are benchmarks/gaming.jsonl. `--judge`: folders of chat models, each asked about every Nth case as the local
+judge. Replies are kept in `--replies`: a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from extras import stop
@@ -33,19 +33,15 @@ def by_rule(asked: Sequence[Case]) -> Verdicts:
     return [verify(case.problem, case.answer) == 1.0 for case in asked]
 
 
-def by_judge(folder: Path, replies: Path) -> Callable[[Sequence[Case]], Verdicts]:
-    def ask(asked: Sequence[Case]) -> Verdicts:
-        settings = JudgeSettings(kind="local", path=folder, max_tokens=256, ask_again=False)
-        judge = make_judge(settings, replies / folder.name)
-        claims = [Claim(case.problem.text, case.problem.answer, case.answer or "(no answer)") for case in asked]
-        named = {"correct": True, "incorrect": False, "undecided": None}
-        verdicts: Verdicts = []
-        for first in range(0, len(claims), ASKED_AT_ONCE):
-            verdicts += [named[verdict] for verdict in judge.correct_all(claims[first : first + ASKED_AT_ONCE])]
-            print(f"judge {folder.name}: {len(verdicts)} of {len(claims)}", file=sys.stderr, flush=True)
-        return verdicts
-
-    return ask
+def by_judge(folder: Path, replies: Path, asked: Sequence[Case]) -> Verdicts:
+    judge = make_judge(JudgeSettings(kind="local", path=folder, max_tokens=256, ask_again=False), replies / folder.name)
+    claims = [Claim(case.problem.text, case.problem.answer, case.answer or "(no answer)") for case in asked]
+    named = {"correct": True, "incorrect": False, "undecided": None}
+    verdicts: Verdicts = []
+    for first in range(0, len(claims), ASKED_AT_ONCE):
+        verdicts += [named[verdict] for verdict in judge.correct_all(claims[first : first + ASKED_AT_ONCE])]
+        print(f"{folder.name}: {len(verdicts)} of {len(claims)}", file=sys.stderr, flush=True)
+    return verdicts
 
 
 def table(asked: Sequence[Case], columns: dict[str, Verdicts]) -> list[str]:
@@ -79,9 +75,18 @@ def rule_table(asked: Sequence[Case]) -> list[str]:
     return lines
 
 
+def judged(asked: Sequence[Case], judges: dict[str, Verdicts]) -> list[str]:
+    """The part of the page about judges."""
+    title = (
+        f"The same of local judges, on {len(asked)} of these answers. A judge sees question, gold answer and answer."
+    )
+    return [title, "", *table(asked, judges)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--judge", type=Path, nargs="*", default=[])
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--replies", type=Path, default=Path("build/gaming"))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -89,8 +94,8 @@ def main() -> None:
         if not (folder / "config.json").is_file():
             stop(f"--judge {folder}: no model folder; benchmarks/real_model.py makes one, or give a chat model's")
     asked = cases()
-    judges = {f"judge {path.name}": by_judge(path, options.replies)(asked) for path in options.judge}
-    columns = {"rules": by_rule(asked), **judges}
+    some = asked[:: options.every]
+    judges = {path.name: by_judge(path, options.replies, some) for path in options.judge}
     attacks = sum(not case.honest for case in asked)
     text = "\n".join(
         [
@@ -106,7 +111,8 @@ def main() -> None:
             "",
             "By kind of attack, accepted of all:",
             "",
-            *table(asked, columns),
+            *table(asked, {"rules": by_rule(asked)}),
+            *(["", *judged(some, judges)] if judges else []),
         ]
     )
     if options.output:

@@ -1,10 +1,11 @@
-"""Memory of a process while several processes load a model that they share, whole and by shards.
+"""Memory of a process while several load a model that they share, whole and by shards, and while one copies a model.
 
     python -m benchmarks.load_memory [--processes 2 4] [--layers 24] [--write docs/measured/loading.md]
 
 A Llama with random weights is saved in bfloat16 and loaded in float32. Each cell is the process that needs most memory
 of its own at its peak, beyond what it held before; pages of files, which the system can drop, do not count. Ends with 1
-where a process that loads shards holds more than 1.3 / N of the model and a layer.
+where a process that loads shards holds more than 1.3 / N of the model and a layer, or one that copies more than five
+layers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -43,11 +45,11 @@ def save(folder: Path, layers: int) -> int:
     return 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def peak(processes: int, small: Path, folder: Path, way: str) -> tuple[int, float]:
+def peak(processes: int, cost: Callable[..., dict[str, float]], *arguments: Path | str) -> tuple[float, float]:
     """The largest peak of a process in bytes, and the longest time in seconds."""
     team = parallel_jobs.Team(processes)
     try:
-        found = team(shard_jobs.cost_of_loading, str(small), str(folder), way)
+        found = team(cost, *map(str, arguments))
     finally:
         team.dismiss()
     return max(cost["bytes"] for cost in found), max(cost["seconds"] for cost in found)
@@ -65,13 +67,16 @@ def main() -> int:
         whole = save(large, args.layers)
         rows, wrong = [], []
         for count in args.processes:
-            costs = {way: peak(count, small, large, way) for way in ("whole", "shards")}
+            loading = shard_jobs.cost_of_loading
+            costs = {way: peak(count, loading, small, large, way) for way in ("whole", "shards")}
             cells = [f"{size / MB:,.0f} | {size / whole:.2f} | {seconds:.0f}" for size, seconds in costs.values()]
             allowed = 1.3 * whole / count + LAYER
             rows.append(f"| {count} | {' | '.join(cells)} | {allowed / MB:,.0f} |")
             print(rows[-1], flush=True)
             wrong += [count] if costs["shards"][0] > allowed else []
-    text = page(" ".join(map(str, args.processes)), args.layers, whole, rows)
+        copied = peak(1, shard_jobs.cost_of_copying, small, large, Path(folder) / "copy")
+        wrong += [1] if copied[0] > 5 * LAYER else []
+    text = page(" ".join(map(str, args.processes)), args.layers, whole, rows, copied)
     if args.write:
         args.write.write_text(text)
     else:
@@ -79,7 +84,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def page(processes: str, layers: int, whole: int, rows: list[str]) -> str:
+def page(processes: str, layers: int, whole: int, rows: list[str], copied: tuple[float, float]) -> str:
     command = f"python -m benchmarks.load_memory --processes {processes} --layers {layers}"
     return f"""# Memory while a model is loaded
 
@@ -93,6 +98,9 @@ seconds. *Whole*: each process loads the model and then keeps its shards. *Shard
 | processes | whole, MB | of the whole | s | shards, MB | of the whole | s | allowed, MB |
 |--:|--:|--:|--:|--:|--:|--:|--:|
 {chr(10).join(rows)}
+
+Copied, as by the stage `base`, it takes {copied[0] / MB:,.0f} MB and {copied[1]:.0f} s: the weights keep the type of
+their files and stay pages of them.
 """
 
 

@@ -10,7 +10,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grpo.errors import InputError
 
@@ -54,6 +54,42 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
             f"{model}: {reason}, and code from a model folder is not run; set remote_code = true (in base for the "
             "recipe's model, in a section's hardware for what that loads) if you trust it"
         )
+
+
+def hub_snapshot(model: str) -> Path:
+    """The folder with the weights of a model: `model` itself, or where a model of the hub is kept on this machine,
+    after a download if necessary. Raises InputError."""
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    import huggingface_hub
+
+    try:
+        # What `from_pretrained` reads: the weights in the repository's root, not those in formats of other programs.
+        kept = huggingface_hub.snapshot_download(
+            model, allow_patterns=["*.safetensors"], ignore_patterns=["*/*", "consolidated*"]
+        )
+    except Exception as error:  # no network, no such model, no right to read it: the hub's own words
+        message = textwrap.shorten(str(error), 300) or type(error).__name__
+        raise InputError(f"{model}: cannot load a language model from here: {message}") from error
+    return Path(kept)
+
+
+def stored_dtype(folder: Path) -> Literal["float32", "bfloat16"]:
+    """The type that holds all weights of a model folder without rounding: bfloat16 if all of its floating-point weights
+    have this type, else float32. Raises InputError if a file of weights cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    kinds: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                kinds |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        except (OSError, SafetensorError) as error:
+            message = textwrap.shorten(f"{path.name}: {error}", 300)
+            raise InputError(f"{folder}: cannot load a language model from here: {message}") from None
+    floating = {kind for kind in kinds if kind.startswith(("F", "BF"))}
+    return "bfloat16" if floating == {"BF16"} else "float32"
 
 
 def check_tokenizer_files(model: str | Path) -> None:

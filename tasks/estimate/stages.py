@@ -17,6 +17,7 @@ from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
 from tasks.estimate.job_memory import (
+    LIBRARIES,
     JobMemory,
     copying_memory,
     host_bytes,
@@ -203,12 +204,16 @@ class Estimator:
         )
 
     def copied(self, download: bool) -> Estimate:
-        """Estimate for copying a base model, from the hub in bfloat16 or from a folder. It is written in float32; only
-        its first blocks are on a GPU."""
-        size = 4 * self.a.weights()
-        held = copying_memory(size if self.device.kind == "cpu" else 4 * self.a.first_blocks, self._device_memory)
+        """Estimate for copying a base model, from the hub in bfloat16 or from a folder, at most in float32. The weights
+        are pages of their files; only the first blocks are on a GPU."""
+        of_gpu = self.device.kind != "cpu"
+        held = copying_memory(4 * (self.a.first_blocks if of_gpu else self.a.weights()), self._device_memory)
+        size = 2 * self.a.weights()
         return Estimate(
-            memory=held, host=self._host(Hardware()), disk=size, network=2 * self.a.weights() if download else 0
+            memory=held,
+            host=LIBRARIES if of_gpu else 0.0,
+            disk=size if download else 2 * size,
+            network=size if download else 0,
         )
 
     @property

@@ -23,7 +23,7 @@ from grpo.errors import InputError
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.routers import marked_routers
-from grpo.model.sharded.loading import load_sharded
+from grpo.model.sharded.loading import load_sharded, load_to_copy
 from grpo.rl.per_token_values import measure
 
 CPU = Hardware(device="cpu")
@@ -66,6 +66,19 @@ def cost_of_loading(parallel: Parallel, small: str, folder: str, way: str = "sha
     with PeakMemory() as peak:
         kept = load(folder)
     del kept
+    return {"bytes": peak.bytes, "seconds": time.monotonic() - began}
+
+
+def cost_of_copying(parallel: Parallel, small: str, folder: str, out: str) -> dict[str, float]:
+    """The same for copying `folder`, alone, to `out`."""
+
+    def copy(model: str) -> None:
+        load_to_copy(model, CPU).save_pretrained(out)
+
+    copy(small)
+    began = time.monotonic()
+    with PeakMemory() as peak:
+        copy(folder)
     return {"bytes": peak.bytes, "seconds": time.monotonic() - began}
 
 

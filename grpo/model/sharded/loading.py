@@ -25,7 +25,7 @@ from grpo.errors import InputError
 from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
 from grpo.model.routers import mark_routers, prepare_routers
 from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
-from grpo.model_folder import check_model_folder, load_checked, loading_options
+from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, loading_options, stored_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,12 @@ def load_sharded(
 
 
 def load_to_copy(model: str, hardware: Hardware) -> Any:
-    """A policy in the machine's memory, to be written, not run. The device only gets its first blocks, to check that
-    the model runs there."""
+    """A policy to be written, not run. The device only gets its first blocks, to check that the model runs there.
+
+    The weights keep the type that they have in their files, whatever `hardware.dtype` is. So they are pages of these
+    files, which the system can drop: a model of any size is copied with little memory.
+    """
+    hardware = hardware.model_copy(update={"dtype": stored_dtype(hub_snapshot(model))})
     if _probed_blocks(model, hardware) is None:
         return load_policy(model, hardware.model_copy(update={"device": "cpu"}))
     return _load(model, hardware)

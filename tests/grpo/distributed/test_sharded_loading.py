@@ -41,6 +41,21 @@ def test_a_process_holds_its_shares_and_the_first_layer(team: parallel_jobs.Team
         assert whole / count < cost["bytes"] < allowed, f"{cost['bytes'] / MB:.0f} of {whole / MB:.0f} MB"
 
 
+def test_a_copy_is_never_whole_in_memory(tmp_path: Path) -> None:
+    build("llama", tmp_path / "small")
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2 * LAYERS, "num_attention_heads": 8}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, tie_word_embeddings=False, **sizes)).bfloat16()
+    whole = 2 * sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path / "large")
+    team = parallel_jobs.Team(1)
+    try:
+        places = [str(tmp_path / name) for name in ("small", "large", "copy")]
+        (cost,) = team(shard_jobs.cost_of_copying, *places)
+    finally:
+        team.dismiss()
+    assert cost["bytes"] < whole / 2, f"{cost['bytes'] / MB:.0f} of {whole / MB:.0f} MB"
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_its_shares_are_those_of_the_files(kind: str, team: parallel_jobs.Team, tmp_path: Path) -> None:
     build(kind, tmp_path)

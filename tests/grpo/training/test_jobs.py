@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Hardware
@@ -144,6 +147,25 @@ def test_copy_model(sft, tmp_path):
     run(write_job(tmp_path, "copy_model", model=sft / "out", hardware=CPU))
     assert same(weights(tmp_path), weights(sft))
     assert result(tmp_path)["steps_completed"] == 1
+
+
+@pytest.mark.parametrize(("stored", "copied"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("one", "float32")])
+def test_a_copy_keeps_the_type_of_the_weights_and_rounds_none(sft, tmp_path, stored, copied):
+    folder = tmp_path / "model"
+    shutil.copytree(sft / "out", folder)
+    kept = load_file(folder / "model.safetensors")
+    one_only = stored == "one"  # weights of two types
+    rounded = {
+        name: weight.to(torch.bfloat16 if one_only else getattr(torch, stored))
+        for name, weight in kept.items()
+        if not one_only or name == "model.norm.weight"
+    }
+    save_file(kept | rounded, folder / "model.safetensors", {"format": "pt"})
+    run(write_job(tmp_path, "copy_model", model=folder, hardware=CPU))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert {str(weight.dtype) for weight in found.values()} == {f"torch.{copied}"}
+    assert all(torch.equal(found[name].float(), weight.float()) for name, weight in (kept | rounded).items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == copied
 
 
 def change(**fields):
