@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -230,3 +231,26 @@ def test_code_of_a_tokenizer_never_runs(folder, tmp_path):
 
 def test_the_default_leaves_records_as_they_were():
     assert "remote_code" not in Hardware().model_dump() and Hardware(remote_code=True).model_dump()["remote_code"]
+
+
+def test_a_model_of_the_hub_is_found_where_it_is_kept(model_folder, tmp_path):
+    kept = tmp_path / "hub" / "models--some--model"
+    shutil.copytree(model_folder, kept / "snapshots" / "abc")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    code = """
+import sys
+from grpo.errors import InputError
+from grpo.model_folder import hub_snapshot, stored_dtype
+folder = hub_snapshot("some/model")
+print(folder, stored_dtype(folder))
+try:
+    hub_snapshot("some/other")
+except InputError as error:
+    print(error)
+"""
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    found, refused = done.stdout.splitlines()
+    assert found == f"{kept / 'snapshots' / 'abc'} float32"
+    assert refused.startswith("some/other: cannot load a language model from here: ")
