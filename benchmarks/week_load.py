@@ -41,6 +41,8 @@ SHOWN = {
     "databases_mb": "databases, MB",
     "home_mb": "home, MB",
 }
+LOGS_MAX_MB = 32.0
+"""Of one file: what `r1 up` keeps before it is cut."""
 SLACK = 1.1
 """Times as much as on the day compared with: pages of databases are taken in steps."""
 
@@ -153,9 +155,11 @@ def main() -> int:
 
 
 def growth(rows: list[dict[str, Any]]) -> list[str]:
-    """What the last day left more of than the first day after which something was old enough to go."""
+    """What the last day left more of than the first day after which something was old enough to go. Logs may grow up to
+    the size at which `r1 up` cuts them."""
     first, last = rows[min(KEPT_DAYS + 1, len(rows) - 1)], rows[-1]
-    return [name for name in SHOWN if last[name] > SLACK * first[name]]
+    allowed = {name: SLACK * first[name] for name in SHOWN} | {"logs_mb": LOGS_MAX_MB}
+    return [name for name in SHOWN if last[name] > allowed[name]]
 
 
 def page(rows: list[dict[str, Any]], grown: list[str]) -> str:
@@ -176,6 +180,7 @@ def page(rows: list[dict[str, Any]], grown: list[str]) -> str:
         cells = [f"{row[name]:.1f}" if name.endswith("_mb") else f"{row[name]:,}" for name in SHOWN]
         lines.append("| " + " | ".join([str(row["day"]), *cells]) + " |")
     named = ", ".join(SHOWN[name] for name in grown)
+    lines += ["", "`r1 up` cuts each log at 16 MB and keeps the 16 MB before, so logs grow up to that."]
     lines += ["", f"Grown from day {min(KEPT_DAYS + 2, len(rows))} to day {rows[-1]['day']}: {named or 'nothing'}."]
     return "\n".join(lines) + "\n"
 
