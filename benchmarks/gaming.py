@@ -78,9 +78,9 @@ def rule_table(asked: Sequence[Case]) -> list[str]:
 def judged(asked: Sequence[Case], judges: dict[str, Verdicts]) -> list[str]:
     """The part of the page about judges."""
     title = (
-        f"The same of local judges, on {len(asked)} of these answers. A judge sees question, gold answer and answer."
+        f"The same of local judges, on {len(asked)} of these answers. A judge sees question, gold answer and answer;"
     )
-    return [title, "", *table(asked, judges)]
+    return [title, "a reply without a readable verdict leaves it undecided.", "", *table(asked, judges)]
 
 
 def main() -> None:
@@ -96,12 +96,13 @@ def main() -> None:
     asked = cases()
     some = asked[:: options.every]
     judges = {path.name: by_judge(path, options.replies, some) for path in options.judge}
+    asked_of = f" --judge {' '.join(path.name for path in options.judge)} --every {options.every}" if judges else ""
     attacks = sum(not case.honest for case in asked)
     text = "\n".join(
         [
             "# Answers that try to be accepted without being right",
             "",
-            f"`python benchmarks/gaming.py` on {machine()}.",
+            f"`python benchmarks/gaming.py{asked_of}` on {machine()}.",
             f"{attacks} attacks and {len(asked) - attacks} honest answers of",
             "[`benchmarks/gaming.jsonl`](../../benchmarks/gaming.jsonl): question, gold answer, verifier.",
             "`tests/benchmarks/test_gaming.py` holds the rules to zero on both sides. An answer that wins reward",
