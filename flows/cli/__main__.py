@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
@@ -10,9 +9,6 @@ from typing import Any
 def main() -> int:
     """Runs one command. Returns the exit code."""
     sys.unraisablehook = _unraisable
-    # Most objects of a command, from its imports to the manifests that it reads, live until it ends. Python's default
-    # (700) looks through them so often that it takes a tenth of the time.
-    gc.set_threshold(50_000)
     try:
         from flows.cli.main import main as run
 
