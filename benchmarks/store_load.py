@@ -94,6 +94,7 @@ def main() -> None:
         home, empty = args.home or Path(folder) / "home", Path(folder) / "empty"
         home.mkdir(exist_ok=True)
         number = build(home, args.artifacts)
+        os.sync()  # so that the system does not write them while commands are timed
         rows = []
         for name, arguments in {**COMMANDS, **VERIFY}.items():
             runs = 1 if "--yes" in arguments else RUNS
