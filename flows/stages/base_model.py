@@ -50,9 +50,8 @@ def files(config: Base) -> dict[str, str | Path]:
 
 
 def text(config: Base) -> dict[str, Any]:
-    """What decides the result in addition to the settings: the version of the miniature's text; for a copy, that its
-    weights keep their type."""
-    return {"corpus": CORPUS_VERSION} if config.pretrain else {"dtype": "stored"}
+    """The version of the miniature's text, which decides the result in addition to the settings."""
+    return {"corpus": CORPUS_VERSION} if config.pretrain else {}
 
 
 STAGE = Stage("base", 5, (), build, files=files, extra=text)

@@ -23,6 +23,7 @@ from flows.stage_contract import gpu_slots
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step
 from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_flows import STAGE_FLOWS
 from grpo.config.common import Hardware
 from grpo.errors import InputError
 from tests.support.prefect_server import DEADLINE_S, Server, start_run
@@ -93,8 +94,14 @@ def build(context: Context) -> Outcome:
     return Outcome()
 
 
-FIRST = Step(Stage("made", 1, (), build), made)
-SECOND = Step(Stage("read", 1, ("made",), build), read)
+FIRST = Step(Stage("made", 1, (), build))
+SECOND = Step(Stage("read", 1, ("made",), build))
+
+
+@pytest.fixture(autouse=True)
+def known_flows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in (made, read):
+        monkeypatch.setitem(STAGE_FLOWS, stage.name, stage)
 
 
 @flow
@@ -188,7 +195,7 @@ launch.command = lambda job, *_: [sys.executable, str(work / "trainer.py"), str(
 @flow
 def warned():
     places = {name: str(work / name) for name in ("out", "state", "result.json", "metrics.jsonl", "model")}
-    job = {"kind": "copy_model", "out": places["out"], "state": places["state"], "metrics": places["metrics.jsonl"]}
+    job = {"kind": "copy_model", "seed": 0, "out": places["out"], "state": places["state"], "metrics": places["metrics.jsonl"]}
     launch.launch({**job, "result": places["result.json"], "model": places["model"]}, work, on_metrics=print)
 
 warned()

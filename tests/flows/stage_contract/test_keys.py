@@ -148,14 +148,14 @@ def test_a_damaged_artifact_of_an_earlier_version_is_not_reused(earlier: pytest.
 def test_the_plan_reuses_it_and_names_other_causes_only(
     earlier: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = [Step(stage, run_stage, section=lambda recipe: Config(save_every=recipe.seed)) for stage in (FIRST, SECOND)]
+    steps = [Step(stage, section=lambda recipe: Config(save_every=recipe.seed)) for stage in (FIRST, SECOND)]
     monkeypatch.setattr(plan_module, "check_gates", lambda *_: [])
     recipe = load_recipe("tiny", seed=0)
     made = [run(FIRST, save_every=10), run(SECOND, save_every=10)]
     earlier.undo()
     planned = plan(steps, recipe, StageSelection())
     assert [(stage.status, stage.key) for stage in planned] == [("reuse", m["key"]) for m in made]
-    other = [Step(FIRST, run_stage, section=lambda recipe: Config(text="other", save_every=11))]
+    other = [Step(FIRST, section=lambda recipe: Config(text="other", save_every=11))]
     (planned_other,) = plan(other, recipe, StageSelection())
     assert (planned_other.status, planned_other.why) == ("run", "text: hello -> other")
 
