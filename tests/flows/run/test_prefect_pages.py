@@ -195,8 +195,9 @@ launch.command = lambda job, *_: [sys.executable, str(work / "trainer.py"), str(
 @flow
 def warned():
     places = {name: str(work / name) for name in ("out", "state", "result.json", "metrics.jsonl", "model")}
-    job = {"kind": "copy_model", "seed": 0, "out": places["out"], "state": places["state"], "metrics": places["metrics.jsonl"]}
-    launch.launch({**job, "result": places["result.json"], "model": places["model"]}, work, on_metrics=print)
+    job = {"kind": "copy_model", "seed": 0, "out": places["out"], "state": places["state"], "model": places["model"]}
+    logs = {"result": places["result.json"], "metrics": places["metrics.jsonl"]}
+    launch.launch({**job, **logs}, work, on_metrics=print)
 
 warned()
 """
