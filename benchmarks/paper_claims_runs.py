@@ -40,15 +40,17 @@ def _evaluation(*stages: str) -> Step:
     return evaluation_and_report(*stages)[0]
 
 
-RL = Step(reasoning_rl.STAGE, reasoning_rl.reasoning_rl)
+RL = Step(reasoning_rl.STAGE)
 SMALL_BASE = Step(
     base_model.base_stage(STUDENT),
-    partial(base_model.base, student=STUDENT),
+    "base",
+    {"student": STUDENT},
     section=lambda recipe: section_of(recipe, "distill").students[0].base,
 )
 STUDENT_SFT = Step(
     distillation.student_stage(STUDENT),
-    partial(distillation.student, name=STUDENT),
+    "student",
+    {"name": STUDENT},
     section=lambda recipe: section_of(recipe, "distill").students[0].sft,
 )
 

@@ -45,7 +45,12 @@ def test_grpo_trains_where_neither_prefect_nor_mlflow_is_installed(base, problem
 def test_the_requirements_name_what_grpo_imports():
     """Every package that a module of grpo/ imports is required; the packages they need come along."""
     lines = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
-    known = {line.partition("[")[0].replace("-", "_") for line in lines} | {"tokenizers", "grpo"}
+    known = {line.partition("[")[0].replace("-", "_") for line in lines} | {
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+        "grpo",
+    }
     for path in (ROOT / "grpo").rglob("*.py"):
         # Extras, which only the files that are about them may import.
         allowed = known | ({"vllm"} if path.parent.name == "vllm" else set())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 from prefect import flow
@@ -33,11 +33,12 @@ def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_o
             working -= 1
         return number * number
 
-    names = [partial("filter {0} of 4".format, number) for number in range(4)]
+    def named(number: int) -> Callable[[], str]:
+        return lambda: f"filter {number} of 4"
 
     @flow
     def all_of_them() -> list[int]:
-        return run_numbered(square, "filter", names, at_once)
+        return run_numbered(square, "filter", [named(number) for number in range(4)], at_once)
 
     with prefect_test_harness():
         assert all_of_them() == [0, 1, 4, 9]
