@@ -77,10 +77,12 @@ def rule_table(asked: Sequence[Case]) -> list[str]:
 
 def judged(asked: Sequence[Case], judges: dict[str, Verdicts]) -> list[str]:
     """The part of the page about judges."""
-    title = (
-        f"The same of local judges, on {len(asked)} of these answers. A judge sees question, gold answer and answer;"
-    )
-    return [title, "a reply without a readable verdict leaves it undecided.", "", *table(asked, judges)]
+    return [
+        f"The same of local judges, on {len(asked)} of these answers. A judge sees question, gold answer and answer;",
+        "a reply without a readable verdict leaves it undecided.",
+        "",
+        *table(asked, judges),
+    ]
 
 
 def main() -> None:
