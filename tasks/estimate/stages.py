@@ -205,7 +205,7 @@ class Estimator:
 
     def copied(self, download: bool) -> Estimate:
         """Estimate for copying a base model, from the hub in bfloat16 or from a folder, at most in float32. The weights
-        are pages of their files; only the first blocks are on a GPU."""
+        are pages of their files, if they have one of these types; only the first blocks are on a GPU."""
         of_gpu = self.device.kind != "cpu"
         held = copying_memory(4 * (self.a.first_blocks if of_gpu else self.a.weights()), self._device_memory)
         size = 2 * self.a.weights()

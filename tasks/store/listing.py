@@ -55,8 +55,10 @@ def newest_by_stage(root: Path) -> dict[str, Manifest]:
 
 
 def _is_known(known: dict[str, Any], name: str, state: list[int]) -> bool:
-    record = known.get(name)
-    return isinstance(record, list) and len(record) == 5 and record[:3] == state
+    match known.get(name):
+        case [*before, str(), int()]:
+            return before == state
+    return False
 
 
 def _states(root: Path, stage: str | None) -> Iterator[tuple[str, str, list[int]]]:

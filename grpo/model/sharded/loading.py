@@ -60,8 +60,9 @@ def load_sharded(
 def load_to_copy(model: str, hardware: Hardware) -> Any:
     """A policy to be written, not run. The device only gets its first blocks, to check that the model runs there.
 
-    The weights keep the type that they have in their files, whatever `hardware.dtype` is. So they are pages of these
-    files, which the system can drop: a model of any size is copied with little memory.
+    If all weights are in bfloat16, or all in float32, they keep this type, whatever `hardware.dtype` is. So they are
+    pages of their files, which the system can drop: a model of any size is copied with little memory. Weights of other
+    types become float32, and the whole model is in memory.
     """
     hardware = hardware.model_copy(update={"dtype": stored_dtype(hub_snapshot(model))})
     if _probed_blocks(model, hardware) is None:

@@ -64,8 +64,10 @@ def test_the_newest_of_each_stage_is_the_last_of_its_list(tmp_path: Path, checke
     later = make(store, "base", 1)
     assert store.newest_by_stage() == {"base": later, "sft": sft[-2]}
     record = tmp_path / "checked" / "manifests.json"
-    record.write_text(json.dumps({name: state[:3] for name, state in json.loads(record.read_text()).items()}))
-    assert store.newest_by_stage() == {"base": later, "sft": sft[-2]}  # a record of an earlier version
+    for ending in ([], [5, 1], ["2026", "1"], ["2026", 1, 1]):  # the first is a record of an earlier version
+        damaged = {name: [*state[:3], *ending] for name, state in json.loads(record.read_text()).items()}
+        record.write_text(json.dumps(damaged))
+        assert store.newest_by_stage() == {"base": later, "sft": sft[-2]}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"sft": 1}'])
