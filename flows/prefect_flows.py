@@ -29,7 +29,7 @@ from flows.recipe.forms import (
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.pipeline_names import PipelineName
 from flows.recipe.schema import Recipe
-from flows.run.executor import run_label, run_recipe
+from flows.run.executor import run_label, run_pipeline
 from flows.run.plan import StageSelection
 from flows.stage_contract.stage import Step
 from flows.stage_contract.stage_flow import parameters_of_run
@@ -93,7 +93,7 @@ def train_r1(
 ) -> dict[str, Any]:
     """The full DeepSeek-R1 recipe."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_r1", r1_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
+    return run_pipeline("r1", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 @_recipe_flow("train-r1-zero", r1_zero_graph)
@@ -111,7 +111,7 @@ def train_r1_zero(
 ) -> dict[str, Any]:
     """R1-Zero: reinforcement learning from the base model, without supervised fine-tuning."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_r1_zero", r1_zero_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
+    return run_pipeline("r1_zero", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 @_recipe_flow("train-distill", distill_graph)
@@ -129,7 +129,7 @@ def distill(
 ) -> dict[str, Any]:
     """Distillation: supervised fine-tuning of the recipe's students on what Dev2 wrote."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("distill", distill_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
+    return run_pipeline("distill", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 @_recipe_flow("train-rlhf-ppo", rlhf_ppo_graph)
@@ -147,7 +147,7 @@ def rlhf_ppo(
 ) -> dict[str, Any]:
     """InstructGPT's three steps: supervised fine-tuning, reward models, PPO against them."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("rlhf_ppo", rlhf_ppo_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
+    return run_pipeline("rlhf_ppo", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 @_recipe_flow("train-dev1", dev1_graph)
@@ -165,7 +165,7 @@ def train_dev1(
 ) -> dict[str, Any]:
     """Stage 1 of R1 as published: R1-Zero's trajectories, filtered and rewritten, make Dev1."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe("train_dev1", dev1_graph, recipe_file or recipe, overrides or [], seed, selection, dispatch)
+    return run_pipeline("dev1", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 @_recipe_flow("train-process-supervision", process_supervision_graph)
@@ -183,15 +183,7 @@ def process_supervision(
 ) -> dict[str, Any]:
     """GRPO with process supervision: a process reward model of Dev1's reasoning, and RL on its scores of steps."""
     selection = StageSelection(start, only, force or (), inputs or {}, approve or ())
-    return run_recipe(
-        "process_supervision",
-        process_supervision_graph,
-        recipe_file or recipe,
-        overrides or [],
-        seed,
-        selection,
-        dispatch,
-    )
+    return run_pipeline("process_supervision", recipe_file or recipe, overrides or [], seed, selection, dispatch)
 
 
 RECIPE_FLOWS: dict[PipelineName, Flow[..., dict[str, Any]]] = {

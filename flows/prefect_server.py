@@ -39,9 +39,23 @@ _short_lived = False
 
 def keeps_runs() -> bool:
     """Whether flows report to a permanent server, whose pages can be opened."""
+    if _short_lived or not _may_be_configured():
+        return False
     from prefect.settings import PREFECT_API_URL
 
-    return bool(PREFECT_API_URL.value()) and not _short_lived
+    return bool(PREFECT_API_URL.value())
+
+
+def _may_be_configured() -> bool:
+    """Whether a place that Prefect reads settings from could name a server. Only then is Prefect asked, because loading
+    it takes a second of a processor."""
+    if "prefect" in sys.modules or any(name.startswith(("PREFECT_API", "PREFECT_PROFILE")) for name in os.environ):
+        return True
+    own = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    if any(path.exists() for path in (own / "profiles.toml", Path("prefect.toml"))):
+        return True
+    mentions = {Path(".env"): b"PREFECT_", Path("pyproject.toml"): b"tool.prefect"}
+    return any(path.exists() and word in path.read_bytes() for path, word in mentions.items())
 
 
 def without_heartbeat() -> Any:

@@ -26,7 +26,7 @@ from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.sections import Base, Problems, Report, RewardModels
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import RunContext
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage_flow import completed, stage_flow
 from flows.stages.alignment_rl import policy_stage
 from flows.stages.alignment_rounds import models_name, policy_name
 from flows.stages.base_model import base_stage
@@ -52,7 +52,7 @@ from grpo.config.supervised import SFT
 @stage_flow("problems")
 def problems(config: Problems, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Read the problem sources, split them into training and held-out problems, decontaminate."""
-    return run_stage(PROBLEMS, config, inputs, seed, where)
+    return completed(run_stage(PROBLEMS, config, inputs, seed, where))
 
 
 @stage_flow("base", lambda parameters: base_stage(parameters.get("student")).name)
@@ -64,7 +64,7 @@ def base(
     where: RunContext | None = None,
 ) -> State:
     """Take a pretrained base model into the store, or pretrain a small one."""
-    return run_stage(base_stage(student), config, inputs, seed, where)
+    return completed(run_stage(base_stage(student), config, inputs, seed, where))
 
 
 @stage_flow("cold_start_data")
@@ -72,25 +72,25 @@ def cold_start_data(
     config: ColdStartData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
     """Write, sample or rewrite a few correct, readable demonstrations of the format."""
-    return run_stage(cold_start_stage(config), config, inputs, seed, where)
+    return completed(run_stage(cold_start_stage(config), config, inputs, seed, where))
 
 
 @stage_flow("cold_start_sft")
 def cold_start_sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the demonstrations: Dev1."""
-    return run_stage(COLD_START_SFT, config, inputs, seed, where)
+    return completed(run_stage(COLD_START_SFT, config, inputs, seed, where))
 
 
 @stage_flow("r1_zero")
 def r1_zero(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO from the base model with rule rewards only: R1-Zero."""
-    return run_stage(R1_ZERO, config, inputs, seed, where)
+    return completed(run_stage(R1_ZERO, config, inputs, seed, where))
 
 
 @stage_flow("reasoning_rl")
 def reasoning_rl(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """GRPO with accuracy, format and language rewards: Dev2."""
-    return run_stage(read_by(REASONING_RL, config), config, inputs, seed, where)
+    return completed(run_stage(read_by(REASONING_RL, config), config, inputs, seed, where))
 
 
 @stage_flow("process_reward_model")
@@ -98,19 +98,19 @@ def process_reward_model(
     config: ProcessRewards, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
     """Sample chains of reasoning, label their steps by rollouts, and train a model that scores steps."""
-    return run_stage(PROCESS_REWARD_MODEL, config, inputs, seed, where)
+    return completed(run_stage(PROCESS_REWARD_MODEL, config, inputs, seed, where))
 
 
 @stage_flow("sft_data")
 def sft_data(config: SFTData, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Sample Dev2, keep what is correct, readable and safe, and mix it."""
-    return run_stage(SFT_DATA, config, inputs, seed, where)
+    return completed(run_stage(SFT_DATA, config, inputs, seed, where))
 
 
 @stage_flow("sft")
 def sft(config: SFT, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Fine-tune the base model on the rejection-sampled data: Dev3."""
-    return run_stage(SFT_STAGE, config, inputs, seed, where)
+    return completed(run_stage(SFT_STAGE, config, inputs, seed, where))
 
 
 @stage_flow("student", lambda parameters: PREFIX + parameters["name"])
@@ -118,7 +118,7 @@ def student(
     config: SFT, name: StudentName, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None
 ) -> State:
     """Fine-tune a student on the rejection-sampled data."""
-    return run_stage(student_stage(name), config, inputs, seed, where)
+    return completed(run_stage(student_stage(name), config, inputs, seed, where))
 
 
 @stage_flow("reward_models", lambda parameters: models_name(parameters.get("round", 1)))
@@ -131,7 +131,7 @@ def reward_models(
     where: RunContext | None = None,
 ) -> State:
     """Gather preferences and train the helpful and the safety reward model."""
-    return run_stage(models_stage(round, replay_share), config, inputs, seed, where)
+    return completed(run_stage(models_stage(round, replay_share), config, inputs, seed, where))
 
 
 @stage_flow("alignment_rl", lambda parameters: policy_name(parameters.get("round", 1)))
@@ -143,13 +143,13 @@ def alignment_rl(
     where: RunContext | None = None,
 ) -> State:
     """GRPO with rule rewards, and preference rewards in the last steps: R1."""
-    return run_stage(read_by(policy_stage(round), config), config, inputs, seed, where)
+    return completed(run_stage(read_by(policy_stage(round), config), config, inputs, seed, where))
 
 
 @stage_flow("rlhf_ppo")
 def rlhf_ppo(config: RL, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """PPO with a learnt value on general prompts, from Dev1."""
-    return run_stage(RLHF_PPO, config, inputs, seed, where)
+    return completed(run_stage(RLHF_PPO, config, inputs, seed, where))
 
 
 @stage_flow(
@@ -168,13 +168,13 @@ def evaluate(
 ) -> State:
     """Evaluate checkpoints on the held-out problems."""
     stage = gate_stage(stages) if gate else stage_for(stages)
-    return run_stage(stage, config, inputs, seed, where)
+    return completed(run_stage(stage, config, inputs, seed, where))
 
 
 @stage_flow("report")
 def report(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
     """Write the report of an evaluation."""
-    return run_stage(REPORT, config, inputs, seed, where)
+    return completed(run_stage(REPORT, config, inputs, seed, where))
 
 
 STAGE_FLOWS: dict[str, Flow[..., Any]] = {

@@ -207,8 +207,8 @@ def test_the_command_does_not_load_torch() -> None:
     assert not {"torch", "mlflow"} & loaded("flows.prefect_flows", "flows.cli.main")
 
 
-def test_a_plan_does_not_load_prefect() -> None:
-    assert not {"torch", "mlflow", "prefect", "pandas"} & loaded("flows.stage_graphs", "flows.run.plan")
+def test_a_plan_and_a_run_that_makes_nothing_do_not_load_prefect() -> None:
+    assert not {"torch", "mlflow", "prefect", "pandas"} & loaded("flows.run.plan", "flows.run.executor")
 
 
 def test_benchmarks_stay_small() -> None:

@@ -36,7 +36,6 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a recipe. Returns the exit code."""
-    from flows.prefect_flows import RECIPE_FLOWS
     from flows.prefect_server import keeps_runs, prefect_server
     from flows.recipe.load import load_recipe
     from tasks.trainer.rendezvous import Rendezvous
@@ -50,9 +49,14 @@ def run(args: argparse.Namespace) -> int:
     # Checked first, because a mistake then needs no server and leaves no empty database.
     everything_exists = _check(args, recipe)
     if everything_exists and rendezvous is None and not keeps_runs():
-        return _run(args, recipe, RECIPE_FLOWS[args.flow].fn)
+        from flows.run.executor import run_pipeline
+
+        selection = selection_of(args)
+        return _run(
+            lambda: run_pipeline(args.flow, args.recipe, args.overrides, args.seed, selection, False), args, recipe
+        )
     with prefect_server(home() / "logs"), rendezvous.lead() if rendezvous else nullcontext():
-        return _run(args, recipe, RECIPE_FLOWS[args.flow])
+        return _run(lambda: _run_flow(args), args, recipe)
 
 
 def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
@@ -74,24 +78,31 @@ def _check(args: argparse.Namespace, recipe: Recipe) -> bool:
     return all(stage.status != "run" for stage in planned) and not any(gate.evaluate for gate in recipe.gates)
 
 
-def _run(args: argparse.Namespace, recipe: Recipe, flow: Callable[..., dict[str, Any]]) -> int:
-    from flows.run.executor import RecipeFailed
-    from flows.run.gates import GateStopped
-    from tasks.trainer.processes import OUT_OF_MEMORY
+def _run_flow(args: argparse.Namespace) -> dict[str, Any]:
+    from flows.prefect_flows import RECIPE_FLOWS
 
     selection = selection_of(args)
+    return RECIPE_FLOWS[args.flow](
+        recipe=args.recipe,
+        overrides=args.overrides,
+        seed=args.seed,
+        start=args.start,
+        only=args.only,
+        force=args.force,
+        inputs=dict(selection.inputs),
+        approve=args.approve,
+        dispatch=args.dispatch,
+    )
+
+
+def _run(start: Callable[[], dict[str, Any]], args: argparse.Namespace, recipe: Recipe) -> int:
+    """Calls `start`, which runs the recipe, and tells how that ended. Returns the exit code."""
+    from flows.run.executor import RecipeFailed
+    from flows.run.gates.gatekeeper import GateStopped
+    from tasks.trainer.processes import OUT_OF_MEMORY
+
     try:
-        result = flow(
-            recipe=args.recipe,
-            overrides=args.overrides,
-            seed=args.seed,
-            start=args.start,
-            only=args.only,
-            force=args.force,
-            inputs=dict(selection.inputs),
-            approve=args.approve,
-            dispatch=args.dispatch,
-        )
+        result = start()
     except RecipeFailed as failed:
         if args.json:
             print(json.dumps(failed.result))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -27,8 +26,7 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
 from flows.home import store
-from flows.prefect_server import keeps_runs, without_heartbeat
-from flows.progress import Progress, finished_line
+from flows.progress import Progress
 from flows.run.deployed import deployment_of, with_absolute_paths
 from flows.run.dispatch_decisions import (
     ABOVE,
@@ -44,10 +42,11 @@ from flows.run.dispatch_decisions import (
     pause_s,
     tag_value,
 )
+from flows.run.here import run_here
+from flows.stage_contract.flow_run import FLOW_RUN
 from flows.stage_contract.references import Input
 from flows.stage_contract.runner import summary
 from flows.stage_contract.stage import RunContext, Step, find_key
-from flows.stage_flows import STAGE_FLOWS
 from tasks.trainer.outcome import StageFailed
 
 QUIET_S = 30.0
@@ -78,23 +77,6 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
     # Prefect doubles its pauses while a server is unavailable: after a long outage, it would sleep for as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         return _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
-
-
-def run_here(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int, where: RunContext) -> dict[str, Any]:
-    """Runs a stage in this process and returns its flow's result."""
-    _, key = find_key(step.stage, config, inputs, seed)
-    reused = not where.force and store().find(key, stage=step.name) is not None
-    flow, values = STAGE_FLOWS[step.flow_name], {**step.parameters, "inputs": inputs, "seed": seed, "where": where}
-    result: dict[str, Any]
-    if reused and not keeps_runs():  # nobody would see its flow run
-        result = flow.fn(config, **values).data
-    else:
-        with without_heartbeat() if reused else nullcontext():
-            result = flow(config, **values)
-    # The stage's own flow run already has this line; here it goes to the recipe's flow run.
-    numbers = {**result["counts"], **result["metrics"]}
-    Progress.current().tell(finished_line(result["name"], result["status"], result["seconds"], numbers))
-    return result
 
 
 def _job(
@@ -168,7 +150,7 @@ class _Dispatch:
             self._last = run.id
             self._wait(run)
         Progress.current().finished(self.job.stage, "ran", manifest.seconds, manifest.metrics, manifest.counts)
-        return summary(manifest, "ran", self._last)
+        return {**summary(manifest, "ran"), FLOW_RUN: str(self._last) if self._last else None}
 
     def _children(self) -> list[tuple[Child, FlowRun]]:
         runs = _runs(self.client, [f"{KEY}{self.job.key}"])

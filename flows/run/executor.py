@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prefect.context import FlowRunContext
-
 from flows.home import store, tracking
 from flows.progress import Progress, checkpoint_line
 from flows.recipe.load import load_recipe
+from flows.recipe.pipeline_names import FLOW_NAMES, PipelineName
 from flows.recipe.schema import Recipe
 from flows.run import report
-from flows.run.deployed import check_deployments
-from flows.run.dispatch import dispatch, run_here
 from flows.run.estimate import FILE as ESTIMATE
 from flows.run.estimate import for_record
-from flows.run.gate_checks import check_gates
-from flows.run.gates import GATE_STEP, Gatekeeper, RunStep
+from flows.run.gates.checks import check_gates
+from flows.run.gates.gatekeeper import GATE_STEP, Gatekeeper, RunStep
 from flows.run.graph_edges import link_result
+from flows.run.here import run_here
 from flows.run.model_aliases import move_aliases
 from flows.run.plan import StageSelection, reference_to, resolve_inputs
+from flows.stage_contract.flow_run import flow_run_id
 from flows.stage_contract.references import resolve
 from flows.stage_contract.run_page import RunPage
 from flows.stage_contract.stage import RunContext, Step
+from flows.stage_graphs import GRAPHS
 from flows.stages import evaluate
 from grpo.errors import InputError
 from tasks.report.tables import closing_rows
@@ -46,8 +46,16 @@ class RecipeFailed(Exception):
         self.result, self.stage, self.cause = result, stage, cause
 
 
-RUNNERS: dict[bool, RunStep] = {False: run_here, True: dispatch}
-"""Whether stages are dispatched to work pools -> the function that runs a stage."""
+def run_pipeline(
+    name: PipelineName,
+    recipe_name: str,
+    overrides: Sequence[str],
+    seed: int | None,
+    selection: StageSelection,
+    dispatched: bool,
+) -> dict[str, Any]:
+    """Runs a recipe through one of the pipelines that `--flow` names. Returns what `r1 run --json` prints."""
+    return run_recipe(FLOW_NAMES[name], GRAPHS[name], recipe_name, overrides, seed, selection, dispatched)
 
 
 def run_recipe(
@@ -79,9 +87,12 @@ def _run(
 ) -> dict[str, Any]:
     selection.check(graph)
     active_gates = check_gates(recipe.gates, [step.name for step in graph], selection.approve)
-    run_step = RUNNERS[dispatched]
     steps = [step for step in graph if selection.runs(graph, step.name)]
+    run_step: RunStep = run_here
     if dispatched:
+        from flows.run.deployed import check_deployments
+        from flows.run.dispatch import dispatch as run_step
+
         check_deployments([*steps, *([GATE_STEP] if any(gate.evaluate for gate in active_gates) else [])])
     record = tracking()
     record.reconcile()
@@ -138,8 +149,7 @@ def run_label(recipe: Recipe, overrides: Sequence[str]) -> str:
 def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence[str]) -> str:
     """The recipe's MLflow run: the one that this flow run began before it crashed or was suspended, or a new one."""
     config = recipe.model_dump(mode="json")
-    context = FlowRunContext.get()
-    flow_run = {FLOW_RUN_TAG: str(context.flow_run.id)} if context and context.flow_run else {}
+    flow_run = {FLOW_RUN_TAG: own} if (own := flow_run_id()) else {}
     previous = record.reader.newest(recipe.name, flow_run) if flow_run else None
     if previous is not None and record.reader.read_json(previous.id, RECIPE_FILE) == config:
         record.reopen(previous.id)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from flows.home import store
 from flows.recipe.schema import Recipe
-from flows.run.gate_checks import check_gates
+from flows.run.gates.checks import check_gates
 from flows.stage_contract.references import named_files, resolve
 from flows.stage_contract.stage import Step, hashed_config, key_of
 from grpo.errors import InputError

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
-from prefect.settings import PREFECT_API_URL
-
 from flows.home import REPORTS, home, report_address, store
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
@@ -71,6 +68,8 @@ def _publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], lin
     server, nothing is sent."""
     if not keeps_runs():
         return
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
     key = artifact_key(recipe)
     if table:
         create_markdown_artifact(
@@ -85,8 +84,13 @@ def _publish_to_prefect(recipe: str, table: Mapping[str, Mapping[str, Any]], lin
 def _address(record: Tracking, run_id: str, path: Path) -> str | None:
     """URL of the page for a browser: on this home's Prefect server if the run reports to it, else in MLflow. Browsers
     do not open local files that a server's page links to."""
-    shown, server = report_address(path.name), str(PREFECT_API_URL.value() or "none").removesuffix("api")
-    return shown if shown is not None and shown.startswith(server) else record.page(run_id, PAGE)
+    shown = report_address(path.name)
+    if shown is not None and keeps_runs():
+        from prefect.settings import PREFECT_API_URL
+
+        if shown.startswith(PREFECT_API_URL.value().removesuffix("api")):
+            return shown
+    return record.page(run_id, PAGE)
 
 
 def write(record: Tracking, run: RecipeRun, path: Path) -> Path:

@@ -1,7 +1,7 @@
 """The page of a flow run in Prefect: a link to MLflow, progress, results.
 
 These are Prefect artifacts, not part of a stage's output. If one cannot be shown, a warning is logged. Without a
-permanent server, nothing is sent.
+permanent server, nothing is sent, and Prefect is not loaded.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
-
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
-from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.prefect_server import keeps_runs
 from flows.progress import duration
@@ -49,6 +41,8 @@ class RunPage:
         """Links the MLflow run. If `record` has no server, there is no page to link."""
 
         def show() -> None:
+            from prefect.artifacts import create_link_artifact
+
             if page := record.page(run_id):
                 description = "Parameters, curves, data sets and models of this run."
                 create_link_artifact(
@@ -71,6 +65,8 @@ class RunPage:
         line = f"{job}: {line_text}" if job else line_text
 
         def show() -> None:
+            from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
             if job in self._bars:
                 update_progress_artifact(self._bars[job], percent, line)
             else:
@@ -90,6 +86,8 @@ class RunPage:
         """Shows a stage's result: the Markdown returned by `shown`, or else its numbers."""
 
         def show() -> None:
+            from prefect.artifacts import create_markdown_artifact
+
             lines = [
                 f"# {manifest.stage}: {'reused' if status == 'reused' else f'made in {duration(manifest.seconds)}'}",
                 shown(manifest) or table({**manifest.counts, **manifest.metrics}),
@@ -125,6 +123,8 @@ def _number(value: Any) -> str:
 def _try(what: str, show: Callable[[], Any], retries: int = RETRIES) -> None:
     if not keeps_runs():
         return
+    from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
             show()

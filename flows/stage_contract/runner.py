@@ -7,10 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
-from prefect.context import FlowRunContext
-from prefect.states import Completed, State
 from pydantic import BaseModel
 
 from flows.home import store, tracking
@@ -36,8 +33,8 @@ from tasks.trainer.launch import preload
 
 def run_stage(
     stage: Stage, config: BaseModel, inputs: Mapping[str, str] | None, seed: int, where: RunContext | None
-) -> State:
-    """Runs one stage. The state's data is the `summary` of the artifact, with status "ran" or "reused"."""
+) -> dict[str, Any]:
+    """Runs one stage. Returns the `summary` of its artifact, with status "ran" or "reused"."""
     if secret := secret_in(config.model_dump(mode="json")):  # a Prefect form can lead here without a recipe
         raise InputError(f"stage {stage.name!r}: {secret}")
     where = where or RunContext()
@@ -60,19 +57,14 @@ def run_stage(
                 _make_current(record, manifest, resolved, seed, where)
                 progress.finished(stage.name, "ran", manifest.seconds, manifest.metrics, manifest.counts)
                 RunPage(stage.name).result(manifest, "ran", stage.shown)
-                return Completed(name="Completed", data=summary(manifest, "ran", _flow_run()))
+                return summary(manifest, "ran")
     if where.parent_run_id is not None:
         record_reuse(record, where.parent_run_id, existing)
     _make_current(record, existing, resolved, seed, where)
     progress.finished(stage.name, "reused", existing.seconds, existing.metrics, existing.counts)
     if where.parent_run_id is None:  # somebody started this stage alone and looks at its page
         RunPage(stage.name).reused(record, existing, stage.shown)
-    return Completed(name="Reused", data=summary(existing, "reused", _flow_run()))
-
-
-def _flow_run() -> UUID | None:
-    context = FlowRunContext.get()
-    return context.flow_run.id if context and context.flow_run else None
+    return summary(existing, "reused")
 
 
 def _make_current(
@@ -86,10 +78,9 @@ def _make_current(
         update_stale_tags(store(), record)
 
 
-def summary(manifest: Manifest, status: str, flow_run: UUID | None = None) -> dict[str, Any]:
-    """Plain values about an artifact, which are the result of a stage's flow. `flow_run` made or found it."""
+def summary(manifest: Manifest, status: str) -> dict[str, Any]:
+    """Plain values about an artifact, which are the result of a stage."""
     return {
-        "flow_run": str(flow_run) if flow_run else None,
         "name": manifest.stage,
         "status": status,
         "key": manifest.key,

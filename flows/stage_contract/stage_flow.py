@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from prefect import Flow, flow
 from prefect.context import FlowRunContext
+from prefect.states import Completed, State
 
 from flows.recipe.forms import with_form
+from flows.stage_contract.flow_run import FLOW_RUN, flow_run_id
 from flows.stage_contract.stage import RunContext
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -37,3 +39,11 @@ def stage_flow(
 
     named = flow(name=stage, flow_run_name=name_of_run)
     return lambda function: with_form(named, function, choices, others)
+
+
+def completed(summary: Mapping[str, Any]) -> State:
+    """The final state of a stage's flow run, which says whether the stage ran or was reused. Its data is the summary
+    with the id of the flow run."""
+    return Completed(
+        name="Reused" if summary["status"] == "reused" else "Completed", data={**summary, FLOW_RUN: flow_run_id()}
+    )

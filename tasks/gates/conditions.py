@@ -1,6 +1,6 @@
 """Promotion gates: conditions on a stage's result that must hold before the next stage starts.
 
-This module evaluates a gate on given metrics; flows/run/gates.py gathers the metrics and acts.
+This module evaluates a gate on given metrics; flows/run/gates/gatekeeper.py gathers the metrics and acts.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
 from flows.run.deployed import deployment_of, with_absolute_paths
-from flows.run.dispatch import run_here
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide, pause_s
+from flows.run.here import run_here
 from flows.stage_contract.references import external
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_config, key_of

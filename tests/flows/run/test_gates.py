@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.recipe.load import load_recipe
-from flows.run.gate_checks import check_gates
+from flows.run.gates.checks import check_gates
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 from tests.support.r1 import SMALLER

@@ -17,12 +17,13 @@ from prefect.states import Completed, State
 from flows.home import LOGGERS
 from flows.recipe.forms import Inputs, Seed
 from flows.recipe.sections import Report
-from flows.run.dispatch import _Dispatch, dispatch, run_here
+from flows.run.dispatch import _Dispatch, dispatch
 from flows.run.graph_edges import link_result
+from flows.run.here import run_here
 from flows.stage_contract import gpu_slots
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step
-from flows.stage_contract.stage_flow import stage_flow
+from flows.stage_contract.stage_flow import completed, stage_flow
 from flows.stage_flows import STAGE_FLOWS
 from grpo.config.common import Hardware
 from grpo.errors import InputError
@@ -81,12 +82,12 @@ def test_a_job_holds_a_slot_for_each_of_its_gpus(server: Server, monkeypatch: py
 
 @stage_flow("made")
 def made(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    return run_stage(Stage("made", 1, (), build), config, inputs or {}, seed, where or RunContext())
+    return completed(run_stage(Stage("made", 1, (), build), config, inputs or {}, seed, where or RunContext()))
 
 
 @stage_flow("read")
 def read(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    return run_stage(Stage("read", 1, ("made",), build), config, inputs or {}, seed, where or RunContext())
+    return completed(run_stage(Stage("read", 1, ("made",), build), config, inputs or {}, seed, where or RunContext()))
 
 
 def build(context: Context) -> Outcome:

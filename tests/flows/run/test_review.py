@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.run.gate_checks import check_gates
-from flows.run.review import review_samples
+from flows.run.gates.checks import check_gates
+from flows.run.gates.review import review_samples
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.gates.conditions import Gate, Verdict, decision_key

@@ -21,6 +21,7 @@ from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
 from tasks.tracking.reuse import reuses
 from tasks.tracking.tags import STAGE_TAG
+from tests.support.r1 import SMALLER
 
 pytestmark = pytest.mark.system
 
@@ -89,15 +90,23 @@ def test_the_cold_start_teaches_the_format(first_run: dict[str, Any]) -> None:
     assert table["base"]["format"] < 0.2 < 0.9 < table["dev1"]["format"]
 
 
-def test_again_reuses_everything_as_planned(r1: Any, first_run: dict[str, Any]) -> None:
+def test_again_reuses_everything_as_planned(
+    r1: Any, first_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = r1.tiny("plan")
     assert {stage["name"]: stage["status"] for stage in plan["stages"]} == dict.fromkeys(NAMES, "reuse")
     policy = next(stage["key"] for stage in first_run["stages"] if stage["name"] == "cold_start_sft")
     assert r1.tiny("plan", "--input", f"cold_start_sft={policy}")["stages"] == plan["stages"]
     log = r1.home / "logs/prefect-run.log"
     log.unlink()
-    again = r1.tiny("run")
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    sets = [part for value in SMALLER for part in ("--set", value)]
+    done = r1("run", "tiny", *sets, "--json")
+    monkeypatch.delenv("PYTHONPROFILEIMPORTTIME")
+    again = json.loads(done.stdout.splitlines()[-1])
     assert not log.exists()  # no Prefect server was started: nothing had to be made
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "mlflow" in imported and "prefect" not in imported
     assert statuses(again) == dict.fromkeys(NAMES, "reused")
     assert [s["key"] for s in again["stages"]] == [s["key"] for s in first_run["stages"]]
     assert again["checkpoints"] == first_run["checkpoints"]

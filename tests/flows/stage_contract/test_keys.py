@@ -117,7 +117,7 @@ FIRST, SECOND = Stage("first", 1, (), build), Stage("second", 1, ("first",), bui
 
 
 def run(stage: Stage, force: bool = False, inputs: dict[str, str] | None = None, **config: Any) -> dict[str, Any]:
-    data: dict[str, Any] = run_stage(stage, Config(**config), inputs or {}, 0, RunContext(force=force)).data
+    data: dict[str, Any] = run_stage(stage, Config(**config), inputs or {}, 0, RunContext(force=force))
     return data
 
 

@@ -15,6 +15,7 @@ from flows.recipe.load import load_recipe
 from flows.stage_contract.references import external, resolve
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, hashed_config, key_of
+from flows.stage_contract.stage_flow import completed
 from grpo.errors import InputError
 from tasks.estimate.origin import origin
 from tasks.store.diff import changed_fields
@@ -57,8 +58,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(stage: Stage, seed: int = 0, inputs: dict[str, str] | None = None, force: bool = False, **config: Any) -> Any:
-    state = run_stage(stage, Config(**config), inputs or {}, seed, RunContext(force=force))
-    return {**state.data, "state": state.name}
+    summary = run_stage(stage, Config(**config), inputs or {}, seed, RunContext(force=force))
+    return {**summary, "state": completed(summary).name}
 
 
 def test_what_exists_is_reused() -> None:
@@ -81,7 +82,7 @@ def test_an_artifact_and_its_run_say_where_they_come_from() -> None:
 def test_the_recipes_run_shows_data_sets_and_models_of_its_stages() -> None:
     parent = tracking().recipe_run("toy", "toy seed 0", {}, {})
     where = RunContext(recipe="toy", parent_run_id=parent)
-    made = [run_stage(stage, Config(), {}, 0, where).data["digest"] for stage in (FIRST, MODEL)]
+    made = [run_stage(stage, Config(), {}, 0, where)["digest"] for stage in (FIRST, MODEL)]
     found = tracking().client.get_run(parent)
     (data,) = found.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest) == ("first", made[0][:36])
@@ -96,7 +97,7 @@ def test_a_reused_stage_is_a_link_on_the_recipes_run(home: Path) -> None:
     parent = record.recipe_run("toy", "toy seed 0", {}, {NOTE_TAG: "a recipe"})
     where = RunContext(recipe="toy", parent_run_id=parent)
     for _ in range(2):  # a recipe run that continues reuses it once more
-        assert run_stage(FIRST, Config(), {}, 0, where).name == "Reused"
+        assert run_stage(FIRST, Config(), {}, 0, where)["status"] == "reused"
     run_stage(SECOND, Config(), {}, 0, where)
     run_stage(SECOND, Config(), {}, 0, where)  # what the run itself made is not reused
     assert [child.tags["r1flow.stage"] for child in record.reader.stage_runs(parent)] == ["second"]
@@ -121,7 +122,7 @@ def test_a_reused_stage_whose_run_is_gone_has_no_link(home: Path, monkeypatch: p
     run(FIRST)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(home / "another"))
     parent = tracking().recipe_run("toy", "toy seed 0", {}, {})
-    made = run_stage(FIRST, Config(), {}, 0, RunContext(recipe="toy", parent_run_id=parent)).data
+    made = run_stage(FIRST, Config(), {}, 0, RunContext(recipe="toy", parent_run_id=parent))
     note = tracking().client.get_run(parent).data.tags[NOTE_TAG]
     assert note == f"**Reused stages**\n\n- first, artifact {made['key'][:12]}"
 

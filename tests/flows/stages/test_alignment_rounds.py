@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from flows.recipe.load import load_recipe
-from flows.run.gate_checks import check_gates
+from flows.run.gates.checks import check_gates
 from flows.stage_contract.stage import Step, hashed_config
 from flows.stage_graphs import GRAPHS, R1
 from grpo.errors import InputError

@@ -55,7 +55,7 @@ def run(
     stage: Stage, text: str = "hello", recipe: str = "toy", force: bool = False, seed: int = 0, **inputs: str
 ) -> Any:
     where = RunContext(recipe=recipe, force=force)
-    return run_stage(stage, Config(text=text), inputs, seed, where).data
+    return run_stage(stage, Config(text=text), inputs, seed, where)
 
 
 def chain(text: str = "hello", recipe: str = "toy") -> list[str]:

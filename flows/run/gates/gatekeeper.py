@@ -15,19 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from prefect import pause_flow_run, suspend_flow_run
-from prefect.artifacts import create_markdown_artifact
-from prefect.context import FlowRunContext
-from prefect.exceptions import FlowPauseTimeout
-from prefect.input import RunInput
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from pydantic import Field
-
 from flows.home import home, store
 from flows.prefect_server import keeps_runs
 from flows.progress import Progress
 from flows.recipe.schema import Recipe
-from flows.run.review import review_samples
+from flows.run.gates.review import review_samples
 from flows.stage_contract.run_page import artifact_key
 from flows.stage_contract.stage import RunContext, Step
 from flows.stages import evaluate
@@ -36,10 +28,6 @@ from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
 from tasks.store.manifest import Manifest
 from tasks.tracking.client import Tracking
 from tasks.tracking.tags import gate_tag
-
-POLL_S = 5
-RETRIES = 10
-"""Retries of a waiting run that cannot reach its server. Pauses double, since a server may be away for half an hour."""
 
 
 class GateStopped(Exception):
@@ -50,12 +38,13 @@ class GateStopped(Exception):
         self.gate, self.can_be_approved = gate, can_be_approved
 
 
-class Approval(RunInput):
-    """The approval form in Prefect."""
+@dataclass(frozen=True)
+class Answer:
+    """A person's answer to a gate that asks: whether the run goes on, why, and who said so."""
 
-    approve: bool = Field(False, description="Go on. Otherwise the run ends.")
-    note: str = Field("", description="Why, for the record.")
-    who: str = Field("", description="Your name, for the record.")
+    approve: bool
+    note: str
+    who: str
 
 
 def _step(checkpoints: Sequence[str]) -> Step:
@@ -174,7 +163,7 @@ def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, D
     if (recorded := decisions.approval(key)) is not None:
         return "approved", recorded
     if approved:
-        answer = Approval(approve=True, note="--approve", who=_user())
+        answer = Answer(approve=True, note="--approve", who=_user())
     elif keeps_runs():
         answer = _ask_in_prefect(gate, verdict, f"{gate.name}-{key[:16]}-{len(decisions.of(key))}")
     elif sys.stdin is not None and sys.stdin.isatty():
@@ -194,24 +183,17 @@ _ACTIONS: dict[str, Callable[[Gate, Verdict, str, bool], tuple[str, Decision | N
 }
 
 
-def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Approval:
-    """`pause_key` stays the same when a suspended run starts again, so that Prefect returns the answer instead of
-    asking again. It changes after a refusal."""
-    context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
-    form = Approval.with_initial_data(description=verdict.markdown())
-    seconds = round(gate.wait_hours * 3600)
-    Progress.current().say(f"{_said(verdict)}; flow run {context.flow_run.name!r} waits for approval in Prefect")
+def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Answer:
+    from flows.run.gates.approval_form import ask
+
     try:
-        if context.flow_run.deployment_id is not None and context.flow_run.parent_task_run_id is None:
-            return suspend_flow_run(wait_for_input=form, timeout=seconds, key=pause_key)
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: RETRIES}):
-            return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
-    except FlowPauseTimeout:
+        answer = ask(gate, verdict, _said(verdict), pause_key)
+    except TimeoutError:
         raise GateStopped(f"{_said(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
+    return Answer(answer.approve, answer.note, answer.who)
 
 
-def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Approval:
+def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Answer:
     say = Progress.current().say
     say(f"gate {gate.name} after {gate.after} asks:")
     for line in verdict.lines():
@@ -221,7 +203,7 @@ def _ask_on_terminal(gate: Gate, verdict: Verdict) -> Approval:
     say("Go on? [y/N]" if verdict.passed else "Go on all the same? [y/N]")
     approve = sys.stdin.readline().strip().lower() in ("y", "yes")
     say("A note, for the record:")
-    return Approval(approve=approve, note=sys.stdin.readline().strip(), who=_user())
+    return Answer(approve=approve, note=sys.stdin.readline().strip(), who=_user())
 
 
 def _user() -> str:
@@ -246,5 +228,7 @@ def _publish(recipe: Recipe, verdict: Verdict) -> None:
     """Publishes the evidence as an artifact in Prefect."""
     if not keeps_runs():
         return
+    from prefect.artifacts import create_markdown_artifact
+
     key = artifact_key(f"gate {recipe.name} {verdict.gate}")
     create_markdown_artifact(markdown=verdict.markdown(), key=key, description=f"Gate after {verdict.after}.")
