@@ -212,8 +212,9 @@ class Context:
                 self.tracking.log_file(self.run_id, log, f"logs/{name}")
         if (used := work / PEAK_MEMORY_FILE).is_file():  # logged for comparison with the estimate
             gigabytes = json.loads(used.read_text())["peak_bytes"] / 1e9
-            # MLflow shows a metric that has only step 0 as a bar, not as a one-point curve.
-            self.tracking.log_metrics(self.run_id, [{"step": 0, f"{prefix}peak_memory_gb": gigabytes}])
+            # Among the system metrics, so that "Model metrics" of a training run has only curves. MLflow shows a metric
+            # that has only step 0 as a bar, not as a one-point curve.
+            self.tracking.log_metrics(self.run_id, [{"step": 0, f"system/{prefix}peak_memory_gb": gigabytes}])
         write_whole(done, json.dumps(result))
         return result
 

@@ -44,5 +44,10 @@ def test_the_estimate_lies_beside_the_runs_own_numbers(r1: Any, first_run: dict[
     assert set(estimated["stages"]) == {stage["name"] for stage in first_run["stages"]}
     import sqlite3
 
-    peaks = sqlite3.connect(database).execute("select value from metrics where key = 'peak_memory_gb'").fetchall()
+    metrics = sqlite3.connect(database)
+    peaks = metrics.execute("select value from metrics where key = 'system/peak_memory_gb'").fetchall()
     assert len(peaks) >= 5 and all(0 < value < 64 for (value,) in peaks)
+    in_one_step = """
+        select metrics.key from metrics join runs using (run_uuid) where runs.name like 'reasoning_rl%'
+        and metrics.key not like 'system/%' group by metrics.key having max(metrics.step) = 0"""
+    assert metrics.execute(in_one_step).fetchall() == []  # "Model metrics" of a training run has only curves
