@@ -6,9 +6,9 @@ give a value, the description says "unpublished".
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from grpo.settings import Settings
 
@@ -116,6 +116,24 @@ class Hardware(Settings):
         "on each: PET_RDZV_ENDPOINT=HOST:PORT of the first, PET_NODE_RANK=0, 1, ...",
     )
 
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        exclude_if=lambda value: value == 1,
+        description="Neighbouring processes that share the tokens of each sequence they train on (Ulysses, arXiv "
+        "2309.14509), for sequences whose activations one GPU cannot hold. Divides processes * nodes and the model's "
+        "number of attention heads. RL and SFT of packed models.",
+    )
+
+    @model_validator(mode="after")
+    def _sequences_are_shared_evenly(self) -> Hardware:
+        if self.processes * self.nodes % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel ({self.sequence_parallel}) must divide processes * nodes "
+                f"({self.processes * self.nodes})"
+            )
+        return self
+
     @model_validator(mode="after")
     def _mixed_is_mixed(self) -> Hardware:
         if self.mixed_precision and self.dtype == "float32":
@@ -135,6 +153,16 @@ class Hardware(Settings):
                 f"set hardware.mixed_precision = true, or a rate of {SMALLEST_BFLOAT16_RATE:.2g} or more, or train "
                 "adapters (lora)"
             )
+
+
+def _check_whole_sequences(hardware: Hardware) -> Hardware:
+    if hardware.sequence_parallel > 1:
+        raise ValueError("sequence_parallel is for RL and SFT; set it to 1 here")
+    return hardware
+
+
+WholeSequences = Annotated[Hardware, AfterValidator(_check_whole_sequences)]
+"""Hardware of jobs whose processes cannot share the tokens of a sequence."""
 
 
 class RayCluster(Settings):

@@ -227,6 +227,11 @@ class RL(Settings):
                 "experts.replay takes the experts that this library's sampler chose, in grpo and online_rft; set "
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
+        if self.hardware.sequence_parallel > 1 and (self.experts.replay or self.experts.balance_coef):
+            raise ValueError(
+                "experts.replay and experts.balance_coef count the tokens of whole sequences; set "
+                "hardware.sequence_parallel = 1"
+            )
         if self.uncertainty_penalty and not {"helpful", "safe"} & self.rewards.keys():
             raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")
         if self.curriculum and self.curriculum.min_pass_rate >= self.curriculum.max_pass_rate:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import Hardware, Lora, Optimizer
+from grpo.config.common import Hardware, Lora, Optimizer, WholeSequences
 from grpo.config.validation import HeldOutValidation, Keep, ValidateEvery
 from grpo.settings import Settings
 
@@ -25,7 +25,7 @@ class Supervised(Settings):
         description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
-    hardware: Hardware = Hardware()
+    hardware: WholeSequences = Hardware()
     save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job resumes from.")
 
     @model_validator(mode="after")
@@ -66,6 +66,7 @@ class Tuning(Supervised):
 class SFT(Tuning):
     """Supervised fine-tuning."""
 
+    hardware: Hardware = Hardware()
     validate_every: ValidateEvery = None
     validation: HeldOutValidation = Field(HeldOutValidation(), exclude_if=lambda value: value == HeldOutValidation())
     keep: Keep = "last"

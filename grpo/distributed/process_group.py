@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from grpo.config.common import Hardware
+from grpo.distributed.sequence_group import SequenceGroup
 from grpo.errors import InputError
 from grpo.processes import malloc
 
@@ -37,6 +38,8 @@ class Parallel:
     world: int
     local_rank: int
     device: torch.device
+    sequence: SequenceGroup | None = None
+    """The processes that share the tokens of their micro-batches; None: each process has its own."""
 
     @classmethod
     def start(cls, hardware: Hardware) -> Parallel:
@@ -50,7 +53,22 @@ class Parallel:
         if world > 1:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)
-        return cls(rank, world, local_rank, device)
+        return cls(rank, world, local_rank, device, _sequence_group(rank, world, hardware.sequence_parallel))
+
+    @property
+    def data_world(self) -> int:
+        """Number of groups of processes with micro-batches of their own."""
+        return self.world // (self.sequence.size if self.sequence else 1)
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this process's group among them."""
+        return self.rank // (self.sequence.size if self.sequence else 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process reports the numbers of its group."""
+        return self.sequence is None or self.sequence.rank == 0
 
     @property
     def is_main(self) -> bool:
@@ -146,6 +164,16 @@ def _device(wanted: str, local_rank: int, local_world: int) -> torch.device:
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else equal products may differ in their bits
     return device
+
+
+def _sequence_group(rank: int, world: int, size: int) -> SequenceGroup | None:
+    """Groups of neighbours, which mostly are on one machine."""
+    if size == 1:
+        return None
+    if world % size:
+        raise InputError(f"hardware.sequence_parallel = {size} must divide the number of processes, {world}")
+    groups = [dist.new_group([*range(first, first + size)], timeout=PATIENCE) for first in range(0, world, size)]
+    return SequenceGroup(rank % size, size, groups[rank // size])
 
 
 def _number(name: str, default: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.model.logprobs import completion_states
+from grpo.model.logprobs import completion_states, whole_table
 
 
 class Value(nn.Module):
@@ -34,4 +34,5 @@ def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Seque
     backbone = value.trunk if "trunk" in value._modules else value._backbone[0]
     states, _, rows, columns = completion_states(backbone, prompts, completions)
     values = value.head(states.to(value.head.weight.dtype)).squeeze(1).float()
-    return values.new_zeros(len(prompts), max(map(len, completions))).index_put((rows, columns), values)
+    table = values.new_zeros(len(prompts), max(map(len, completions)))
+    return whole_table(table.index_put((rows, columns), values))

@@ -19,6 +19,7 @@ from grpo.distributed.process_group import Parallel, divide
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
+from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.model.packed.transfer import to_device
 from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
 from grpo.model.value_head import values_of
@@ -79,11 +80,11 @@ class Update:
         totals = Totals()
         for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
-            with self._replaying(rollout, part):
+            with self._replaying(rollout, part), sharing_tokens(self.parallel.sequence):
                 loss, measured = self._balanced_loss(rollout, part, normalizers, len(part) / sum(map(len, parts)))
                 with ordered_gradients(self.device):
                     (loss if counts else loss * 0).backward()
-            if counts:
+            if counts and self.parallel.counts:
                 totals.add({"loss": loss, **measured})
         stats = self.parallel.reduce(totals.read())
         for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):
@@ -118,11 +119,12 @@ class Update:
 
     def _share(self, rollout: Rollout, parts: list[list[int]]) -> list[tuple[list[int], bool]]:
         """This process's micro-batches (indices into `parts`), and whether each counts. All processes run the same
-        number, so a process with fewer repeats a short one with zero weight."""
+        number, so a process with fewer repeats a short one with zero weight. Processes that share tokens have the same
+        ones."""
         batches = micro_batches(rollout.prompts, rollout.completions, parts, self.settings.micro_batch_tokens)
         lengths = [sum(len(rollout.prompts[row]) + len(rollout.completions[row]) for row in part) for part in parts]
-        shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.world)
-        mine = [(batches[i], True) for i in shares[self.parallel.rank]]
+        shares = divide([sum(lengths[number] for number in batch) for batch in batches], self.parallel.data_world)
+        mine = [(batches[i], True) for i in shares[self.parallel.data_rank]]
         if missing := max(map(len, shares)) - len(mine):
             shortest = min(range(len(parts)), key=lengths.__getitem__)
             mine += [([shortest], False)] * missing

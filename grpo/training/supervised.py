@@ -19,6 +19,7 @@ from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
+from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss
@@ -112,15 +113,18 @@ def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int)
         units.append([*range(first, first + len(example.prompts))])
     weight = sum(example.weight for example in batch)
     parts = micro_batches(prompts, rests, units, max_tokens)
-    shares = divide([sum(batch[number].tokens for number in part) for part in parts], model.parallel.world)
-    mine = [[batch[number] for number in parts[i]] for i in shares[model.parallel.rank]]
+    parallel = model.parallel
+    shares = divide([sum(batch[number].tokens for number in part) for part in parts], parallel.data_world)
+    mine = [[batch[number] for number in parts[i]] for i in shares[parallel.data_rank]]
     totals = Totals()
     for part in mine:
-        value = model(loss, part) / weight
-        with ordered_gradients(model.parallel.device):
+        with sharing_tokens(parallel.sequence):
+            value = model(loss, part) / weight
+        with ordered_gradients(parallel.device):
             value.backward()
-        totals.add({"loss": value})
+        if parallel.counts:
+            totals.add({"loss": value})
     for _ in range(max(map(len, shares)) - len(mine)):  # all processes must call the model equally often
-        with ordered_gradients(model.parallel.device):
+        with ordered_gradients(parallel.device), sharing_tokens(parallel.sequence):
             (model(loss, [min(batch, key=lambda example: example.tokens)]) * 0).backward()
-    return model.parallel.reduce({"loss": 0.0, **totals.read()})["loss"]
+    return parallel.reduce({"loss": 0.0, **totals.read()})["loss"]

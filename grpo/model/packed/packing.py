@@ -32,9 +32,12 @@ class Pack:
     starts: list[int]  # B: index of the first token after the prompt
 
 
-def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, unfused: bool = False) -> Pack:
+def pack(
+    prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.device, unfused: bool = False, multiple: int = 1
+) -> Pack:
     """Packs the sequences prompt + rest. Either may be empty, not both. `unfused`: see
-    `grpo.model.packed.attention.Packed`.
+    `grpo.model.packed.attention.Packed`. `multiple`: of it N is made a multiple, by a sequence of zeros at the end that
+    nothing sees.
 
     A prompt that only one sequence has is treated as part of its rest. Shared prompts of the same length and the rests
     that follow them share one attention call.
@@ -61,6 +64,10 @@ def pack(prompts: Sequence[Tokens], rests: Sequence[Tokens], device: torch.devic
             start, stop = (starts[row], starts[row] + len(rests[row])) if shared else (begin, len(ids))
             if stop > start or shared:
                 calls.setdefault((shared, _width(stop - start)), _Spans()).add(begin, start, stop)
+    if padding := -len(ids) % multiple:
+        calls.setdefault((0, _width(padding)), _Spans()).add(len(ids), len(ids), len(ids) + padding)
+        ids += [0] * padding
+        spans.append((0, padding))
     return Pack(
         ids=to_device(integers(ids)[None], device),
         positions=to_device(ranges(*integers(spans).T)[None], device),

@@ -80,11 +80,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _chunks(states: Tensor, vocabulary: int, keeps: int) -> list[slice]:
     """Slices of tokens: first one chunk of the `keeps` tokens whose softmax is kept (one, because each chunk writes the
-    gradient of the weights once), then chunks of the others."""
+    gradient of the weights once), then chunks of the others. Without tokens there is one empty chunk, so that the
+    weights get a gradient in every process."""
     size = max(1, chunk_bytes(_kind(states.device), _memory(states.device)) // (4 * vocabulary))
     keeps = min(keeps, len(states))
     kept = [slice(0, keeps)] if keeps else []
-    return kept + [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]
+    others = [slice(start, min(start + size, len(states))) for start in range(keeps, len(states), size)]
+    return kept + others or [slice(0, 0)]
 
 
 Kept = tuple[Tensor, Tensor]

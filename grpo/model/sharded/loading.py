@@ -22,7 +22,9 @@ from grpo.config.experts import Experts
 from grpo.distributed.fsdp import Sharded, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
+from grpo.model.lm_head import backbone_of
 from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
+from grpo.model.packed.shared_tokens import check_can_share
 from grpo.model.routers import mark_routers, prepare_routers
 from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
 from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, loading_options, stored_dtype
@@ -46,7 +48,21 @@ def load_sharded(
     A process never holds more than its shards and the first blocks of the model, which are probed whole. Exceptions,
     for which each process loads the whole model first: one process, adapters, a model that cannot be shortened.
     """
-    experts = experts if experts != Experts() else None
+    sharded = _load_sharded(model, hardware, parallel, dtype, lora, experts if experts != Experts() else None, trained)
+    if trained and parallel.sequence is not None:
+        check_can_share(backbone_of(sharded.model), model, parallel.sequence.size)
+    return sharded
+
+
+def _load_sharded(
+    model: str,
+    hardware: Hardware,
+    parallel: Parallel,
+    dtype: torch.dtype | None,
+    lora: Lora | None,
+    experts: Experts | None,
+    trained: bool,
+) -> Sharded:
     if parallel.world > 1 and lora is None and (probed := _probed_blocks(model, hardware)) is not None:
         sharded = _read_shards(model, hardware, parallel, dtype, experts, trained, *probed)
         if sharded is not None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo.data.held_out import read_held_out
-from tests.support.job_runner import COMMAND, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
+from tests.support.job_runner import COMMAND, CPU, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
 
 pytestmark = pytest.mark.system
 
@@ -60,6 +60,16 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
     assert_same(tmp_path, alone, within=1e-5)
 
 
+def test_processes_that_share_sequences_make_the_updates_of_one(alone, rl_fields, tmp_path):
+    settings = {**STEPS, "hardware": {**CPU, "processes": 2, "sequence_parallel": 2}}
+    run_in(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}), 2)
+    keys = ("step", "reward", "completion_tokens")
+    assert [[r[key] for key in keys] for r in metrics(tmp_path)] == [[r[key] for key in keys] for r in metrics(alone)]
+    for ours, theirs in zip(metrics(tmp_path), metrics(alone), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)  # counted once, not by each process
+    assert_same(tmp_path, alone, within=1e-5)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_another_number_of_processes(alone, rl_fields, tmp_path):
     job = write_job(tmp_path, "rl", **{**rl_fields, "settings": STEPS})
@@ -75,9 +85,13 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(alone, rl_fields,
 
 def test_sft_too(sft_fields, tmp_path):
     settings = {**sft_fields["settings"], "max_steps": 4}
-    for processes in (1, 2):
-        run_in(write_job(tmp_path / str(processes), "sft", **{**sft_fields, "settings": settings}), processes)
-    assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
+    shared = {**settings, "hardware": {**CPU, "processes": 2, "sequence_parallel": 2}}
+    for name, processes, own in (("1", 1, settings), ("2", 2, settings), ("shared", 2, shared)):
+        run_in(write_job(tmp_path / name, "sft", **{**sft_fields, "settings": own}), processes)
+    for name in ("2", "shared"):
+        assert_same(tmp_path / "1", tmp_path / name, within=1e-5)
+        for ours, theirs in zip(metrics(tmp_path / name), metrics(tmp_path / "1"), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
 def test_a_reward_model_too_and_its_held_out_scores(sft, tmp_path):

@@ -1,0 +1,74 @@
+"""Processes that share the tokens of their sequences, and what they exchange (Ulysses, arXiv 2309.14509).
+
+Each process of a group has one part of the tokens, and runs everything but attention on it. For attention, tokens are
+exchanged for heads: each process gets one part of the heads, of all tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Process `rank` of the `size` processes that share the tokens of each micro-batch."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+
+    def part(self, tokens: int) -> slice:
+        """This process's part of `tokens`, which must be a multiple of `size`."""
+        share = tokens // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def heads_of_all_tokens(self, states: Tensor) -> Tensor:
+        """[N / size, H, D] -> [N, H / size, D]: all heads of this process's tokens for all tokens of its heads."""
+        exchanged: Tensor = _Exchange.apply(states, self, True)
+        return exchanged
+
+    def tokens_of_all_heads(self, states: Tensor) -> Tensor:
+        """[N, H / size, D] -> [N / size, H, D]: the reverse of `heads_of_all_tokens`."""
+        exchanged: Tensor = _Exchange.apply(states, self, False)
+        return exchanged
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of the processes' tensors, from which all of them must compute the same loss. Each process gets the
+        gradient of its own term, so gradients must be summed over the group."""
+        total: Tensor = _Sum.apply(part, self)
+        return total
+
+    def exchange(self, states: Tensor, to_heads: bool) -> Tensor:
+        size = self.size
+        sent = states.unflatten(1, (size, -1)).transpose(0, 1) if to_heads else states.unflatten(0, (size, -1))
+        received = torch.empty_like(sent, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, sent.contiguous(), group=self.group)
+        return received.flatten(0, 1) if to_heads else received.transpose(0, 1).flatten(1, 2)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, group: SequenceGroup, to_heads: bool) -> Tensor:
+        ctx.group, ctx.to_heads = group, to_heads
+        return group.exchange(states, to_heads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.exchange(gradient, not ctx.to_heads), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: SequenceGroup) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total, group=group.group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

@@ -1,0 +1,92 @@
+"""Processes that share the tokens of their sequences compute what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_models import build
+from tests.support import sequence_jobs
+from tests.support.parallel_jobs import ALONE, Team
+
+pytestmark = pytest.mark.system
+
+KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma2", "cohere2"]
+"""Among them: fewer key heads than query heads, experts, latent attention, sinks and windows, softcaps, scaled
+logits."""
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    started = Team(request.param)
+    yield started
+    started.dismiss()
+
+
+def assert_equal(team: Team, folder: Path, size: int, hardware: dict[str, Any], lora: bool = False) -> None:
+    logprobs, gradients = sequence_jobs.gradients(ALONE, str(folder), 1, hardware, lora)
+    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
+    assert largest > 0.1
+    for found, shared in team(sequence_jobs.gradients, str(folder), size, hardware, lora):
+        np.testing.assert_allclose(found, logprobs, atol=2e-6, rtol=0)
+        assert shared.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(shared[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    assert_equal(team, tmp_path, len(team.processes), {})
+
+
+def test_groups_have_micro_batches_of_their_own(team: Team, tmp_path: Path) -> None:
+    build("qwen3", tmp_path)
+    if len(team.processes) > 2:
+        assert_equal(team, tmp_path, 2, {})
+
+
+@pytest.mark.parametrize("hardware", [{"gradient_checkpointing": True}, {"fused": False}], ids=str)
+def test_with_other_settings(hardware: dict[str, Any], team: Team, tmp_path: Path) -> None:
+    build("qwen3", tmp_path)
+    assert_equal(team, tmp_path, len(team.processes), hardware)
+
+
+def test_adapters(team: Team, tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    assert_equal(team, tmp_path, len(team.processes), {}, lora=True)
+
+
+def test_each_process_has_its_part_of_the_tokens(team: Team, tmp_path: Path) -> None:
+    """63 in all: 18 of prompts, and 53 of completions without the last one of each."""
+    build("llama", tmp_path)
+    size = len(team.processes)
+    assert sequence_jobs.tokens_in_mlp(ALONE, str(tmp_path), 1) == 63
+    assert team(sequence_jobs.tokens_in_mlp, str(tmp_path), size) == [-(-63 // size)] * size
+
+
+def test_values_too(team: Team, tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    values, gradient = sequence_jobs.values(ALONE, str(tmp_path), 1)
+    for found, shared in team(sequence_jobs.values, str(tmp_path), len(team.processes)):
+        np.testing.assert_allclose(found, values, atol=1e-5)
+        np.testing.assert_allclose(shared, gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "hardware", "why"),
+    [
+        ("llama", 2, {"attention": "plain"}, "runs plain here, and only packed sequences can be shared"),
+        ("qwen3_next", 2, {}, "need whole sequences"),
+    ],
+)
+def test_a_model_whose_sequences_cannot_be_shared_is_refused(
+    kind: str, size: int, hardware: dict[str, Any], why: str, team: Team, tmp_path: Path
+) -> None:
+    build(kind, tmp_path)
+    for said in team(sequence_jobs.refusal, str(tmp_path), size, hardware):
+        assert why in said and "sequence_parallel = 2" in said and "\n" not in said
