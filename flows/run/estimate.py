@@ -149,6 +149,7 @@ _FIELDS = {
     "hardware.processes": ("2", "4", "8"),
     "hardware.gradient_checkpointing": ("true",),
     "micro_batch_tokens": ("16384", "8192", "4096", "2048"),
+    "hardware.sequence_parallel": ("2", "4", "8"),
     "sampling.batch_size": ("128", "64", "16"),
     "lora": ("{rank=32}",),
     "optimizer.kind": ("adamw_8bit",),

@@ -217,7 +217,8 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
 def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
     """Peak memory of an update: gradients of earlier micro-batches exist, the next micro-batch has finished its forward
     pass with all activations kept, and the backward pass is in the head or in the last block."""
-    hardware, tokens = settings.hardware, settings.micro_batch_tokens
+    hardware = settings.hardware
+    tokens = settings.micro_batch_tokens / hardware.sequence_parallel
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
     block = (activation_bytes(a, itemsize, keys_per_token) + _adapters(a, settings, itemsize)) * tokens
@@ -234,7 +235,7 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     }
 
 
-def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: int) -> float:
+def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: float) -> float:
     """Bytes of a chunk of logits that is not kept for the backward pass: in float32, and in the type of the weights."""
     beyond = max(0, 4 * tokens * a.vocabulary - KEPT_BYTES[device.kind])
     return min(chunk_bytes(device.kind, device.bytes), beyond) * (1 if itemsize == 4 else 1.5)

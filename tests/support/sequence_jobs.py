@@ -17,6 +17,7 @@ from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.model.sharded.loading import load_sharded
 from grpo.model.value_head import Value, values_of
 from tests.support.parallel_jobs import sequences
+from tests.support.shard_jobs import PeakMemory
 
 PROMPTS = [[5, 6, 7]] * 3 + [[8, 9]] * 3 + [[4], [*range(3, 15)]]
 """Of eight completions: two prompts are shared. The last one is long, so that a process may have no token of its
@@ -62,6 +63,22 @@ def tokens_in_mlp(parallel: Parallel, folder: str, size: int) -> int:
     with sharing_tokens(parallel.sequence):
         sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0).sum().backward()
     return seen[0]
+
+
+def peak_bytes(parallel: Parallel, folder: str, size: int, tokens: int) -> int:
+    """Peak memory of a forward and backward pass over one sequence of so many tokens."""
+    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
+    sharded = load_sharded(folder, Hardware(device="cpu"), parallel)
+    completion = [3 + i % 90 for i in range(tokens)]
+
+    def step(length: int) -> None:
+        with sharing_tokens(parallel.sequence):
+            sharded(completion_logprobs, [[1, 2]], [completion[:length]], 1.0).sum().backward()
+
+    step(64)  # loads what a step needs
+    with PeakMemory() as peak:
+        step(tokens)
+    return peak.bytes
 
 
 def values(parallel: Parallel, folder: str, size: int) -> Any:

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.distributed.sequence_group import SequenceGroup
-from grpo.errors import InputError
-from grpo.model.packed.attention import Layout, is_packed
-from grpo.model.packed.by_rows import runs_by_rows
+from grpo.model.packed.attention import Layout
 from grpo.model.packed.scores import ScoreOptions
-from grpo.model.rope import rope_limit
 
 _GROUP: ContextVar[SequenceGroup | None] = ContextVar("sequence group", default=None)
 
@@ -56,18 +52,3 @@ class SharedTokens:
         q, k, v = exchanged.split([part.shape[2] for part in parts], 1)
         attended = self.layout.attend(layer, q, k, v, options)
         return self.group.tokens_of_all_heads(attended)
-
-
-def check_can_share(backbone: Any, model: str, size: int) -> None:
-    """Raises InputError if `size` processes cannot share the tokens of a transformer's sequences."""
-    setting = f"hardware.sequence_parallel = {size}"
-    if not is_packed(backbone):
-        raise InputError(f"{setting}: {model} runs plain here, and only packed sequences can be shared; set it to 1")
-    by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
-    if by_rows:
-        raise InputError(f"{setting}: {', '.join(by_rows)} of {model} need whole sequences; set it to 1")
-    if rope_limit(backbone) is not None:
-        raise InputError(f"{setting}: the rotary embedding of {model} depends on the sequence's length; set it to 1")
-    heads = backbone.config.get_text_config().num_attention_heads
-    if heads % size:
-        raise InputError(f"{setting}: {model} has {heads} attention heads, which must be a multiple of it")

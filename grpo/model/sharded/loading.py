@@ -24,7 +24,9 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
 from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
-from grpo.model.packed.shared_tokens import check_can_share
+from grpo.model.packed.attention import is_packed
+from grpo.model.packed.by_rows import runs_by_rows
+from grpo.model.rope import rope_limit
 from grpo.model.routers import mark_routers, prepare_routers
 from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
 from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, loading_options, stored_dtype
@@ -50,7 +52,7 @@ def load_sharded(
     """
     sharded = _load_sharded(model, hardware, parallel, dtype, lora, experts if experts != Experts() else None, trained)
     if trained and parallel.sequence is not None:
-        check_can_share(backbone_of(sharded.model), model, parallel.sequence.size)
+        _check_can_share(backbone_of(sharded.model), model, parallel.sequence.size)
     return sharded
 
 
@@ -71,6 +73,21 @@ def _load_sharded(
     if experts is not None:
         prepare_routers(policy, model, experts)
     return shard(policy if trained else policy.requires_grad_(False), parallel, dtype=dtype)
+
+
+def _check_can_share(backbone: Any, model: str, size: int) -> None:
+    """Raises InputError if `size` processes cannot share the tokens of a transformer's sequences."""
+    setting = f"hardware.sequence_parallel = {size}"
+    if not is_packed(backbone):
+        raise InputError(f"{setting}: {model} runs plain here, and only packed sequences can be shared; set it to 1")
+    by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
+    if by_rows:
+        raise InputError(f"{setting}: {', '.join(by_rows)} of {model} need whole sequences; set it to 1")
+    if rope_limit(backbone) is not None:
+        raise InputError(f"{setting}: the rotary embedding of {model} depends on the sequence's length; set it to 1")
+    heads = backbone.config.get_text_config().num_attention_heads
+    if heads % size:
+        raise InputError(f"{setting}: {model} has {heads} attention heads, which must be a multiple of it")
 
 
 def load_to_copy(model: str, hardware: Hardware) -> Any:

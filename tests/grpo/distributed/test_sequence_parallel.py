@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.tiny_models import build
 from tests.support import sequence_jobs
@@ -67,6 +68,18 @@ def test_each_process_has_its_part_of_the_tokens(team: Team, tmp_path: Path) -> 
     size = len(team.processes)
     assert sequence_jobs.tokens_in_mlp(ALONE, str(tmp_path), 1) == 63
     assert team(sequence_jobs.tokens_in_mlp, str(tmp_path), size) == [-(-63 // size)] * size
+
+
+def test_a_process_keeps_the_activations_of_its_tokens(team: Team, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=96, max_position_embeddings=32768, **sizes)).save_pretrained(tmp_path)
+    tokens, size = 16384, len(team.processes)
+    alone = sequence_jobs.peak_bytes(ALONE, str(tmp_path), 1, tokens)
+    assert alone > 4 * tokens * 6 * (
+        2 * 256 + 8 * 64
+    )  # gates and ups, and eight states as wide as the model, per block
+    for shared in team(sequence_jobs.peak_bytes, str(tmp_path), size, tokens):
+        assert shared < 1.3 * alone / size, f"{shared / 1e6:.0f} of {alone / 1e6:.0f} MB"
 
 
 def test_values_too(team: Team, tmp_path: Path) -> None:

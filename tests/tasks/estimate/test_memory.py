@@ -171,6 +171,12 @@ def test_processes_divide_what_is_held_but_not_what_they_gather() -> None:
     assert four.loading == 348 + 4 * (44 + 152)
 
 
+def test_processes_that_share_sequences_hold_the_activations_of_their_tokens() -> None:
+    alone = of({"micro_batch_tokens": 256, "hardware": {"processes": 2}})
+    shared = of({"micro_batch_tokens": 512, "hardware": {"processes": 2, "sequence_parallel": 2}})
+    assert shared.update == alone.update and shared.held == alone.held
+
+
 def test_with_lora_each_process_loads_and_measures_the_whole_model() -> None:
     two = of({"lora": {"rank": 3}, "hardware": {"processes": 2}})
     assert two.reference_pass["gathered reference"] == 348 * 4

@@ -117,6 +117,13 @@ def test_a_shared_prompt_is_in_the_pack_once():
     assert (made.first, made.starts, made.last) == ([2, 6, 2], [3, 7, 5], [4, 7, 2])
 
 
+def test_a_pack_is_filled_up_to_a_multiple():
+    made = pack([[5, 6, 7], [8, 9], [5, 6, 7]], [[1, 2], [3], []], CPU, multiple=5)
+    assert made.ids.tolist() == [[5, 6, 7, 1, 2, 8, 9, 3, 0, 0]]
+    assert made.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]]
+    assert made.last == [4, 7, 2]
+
+
 def test_a_prompt_may_be_asked_twice_with_nothing_after_it():
     made = pack([[5, 6], [5, 6]], [[], []], CPU)
     assert (made.ids.tolist(), made.last) == ([[5, 6]], [1, 1])
