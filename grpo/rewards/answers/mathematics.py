@@ -45,6 +45,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]++")
 _LETTER = re.compile(r"[a-zA-Z]")
 _EQUALS = re.compile(r"=|\\(?:approx|eq)\b|≈")
 _MEMBER = re.compile(r"[A-Za-z] ?(?:\\in\b|∈) ?")
+_UNORDERED = re.compile("Invalid (?:NaN )?comparison")
 _INTERVAL = re.compile(r"\\infty|\\cup|[<>≤≥∞]|\\[lg](?:t|e)")
 
 
@@ -143,13 +144,17 @@ def _gold(text: str, refusals: list[EvaluationRefused]) -> Any:
 
 
 def _same(gold: Any, expression: str) -> bool:
-    """Whether math-verify finds them equal. Its ValueError means no expression or no value, such as 1/0. Other errors
-    are raised."""
+    """Whether math-verify finds them equal. Its ValueError means no expression or no value, such as 1/0, and sympy's
+    TypeError of a comparison a value without an order, such as 0 * oo or 2i in a set. Other errors are raised."""
     parse, same = _math_verify()
     try:
         return same(gold, parse(f"${expression}$"))
     except ValueError:
         return False
+    except TypeError as error:
+        if _UNORDERED.match(str(error)):
+            return False
+        raise
 
 
 def _with_commas(digits: str) -> Any:

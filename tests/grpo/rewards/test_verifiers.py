@@ -129,6 +129,9 @@ def test_math_works_outside_the_main_thread() -> None:
 
 def test_what_has_no_value_is_wrong_and_other_errors_of_math_are_raised() -> None:
     assert verify(problem("math", "5"), "\\frac{1}{0}") == 0.0
+    assert (
+        verify(problem("math", "$x=2$ or $x=3$"), "1,0001,000\\infty") == 0.0
+    )  # a set with 0 * oo, which is no number
     # math-verify 0.9 knows no order between these two kinds of relation; that says nothing of the answer.
     with pytest.raises(KeyError):
         verify(problem("math", "x \\neq 3"), "x > 3")
