@@ -216,9 +216,11 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
 
 def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
     """Peak memory of an update: gradients of earlier micro-batches exist, the next micro-batch has finished its forward
-    pass with all activations kept, and the backward pass is in the head or in the last block."""
+    pass with all activations kept, and the backward pass is in the head or in the last block. A micro-batch holds at
+    least one sequence."""
     hardware = settings.hardware
-    tokens = settings.micro_batch_tokens / hardware.sequence_parallel
+    longest = lengths.prompt + lengths.completion - 1
+    tokens = max(settings.micro_batch_tokens, longest) / hardware.sequence_parallel
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
     block = (activation_bytes(a, itemsize, keys_per_token) + _adapters(a, settings, itemsize)) * tokens

@@ -177,6 +177,12 @@ def test_processes_that_share_sequences_hold_the_activations_of_their_tokens() -
     assert shared.update == alone.update and shared.held == alone.held
 
 
+def test_a_micro_batch_holds_at_least_a_sequence() -> None:
+    """10 tokens of the prompt and 100 of the completion, whose last one predicts nothing."""
+    assert of({"micro_batch_tokens": 64}).update == of({"micro_batch_tokens": 109}).update
+    assert of({"micro_batch_tokens": 110}).update["activations"] > of({"micro_batch_tokens": 109}).update["activations"]
+
+
 def test_with_lora_each_process_loads_and_measures_the_whole_model() -> None:
     two = of({"lora": {"rank": 3}, "hardware": {"processes": 2}})
     assert two.reference_pass["gathered reference"] == 348 * 4
