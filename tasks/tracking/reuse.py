@@ -48,12 +48,14 @@ def record_reuse(record: Tracking, parent: str, manifest: Manifest) -> None:
     tag = f"{REUSED_TAG}{manifest.stage}.{manifest.digest[:12]}"
 
     def note(client: Any) -> None:
+        from mlflow.entities import RunTag
+
         tags = client.get_run(parent).data.tags
         if tag not in tags:
             before = tags.get(NOTE_TAG, "")
             start = before if _HEADING in before else f"{before}\n\n{_HEADING}\n".lstrip()
-            client.set_tag(parent, NOTE_TAG, f"{start}\n- {_link(client, reuse)}")
-            client.set_tag(parent, tag, json.dumps(asdict(reuse)))
+            note_and_tag = {NOTE_TAG: f"{start}\n- {_link(client, reuse)}", tag: json.dumps(asdict(reuse))}
+            client.log_batch(parent, tags=[RunTag(name, text) for name, text in note_and_tag.items()])
 
     record.or_stop(lambda: note(record.client), connection.MAX_AWAY_S)
     if (model_id := record.models.find(manifest.digest)) is not None:
