@@ -55,7 +55,10 @@ def _may_be_configured() -> bool:
     if any(path.exists() for path in (own / "profiles.toml", Path("prefect.toml"))):
         return True
     mentions = {Path(".env"): b"PREFECT_", Path("pyproject.toml"): b"tool.prefect"}
-    return any(path.exists() and word in path.read_bytes() for path, word in mentions.items())
+    try:
+        return any(path.is_file() and word in path.read_bytes() for path, word in mentions.items())
+    except OSError:  # not readable; Prefect says what it makes of that
+        return True
 
 
 def without_heartbeat() -> Any:

@@ -25,6 +25,10 @@ class Approval(RunInput):
     who: str = Field("", description="Your name, for the record.")
 
 
+class Undecided(Exception):
+    """Nobody answered in time."""
+
+
 def ask(gate: Gate, verdict: Verdict, said: str, pause_key: str) -> Approval:
     """Waits for the answer; a deployed run is suspended in the meantime. `said`: why the gate asks.
 
@@ -32,7 +36,7 @@ def ask(gate: Gate, verdict: Verdict, said: str, pause_key: str) -> Approval:
     again. It changes after a refusal.
 
     Raises:
-        TimeoutError: nobody answered within the gate's hours.
+        Undecided: nobody answered within the gate's hours.
     """
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
@@ -45,4 +49,4 @@ def ask(gate: Gate, verdict: Verdict, said: str, pause_key: str) -> Approval:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: RETRIES}):
             return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=POLL_S, key=pause_key)
     except FlowPauseTimeout:
-        raise TimeoutError from None
+        raise Undecided from None

@@ -184,11 +184,11 @@ _ACTIONS: dict[str, Callable[[Gate, Verdict, str, bool], tuple[str, Decision | N
 
 
 def _ask_in_prefect(gate: Gate, verdict: Verdict, pause_key: str) -> Answer:
-    from flows.run.gates.approval_form import ask
+    from flows.run.gates.approval_form import Undecided, ask
 
     try:
         answer = ask(gate, verdict, _said(verdict), pause_key)
-    except TimeoutError:
+    except Undecided:
         raise GateStopped(f"{_said(verdict)}; nobody decided within {gate.wait_hours:g} hours", gate.name) from None
     return Answer(answer.approve, answer.note, answer.who)
 
