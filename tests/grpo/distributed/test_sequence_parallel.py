@@ -102,3 +102,10 @@ def test_a_model_whose_sequences_cannot_be_shared_is_refused(
     build(kind, tmp_path)
     for said in team(sequence_jobs.refusal, str(tmp_path), size, hardware):
         assert why in said and "sequence_parallel = 2" in said and "\n" not in said
+
+
+def test_heads_that_cannot_be_divided_are_refused(team: Team, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 3}
+    LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes)).save_pretrained(tmp_path)
+    for said in team(sequence_jobs.refusal, str(tmp_path), 2, {}):
+        assert said.endswith("has 3 attention heads, which must be a multiple of it")
