@@ -66,7 +66,7 @@ class Parallel:
         return self.rank // (self.sequence.size if self.sequence else 1)
 
     @property
-    def counts(self) -> bool:
+    def reports(self) -> bool:
         """Whether this process reports the numbers of its group."""
         return self.sequence is None or self.sequence.rank == 0
 

@@ -84,7 +84,7 @@ class Update:
                 loss, measured = self._balanced_loss(rollout, part, normalizers, len(part) / sum(map(len, parts)))
                 with ordered_gradients(self.device):
                     (loss if counts else loss * 0).backward()
-            if counts and self.parallel.counts:
+            if counts and self.parallel.reports:
                 totals.add({"loss": loss, **measured})
         stats = self.parallel.reduce(totals.read())
         for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):

@@ -122,7 +122,7 @@ def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int)
             value = model(loss, part) / weight
         with ordered_gradients(parallel.device):
             value.backward()
-        if parallel.counts:
+        if parallel.reports:
             totals.add({"loss": value})
     for _ in range(max(map(len, shares)) - len(mine)):  # all processes must call the model equally often
         with ordered_gradients(parallel.device), sharing_tokens(parallel.sequence):

@@ -43,7 +43,7 @@ def gradients(parallel: Parallel, folder: str, size: int, hardware: dict[str, An
             found = sharded(completion_logprobs, [PROMPTS[i] for i in chosen], [COMPLETIONS[i] for i in chosen], 1.0)
         weights = torch.tensor([1.0 + i for i in chosen])[:, None]
         ((found * weights).sum() * counts).backward()
-        if counts and parallel.counts:
+        if counts and parallel.reports:
             logprobs[rows, : found.shape[1]] = found.detach()
     whole = sum(torch.from_numpy(part) for part in parallel.all_gather(logprobs.numpy()))
     return whole.numpy(), {  # type: ignore[union-attr]
