@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.extras import need
 from benchmarks.load_page import measured_by, write_section
 from tests.support.installation import Installation, postgres_installation
 
@@ -141,6 +142,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the section into this page")
     args = parser.parse_args()
+    need("psycopg")
     with postgres_installation() as r1flow:
         began = time.monotonic()
         r1flow.up()
