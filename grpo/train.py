@@ -43,6 +43,8 @@ RUNNERS = {
 }
 """Kind of job -> "module:function". Names instead of imports, so that a sampling job need not load the training
 code."""
+TRAINERS = {"verl": {"sft": "grpo.trainers.verl.sft:train_sft"}}
+"""`hardware.trainer.kind` -> its own RUNNERS. They start the processes of their engine themselves."""
 LOST_S = 20.0
 """Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others
 within a second, so the process at fault must end first. If it ran on another machine, only we can end this one."""
@@ -81,7 +83,7 @@ def main(arguments: list[str]) -> int:
     try:
         job = read_job(args.job)
         processes, nodes = args.processes or job.where.processes, args.nodes or job.where.nodes
-        if processes * nodes > 1 and not _WORKER:
+        if processes * nodes > 1 and not _WORKER and job.where.trainer is None:
             return start(args.job, processes, nodes)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -133,7 +135,8 @@ def run(job: JobBase) -> int:
     try:
         for folder in (job.out, job.state):
             folder.mkdir(parents=True, exist_ok=True)
-        module, function = RUNNERS[job.kind].split(":")  # type: ignore[attr-defined]
+        runners = RUNNERS if job.where.trainer is None else TRAINERS[job.where.trainer.kind]
+        module, function = runners[job.kind].split(":")  # type: ignore[attr-defined]
         with limited_loading():
             runner = getattr(importlib.import_module(module), function)
         used = MemoryUsed()

@@ -38,6 +38,7 @@ LAYERS = {
         {"sampling"},
         {"training"},
         {"rl"},
+        {"trainers"},
         {"train", "chat", "validate", "check_model"},
         {"fork_server"},
     ],

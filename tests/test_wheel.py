@@ -20,7 +20,12 @@ from tests.support.prefect_server import Server
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("deployments", "flows", "tasks", "grpo")
-NOT_INSTALLED = {"deployments/Dockerfile", "deployments/Dockerfile.dockerignore", "grpo/requirements.txt"}
+NOT_INSTALLED = {
+    "deployments/Dockerfile",
+    "deployments/Dockerfile.dockerignore",
+    "grpo/requirements.txt",
+    "grpo/trainers/verl/requirements.txt",
+}
 SMALL = [f"problems.sources.{number}.count=60" for number in range(3)]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from grpo.config.trainers import Verl
 from grpo.settings import Settings
 
 USUAL_WEIGHT = 0.02
@@ -124,6 +125,12 @@ class Hardware(Settings):
         "2309.14509), for sequences whose activations one GPU cannot hold. Divides processes * nodes and the model's "
         "number of attention heads. RL and SFT of packed models.",
     )
+    trainer: Verl | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="An engine of another project that trains in the place of this library, for models that are too "
+        "large for it. SFT only. None: this library.",
+    )
 
     @model_validator(mode="after")
     def _sequences_are_shared_evenly(self) -> Hardware:
@@ -155,14 +162,16 @@ class Hardware(Settings):
             )
 
 
-def _check_whole_sequences(hardware: Hardware) -> Hardware:
+def _check_own(hardware: Hardware) -> Hardware:
     if hardware.sequence_parallel > 1:
         raise ValueError("sequence_parallel is for RL and SFT; set it to 1 here")
+    if hardware.trainer is not None:
+        raise ValueError(f"trainer: {hardware.trainer.kind} runs SFT only; leave it out here")
     return hardware
 
 
-WholeSequences = Annotated[Hardware, AfterValidator(_check_whole_sequences)]
-"""Hardware of jobs whose processes cannot share the tokens of a sequence."""
+OwnHardware = Annotated[Hardware, AfterValidator(_check_own)]
+"""Hardware of jobs that this library's trainer alone can run, in processes that do not share sequences."""
 
 
 class RayCluster(Settings):

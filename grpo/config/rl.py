@@ -227,6 +227,8 @@ class RL(Settings):
                 "experts.replay takes the experts that this library's sampler chose, in grpo and online_rft; set "
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
+        if self.hardware.trainer is not None:
+            raise ValueError(f"hardware.trainer: {self.hardware.trainer.kind} runs SFT only; leave it out here")
         if self.hardware.sequence_parallel > 1 and (self.experts.replay or self.experts.balance_coef):
             raise ValueError(
                 "experts.replay and experts.balance_coef count the tokens of whole sequences; set "

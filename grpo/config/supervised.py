@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import Hardware, Lora, Optimizer, WholeSequences
+from grpo.config.common import Hardware, Lora, Optimizer, OwnHardware
 from grpo.config.validation import HeldOutValidation, Keep, ValidateEvery
 from grpo.settings import Settings
 
@@ -25,7 +25,7 @@ class Supervised(Settings):
         description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
-    hardware: WholeSequences = Hardware()
+    hardware: OwnHardware = Hardware()
     save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job resumes from.")
 
     @model_validator(mode="after")
@@ -74,6 +74,22 @@ class SFT(Tuning):
     @model_validator(mode="after")
     def _validation_fits(self) -> SFT:
         self.validation.check_chosen(self.validate_every, self.keep)
+        return self
+
+    @model_validator(mode="after")
+    def _verl_knows_them(self) -> SFT:
+        hardware = self.hardware
+        if hardware.trainer is None:
+            return self
+        if self.lora or self.validate_every or self.optimizer.kind != "adamw":
+            field = "lora" if self.lora else "validate_every" if self.validate_every else "optimizer.kind"
+            raise ValueError(f"hardware.trainer: {field} is not translated for verl; leave it out")
+        ranks = hardware.processes * hardware.nodes // hardware.sequence_parallel
+        if self.batch_size % ranks:
+            raise ValueError(
+                f"hardware.trainer: verl gives each process equally many sequences, but batch_size ({self.batch_size}) "
+                f"is no multiple of {ranks}"
+            )
         return self
 
 

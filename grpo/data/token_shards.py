@@ -72,6 +72,11 @@ class TokenShards(Sequence[Example]):
         self._begins = np.concatenate([np.cumsum(size) - size for size in sizes])  # offsets in the shard's ids
         self.left_out = count - len(self)
 
+    def tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Token counts of the sequences, int32 [N]; no tokens are read."""
+        counts: np.ndarray[Any, np.dtype[np.int32]] = self._prompts + self._rests
+        return counts
+
     def __len__(self) -> int:
         return int(self._firsts[-1])
 

@@ -61,7 +61,7 @@ def fit(
     with StopRequest() as request:
         while step < steps and not (selection and selection.stops):
             started = time.perf_counter()
-            batch = _batch(examples, step, settings.batch_size, job.seed)
+            batch = [examples[i] for i in batch_at(step, len(examples), settings.batch_size, job.seed)]
             rate = settings.optimizer.learning_rate * learning_rate_share(step, steps, settings.optimizer)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -95,11 +95,10 @@ def closing_loss(metrics: Path) -> dict[str, float]:
     return closing_means(metrics, lambda name: name == "loss")
 
 
-def _batch(examples: Sequence[Example], step: int, size: int, seed: int) -> list[Example]:
-    """Batch number `step`. Every epoch goes through all examples in a new order."""
-    epoch, number = divmod(step, -(-len(examples) // size))
-    order = permutation(len(examples), f"{seed}/{epoch}")
-    return [examples[i] for i in order[number * size : (number + 1) * size]]
+def batch_at(step: int, examples: int, size: int, seed: int) -> list[int]:
+    """The numbers of the examples in batch number `step`. Every epoch goes through all of them in a new order."""
+    epoch, number = divmod(step, -(-examples // size))
+    return permutation(examples, f"{seed}/{epoch}")[number * size : (number + 1) * size]
 
 
 def _backward(model: Sharded, batch: list[Example], loss: Loss, max_tokens: int) -> float:

@@ -69,7 +69,8 @@ def rl_memory(
 
 
 def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemory) -> JobMemory:
-    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences."""
+    """Memory of an update of all weights or of adapters, on micro-batches of separate sequences. Another project's
+    trainer is taken to need what this library's does."""
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
@@ -77,7 +78,7 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
         engine=VLLM(kind="server"),
         micro_batch_tokens=settings.micro_batch_tokens,
         optimizer=settings.optimizer,
-        hardware=settings.hardware,
+        hardware=settings.hardware.model_copy(update={"trainer": None}),
         lora=getattr(settings, "lora", None),
     )
     step = step_memory(a, as_rl, device, Lengths(0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_how_often_it_saves_is_no_part_of_the_key(stage: str, change: str) -> No
     configs = [step.config(load_recipe("tiny", overrides)) for overrides in ([], [change])]
     assert configs[0] != configs[1]
     assert key_of(step.stage, configs[0], 0, {}) == key_of(step.stage, configs[1], 0, {})
+
+
+def test_of_another_trainer_its_version_and_options_count_and_its_place_does_not() -> None:
+    def key(**trainer: Any) -> str:
+        fields = {"kind": "verl", "python": "/opt/verl/bin/python", **trainer}
+        table = ",".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
+        step = step_of("sft")
+        return key_of(step.stage, step.config(load_recipe("tiny", [f"sft.hardware.trainer={{{table}}}"])), 0, {})
+
+    assert key() == key(python="/elsewhere/python")
+    step = step_of("sft")
+    ours = key_of(step.stage, step.config(load_recipe("tiny")), 0, {})
+    assert len({ours, key(), key(version="0.9.2"), key(options=["engine.param_offload=True"])}) == 4
 
 
 class Config(BaseModel):

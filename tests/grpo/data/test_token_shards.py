@@ -40,6 +40,7 @@ def test_sequences_come_back_in_the_order_of_the_data(tmp_path):
     read = TokenShards(tmp_path / "tokens", 14)
     assert [*read] == tokenize(rows(14))  # 4 shards, the second of them empty, the last one short
     assert (len(read), read.left_out) == (10, 4)
+    assert read.tokens().tolist() == [example.tokens for example in read]
     assert read[4] == Example([[8, 8, 8]], [[70_008]], weight=1) and read[-1] == read[9] and read[2:4] == [*read][2:4]
     with pytest.raises(IndexError):
         read[10]

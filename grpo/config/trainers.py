@@ -1,0 +1,32 @@
+"""Trainers of other projects that run a job in the place of this library's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from grpo.settings import Settings
+
+
+class Verl(Settings):
+    """verl (https://github.com/volcengine/verl), for models that are too large for this library's own trainer.
+
+    It runs in an environment of its own, because it needs other versions of transformers than r1flow. `kind`,
+    `version`, `strategy` and `options` are part of a stage's key, since results differ by more than rounding. Where it
+    is and how it splits the model are not.
+    """
+
+    kind: Literal["verl"]
+    python: Path = Field(
+        description="The Python interpreter of an environment with verl, the same path on each machine, such as "
+        "/opt/verl/bin/python."
+    )
+    version: str = Field("0.9.1", pattern=r"^\d+(\.\w+)*$", description="The version of verl that must be there.")
+    strategy: Literal["fsdp2"] = Field("fsdp2", description="How verl splits the model: PyTorch's FSDP2.")
+    options: list[str] = Field(
+        [],
+        description='Further settings in verl\'s own words, as "engine.param_offload=True". They come last, so they '
+        "also change what is translated.",
+    )

@@ -1,0 +1,103 @@
+"""What verl is told, and what is refused before it starts. verl itself is not needed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from grpo.config.jobs import SFTJob
+from grpo.config.rl import RL
+from grpo.config.supervised import SFT, RewardModel
+from grpo.errors import InputError
+from grpo.trainers.verl.overrides import overrides
+from grpo.trainers.verl.processes import check_environment
+from grpo.trainers.verl.sft import _checkpointed, _model_and_engine, _optimizer
+
+VERL = {"kind": "verl", "python": "/opt/verl/bin/python"}
+OPTIMIZER = {"learning_rate": 1e-3}
+
+
+def sft(**changed):
+    hardware = changed.pop("hardware", {})
+    return SFT(**{"optimizer": OPTIMIZER, "hardware": {"trainer": VERL, **hardware}, **changed})
+
+
+def test_values_in_the_syntax_of_hydra():
+    said = overrides({"a.b": "/x y/it's=1", "+c": [0.9, True, None], "d": {"e": "bf16", "f": 2}})
+    assert said == [r"a.b='/x y/it\'s=1'", "+c=[0.9,True,null]", "d={e:'bf16',f:2}"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lora": {"rank": 4}}, "lora is not translated for verl"),
+        ({"validate_every": 5}, "validate_every is not translated"),
+        ({"optimizer": {**OPTIMIZER, "kind": "adamw_8bit"}}, "optimizer.kind is not translated"),
+        ({"batch_size": 9, "hardware": {"processes": 2, "nodes": 2}}, "no multiple of 4"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(changed, said):
+    with pytest.raises(ValidationError, match=said):
+        sft(**changed)
+
+
+def test_sequences_of_a_batch_are_divided_among_groups_of_processes():
+    assert sft(batch_size=9, hardware={"processes": 2, "sequence_parallel": 2})
+
+
+def test_other_jobs_are_refused():
+    with pytest.raises(ValidationError, match="verl runs SFT only"):
+        RewardModel(optimizer=OPTIMIZER, hardware={"trainer": VERL})
+    with pytest.raises(ValidationError, match="verl runs SFT only"):
+        RL(steps=1, sampling={"max_new_tokens": 4}, optimizer=OPTIMIZER, hardware={"trainer": VERL})
+
+
+def job(tmp_path, **hardware) -> SFTJob:
+    places = {name: tmp_path / name for name in ("out", "state", "metrics", "result", "data")}
+    return SFTJob(settings=sft(hardware=hardware), model="/models/m", seed=2**40 + 7, **places)
+
+
+def test_precision_and_packing(tmp_path):
+    def told(**hardware):
+        made = job(tmp_path, **hardware)
+        return _model_and_engine(made, tmp_path, made.settings.hardware.trainer)
+
+    mixed = told(dtype="bfloat16", mixed_precision=True, sequence_parallel=1)
+    assert mixed["engine.model_dtype"] == "fp32"
+    assert mixed["+engine.mixed_precision"]["param_dtype"] == "bf16"
+    assert mixed["model.use_remove_padding"] is True and "+model.override_config.attn_implementation" not in mixed
+    plain = told(attention="plain")
+    assert plain["model.use_remove_padding"] is False
+    assert plain["+model.override_config.attn_implementation"] == "sdpa"
+    assert mixed["engine.seed"] == 2**40 % 2**32 + 7
+
+
+def test_the_schedule():
+    settings = sft(optimizer={**OPTIMIZER, "warmup_steps": 5, "final_learning_rate_share": 0.1, "adam_beta2": 0.98})
+    told = _optimizer(settings.optimizer)
+    assert told["optim.betas"] == [0.9, 0.98]
+    assert (told["optim.min_lr_ratio"], told["optim.lr_warmup_steps"]) == (0.1, 5)
+    assert told["optim.zero_indexed_step"] is False
+
+
+def test_a_missing_interpreter_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"hardware.trainer.python: .*/no cannot be run"):
+        check_environment(sft(hardware={"trainer": {**VERL, "python": tmp_path / "no"}}).hardware.trainer)
+
+
+def test_an_environment_without_verl_says_how_to_install_it():
+    with pytest.raises(InputError, match=r"has no verl; install it there: pip install verl==0\.9\.1"):
+        check_environment(sft(hardware={"trainer": {**VERL, "python": sys.executable}}).hardware.trainer)
+
+
+def test_the_newest_complete_checkpoint_counts(tmp_path):
+    assert _checkpointed(tmp_path, 2) == 0
+    (tmp_path / "global_step_4").mkdir()
+    (tmp_path / "global_step_4/model_world_size_2_rank_0.pt").touch()
+    assert _checkpointed(tmp_path, 2) == 0  # not all processes are done with it
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
+    assert _checkpointed(tmp_path, 2) == 4
+    with pytest.raises(InputError, match="2 processes wrote"):
+        _checkpointed(tmp_path, 4)
