@@ -94,6 +94,7 @@ def run_processes(
             time.sleep(POLL_S)
             poll()
             failed = next((rank for rank in ranks if rank.process.poll()), None)
+        failed = failed or next((rank for rank in ranks if rank.code), None)
     finally:
         for rank in ranks:
             rank.process.terminate()
