@@ -16,6 +16,9 @@ def main() -> int:
     sys.unraisablehook = _unraisable
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     try:
+        import logging
+
+        logging.raiseExceptions = False  # a line that cannot be logged, for want of memory, prints no traceback
         from flows.cli.main import main as run
 
         return run()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import resource
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flows.cli import main as module
-from tests.support.r1 import R1
+from tests.support.r1 import R1, ROOT
 
 
 def test_one_line_and_the_traceback_in_a_file(
@@ -27,6 +28,17 @@ def test_one_line_and_the_traceback_in_a_file(
     said = f"failed: RuntimeError: Error 500 at https://***@host; the traceback is in {log}\n"
     assert capsys.readouterr().err == said
     assert "in breaks" in log.read_text() and "hunter2" not in log.read_text()
+
+
+def test_a_line_that_cannot_be_logged_prints_no_traceback() -> None:
+    # As where memory runs out while a warning is formatted, between the failure and the line that says so.
+    code = (
+        "import logging, sys; sys.argv[1:] = ['--version']; from flows.cli import __main__\n"
+        "try: __main__.main()\nexcept SystemExit: pass\n"
+        "logging.basicConfig(); logging.getLogger('flows').warning('%d', 'no number')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("r1flow ") and done.stderr == ""
 
 
 def test_exhausted_memory_is_one_line(
