@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from grpo.secret_values import is_secret_name
 from grpo.settings import Settings
 
 
@@ -30,3 +31,14 @@ class Verl(Settings):
         description='Further settings in verl\'s own words, as "engine.param_offload=True". They come last, so they '
         "also change what is translated.",
     )
+
+    @field_validator("options")
+    @classmethod
+    def _are_settings(cls, options: list[str]) -> list[str]:
+        for option in options:
+            name, assigned, _ = option.partition("=")
+            if not assigned or not name.strip():
+                raise ValueError(f"{option!r} is no setting; write section.field=value")
+            if is_secret_name(name):
+                raise ValueError(f"{name} is a secret, which would be recorded; put it into an environment variable")
+        return options

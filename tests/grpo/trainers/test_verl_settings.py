@@ -43,6 +43,16 @@ def test_what_has_no_counterpart_is_refused_by_name(changed, said):
         sft(**changed)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("engine.param_offload", "is no setting; write section.field=value"), ("trainer.api_key=x7", "is a secret")],
+)
+def test_options_are_settings_and_hold_no_secret(option, said):
+    with pytest.raises(ValidationError, match=said) as refused:
+        sft(hardware={"trainer": {**VERL, "options": [option]}})
+    assert "x7" not in str(refused.value.errors()[0]["msg"])
+
+
 def test_sequences_of_a_batch_are_divided_among_groups_of_processes():
     assert sft(batch_size=9, hardware={"processes": 2, "sequence_parallel": 2})
 
