@@ -1,6 +1,6 @@
 """The time of `r1 stages`, `r1 plan` and `r1 prune` in a home with many artifacts, beside the same in an empty home.
 
-    python benchmarks/store_load.py [--artifacts 10000] [--home FOLDER] [--write docs/measured/store_load.md]
+    python -m benchmarks.store_load [--artifacts 10000] [--home FOLDER] [--write docs/measured/store_load.md]
 
 The artifacts are real: published by the store, with configurations and keys of the recipe `tiny`, each made from those
 before it, their files small. For each seed the recipe was changed some times, so most artifacts are history. What a
@@ -120,7 +120,7 @@ def page(number: int, rows: list[dict[str, float | str]]) -> str:
     lines = [
         "# Commands in a home with many artifacts",
         "",
-        f"`python benchmarks/store_load.py --artifacts {number}`, at commit {commit}, on {machine()}.",
+        f"`python -m benchmarks.store_load --artifacts {number}`, at commit {commit}, on {machine()}.",
         "The least of three, with warm caches. *Own work* is the processor time that a command takes more than in an",
         "empty home, where it starts Python and imports libraries; the other seconds are those of the clock.",
         "The commands run in this order, `verify` on what `prune --yes` left.",
