@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.extras import stop
 from benchmarks.load_page import measured_by, write_section
 from tests.support.installation import Installation
 
@@ -126,7 +127,7 @@ def faketime_library() -> str:
     """The shared library of the package libfaketime, which is not imported: on import it replaces Python's clock."""
     package = importlib.util.find_spec("libfaketime")
     if package is None or package.origin is None:
-        raise SystemExit("libfaketime is not installed: pip install libfaketime")
+        stop("libfaketime is not installed: pip install libfaketime")
     return str(Path(package.origin).parent / "vendor/libfaketime/src/libfaketime.so.1")
 
 
