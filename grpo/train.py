@@ -14,7 +14,6 @@ import ctypes
 import importlib
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo.config.jobs import JOBS, JobBase
+from grpo.distributed.rendezvous import ENDPOINT, meeting_place
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import be_killed_first, write_whole_lines
@@ -51,7 +51,6 @@ within a second, so the process at fault must end first. If it ran on another ma
 OOM_POINTS = 100
 """Thousandths of the memory by which the kernel takes a trainer for larger when memory runs out: the flow that started
 it should live and say so."""
-ENDPOINT = "PET_RDZV_ENDPOINT"
 _WORKER = "LOCAL_RANK" in os.environ
 """Whether torchrun started this process."""
 
@@ -108,11 +107,8 @@ def start(job: Path, processes: int, nodes: int) -> int:
     torchrun runs in this process, so that it dies with this process's parent; its workers die with torchrun.
     """
     meeting = ["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d"]
-    if nodes > 1 and not re.fullmatch(r".+:\d+", os.environ.get(ENDPOINT, "")):
-        raise InputError(
-            f"hardware.nodes is {nodes}, but nothing says where the machines meet: set {ENDPOINT} to HOST:PORT of the "
-            "first one, the same on all"
-        )
+    if nodes > 1:
+        meeting_place(nodes)  # torchrun reads it itself
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
     from torch.distributed.run import main as torchrun
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
-from grpo.config.common import Hardware, OwnHardware, RayCluster, Sampling
+from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
 from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
@@ -46,7 +46,7 @@ class ColdStartData(Section):
         description="Model that rewrites R1-Zero's trajectories into readable reasoning and a summary; placeholders "
         "in its instruction: {question}, {trajectory}, {form}. None: the miniature's writer (habits). R1: DeepSeek-V3.",
     )
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     filters: FilterSettings = Field(FilterSettings(), description="Filters for unreadable demonstrations.")
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class SFTData(Section):
     shard_problems: int = Field(
         2000, ge=1, description="Problems per shard, the unit that is sampled, filtered and cached for later runs."
     )
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     ray: RayCluster | None = Field(
         None,
         description="Distribute shards over a Ray cluster (pip install 'r1flow[ray]'), not `hardware`'s processes.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
-from grpo.config.common import Hardware, OwnHardware, Sampling
+from grpo.config.common import Hardware, Sampling, WholeSequences
 from grpo.config.engines import VLLM
 from grpo.config.judge import JudgeSettings
 from tasks.evaluation.sets.settings import EvaluationSet, check_sets
@@ -55,7 +55,7 @@ class Evaluate(Section):
         description="vLLM for sampling, in this process or on a server that receives each checkpoint's weights in "
         "turn. None: as hardware.sampler says. Not an endpoint, which serves only one model.",
     )
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     confidence: float = Field(
         0.95, gt=0, lt=1, description="Level of the confidence intervals (bootstrap over problems)."
     )

@@ -128,8 +128,8 @@ class Hardware(Settings):
     trainer: Verl | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="An engine of another project that trains in the place of this library, for models that are too "
-        "large for it. SFT only. None: this library.",
+        description="An engine of another project that trains in the place of this library. SFT only. None: this "
+        "library.",
     )
 
     @model_validator(mode="after")
@@ -162,16 +162,22 @@ class Hardware(Settings):
             )
 
 
-def _check_own(hardware: Hardware) -> Hardware:
-    if hardware.sequence_parallel > 1:
-        raise ValueError("sequence_parallel is for RL and SFT; set it to 1 here")
+def _check_own_trainer(hardware: Hardware) -> Hardware:
     if hardware.trainer is not None:
         raise ValueError(f"trainer: {hardware.trainer.kind} runs SFT only; leave it out here")
     return hardware
 
 
-OwnHardware = Annotated[Hardware, AfterValidator(_check_own)]
-"""Hardware of jobs that this library's trainer alone can run, in processes that do not share sequences."""
+def _check_whole_sequences(hardware: Hardware) -> Hardware:
+    if hardware.sequence_parallel > 1:
+        raise ValueError("sequence_parallel is for RL and SFT; set it to 1 here")
+    return hardware
+
+
+OwnTrainer = Annotated[Hardware, AfterValidator(_check_own_trainer)]
+"""Hardware of jobs that no other project's trainer can run."""
+WholeSequences = Annotated[OwnTrainer, AfterValidator(_check_whole_sequences)]
+"""The same, for jobs whose processes cannot share the tokens of a sequence."""
 
 
 class RayCluster(Settings):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import Hardware, OwnHardware, RayCluster, Sampling
+from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
 from grpo.config.engines import TextEngineSettings
 from grpo.config.judge import JudgeSettings
 from grpo.config.rl import RL, STEP_MODEL
@@ -90,7 +90,7 @@ class StepLabelsJob(JobBase):
     )
     shard_chains: int = Field(256, ge=1, description="Chains per shard; a killed job loses at most one shard.")
     scoring: Scoring = Scoring()
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
 
 
 class ProcessRewardJob(JobBase):
@@ -179,7 +179,7 @@ class SampleJob(JobBase):
     judge: JudgeSettings | None = Field(
         None, description="Checks answers for verifiers 'judge' and 'rubric', and rubrics of other prompts. None: none."
     )
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     ray: RayCluster | None = None
 
     @model_validator(mode="after")
@@ -194,7 +194,7 @@ class CopyModelJob(JobBase):
 
     kind: Literal["copy_model"] = "copy_model"
     model: str
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
 
 
 JOBS: dict[str, type[JobBase]] = {

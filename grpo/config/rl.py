@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from grpo.config.baselines import DPO, PPO
-from grpo.config.common import Hardware, Lora, Optimizer, Sampling
+from grpo.config.common import Hardware, Lora, Optimizer, OwnTrainer, Sampling
 from grpo.config.curriculum import Curriculum
 from grpo.config.engines import VLLM
 from grpo.config.experts import Experts
@@ -168,7 +168,7 @@ class RL(Settings):
         description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
-    hardware: Hardware = Hardware()
+    hardware: OwnTrainer = Hardware()
     save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job resumes from.")
     samples_every: int = Field(20, ge=1, description="Steps between saved sample completions.")
     validate_every: ValidateEvery = None
@@ -227,8 +227,6 @@ class RL(Settings):
                 "experts.replay takes the experts that this library's sampler chose, in grpo and online_rft; set "
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
-        if self.hardware.trainer is not None:
-            raise ValueError(f"hardware.trainer: {self.hardware.trainer.kind} runs SFT only; leave it out here")
         if self.hardware.sequence_parallel > 1 and (self.experts.replay or self.experts.balance_coef):
             raise ValueError(
                 "experts.replay and experts.balance_coef count the tokens of whole sequences; set "

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import Hardware, Lora, Optimizer, OwnHardware
+from grpo.config.common import Hardware, Lora, Optimizer, WholeSequences
 from grpo.config.validation import HeldOutValidation, Keep, ValidateEvery
 from grpo.settings import Settings
 
@@ -25,7 +25,7 @@ class Supervised(Settings):
         description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job resumes from.")
 
     @model_validator(mode="after")
@@ -81,8 +81,12 @@ class SFT(Tuning):
         hardware = self.hardware
         if hardware.trainer is None:
             return self
-        if self.lora or self.validate_every or self.optimizer.kind != "adamw":
-            field = "lora" if self.lora else "validate_every" if self.validate_every else "optimizer.kind"
+        untranslated = {
+            "lora": self.lora is not None,
+            "validate_every": self.validate_every is not None,
+            "optimizer.kind": self.optimizer.kind != "adamw",
+        }
+        for field in (name for name, used in untranslated.items() if used):
             raise ValueError(f"hardware.trainer: {field} is not translated for verl; leave it out")
         ranks = hardware.processes * hardware.nodes // hardware.sequence_parallel
         if self.batch_size % ranks:

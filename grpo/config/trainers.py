@@ -12,7 +12,7 @@ from grpo.settings import Settings
 
 
 class Verl(Settings):
-    """verl (https://github.com/volcengine/verl), for models that are too large for this library's own trainer.
+    """verl (https://github.com/volcengine/verl), an engine for SFT and RL of large models, here for SFT.
 
     It runs in an environment of its own, because it needs other versions of transformers than r1flow. `kind`,
     `version`, `strategy` and `options` are part of a stage's key, since results differ by more than rounding. Where it

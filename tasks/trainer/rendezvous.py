@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from grpo.distributed.rendezvous import ENDPOINT, ID, RANK
 from grpo.errors import InputError
 
-ENDPOINT, RANK, ID = "PET_RDZV_ENDPOINT", "PET_NODE_RANK", "PET_RDZV_ID"
 _PATIENCE_S = 5.0  # other machines briefly take the lock to test it
 
 

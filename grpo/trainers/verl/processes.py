@@ -17,10 +17,10 @@ from pathlib import Path
 
 import grpo
 from grpo.config.trainers import Verl
+from grpo.distributed.rendezvous import ID, RANK, meeting_place
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.lifetime import die_with_parent
 
-ENDPOINT = "PET_RDZV_ENDPOINT"
 POLL_S = 0.25
 ENDING_S = 10.0
 """Seconds between SIGTERM and SIGKILL for the others once one has failed."""
@@ -65,14 +65,8 @@ class Machine:
         """From torchrun's PET_ variables, as other trainers find each other. Raises InputError if they are missing."""
         if count == 1:
             return cls(0, 1, "127.0.0.1", _free_port(), str(os.getpid()))
-        place = re.fullmatch(r"(.+):(\d+)", os.environ.get(ENDPOINT, ""))
-        if place is None:
-            raise InputError(
-                f"hardware.nodes is {count}, but nothing says where the machines meet: set {ENDPOINT} to HOST:PORT of "
-                "the first one, the same on all"
-            )
-        number = int(os.environ.get("PET_NODE_RANK", "0"))
-        return cls(number, count, place[1], int(place[2]), os.environ.get("PET_RDZV_ID", ""))
+        host, port = meeting_place(count)
+        return cls(int(os.environ.get(RANK, "0")), count, host, port, os.environ.get(ID, ""))
 
 
 def run_processes(

@@ -191,13 +191,16 @@ def _checkpointed(checkpoints: Path, processes: int) -> int:
     tracker = checkpoints / _TRACKER
     if not tracker.is_file():
         return 0
-    step = int(tracker.read_text())
+    if not (text := tracker.read_text().strip()).isdecimal():  # verl could not read it either
+        tracker.unlink()
+        return 0
+    step = int(text)
     names = [path.name for path in (checkpoints / f"global_step_{step}").glob("model_world_size_*_rank_0.pt")]
     wrote = [int(re.findall(r"\d+", name)[0]) for name in names]
     if wrote and processes not in wrote:
         raise InputError(
-            f"hardware.processes is {processes}, but {wrote[0]} processes wrote verl's checkpoint of step {step}, and "
-            "verl goes on with as many only; set it to that, or begin again with --force"
+            f"hardware.processes * hardware.nodes is {processes}, but {wrote[0]} processes wrote verl's checkpoint of "
+            f"step {step}, and verl goes on with as many only; set them so, or begin again with --force"
         )
     return step
 

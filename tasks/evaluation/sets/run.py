@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.config.common import Hardware, OwnHardware, Sampling
+from grpo.config.common import Hardware, Sampling, WholeSequences
 from grpo.data.records import Problem, read_samples, write_rows
 from grpo.data.template import Template
 from grpo.settings import Settings
@@ -30,7 +30,7 @@ class ModelEvaluation(Settings):
     zero_template: str | None = None
     sampling: Sampling
     samples_per_problem: int
-    hardware: OwnHardware = Hardware()
+    hardware: WholeSequences = Hardware()
     confidence: float = 0.95
     seed: int = 0
 

@@ -111,3 +111,5 @@ def test_the_newest_complete_checkpoint_counts(tmp_path):
     assert _checkpointed(tmp_path, 2) == 4
     with pytest.raises(InputError, match="2 processes wrote"):
         _checkpointed(tmp_path, 4)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("")  # damaged
+    assert _checkpointed(tmp_path, 4) == 0 and not (tmp_path / "latest_checkpointed_iteration.txt").exists()

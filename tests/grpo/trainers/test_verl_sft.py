@@ -133,7 +133,7 @@ def test_another_number_of_processes_cannot_go_on(sft_fields, tmp_path):
     run(job, timeout=300)
     job = by_verl(tmp_path, sft_fields, hardware=TWO | {"processes": 1})
     done = run(job, expected=2)
-    assert "hardware.processes is 1, but 2 processes wrote verl's checkpoint of step 8" in done.stderr
+    assert "hardware.processes * hardware.nodes is 1, but 2 processes wrote verl's checkpoint of step 8" in done.stderr
 
 
 def test_a_failure_in_verl_is_its_own_line(sft_fields, tmp_path):
@@ -160,7 +160,7 @@ def test_weights_that_can_run_code_are_not_given_to_verl(sft_fields, tmp_path):
     assert "safetensors" in done.stderr.strip().splitlines()[-1]
 
 
-def test_the_model_is_not_lost_where_a_move_was_cut_off(sft_fields, tmp_path):
+def test_a_trained_model_that_was_not_published_is_not_trained_again(sft_fields, tmp_path):
     job = by_verl(tmp_path, sft_fields)
     run(job, timeout=300)
     shutil.rmtree(read_job(job).out)
