@@ -43,7 +43,7 @@ RUNNERS = {
 }
 """Kind of job -> "module:function". Names instead of imports, so that a sampling job need not load the training
 code."""
-TRAINERS = {"verl": {"sft": "grpo.trainers.verl.sft:train_sft"}}
+TRAINERS = {"verl": {"sft": "grpo.trainers.verl.sft:train_sft", "rl": "grpo.trainers.verl.rl:train_rl"}}
 """`hardware.trainer.kind` -> its own RUNNERS. They start the processes of their engine themselves."""
 LOST_S = 20.0
 """Seconds that a process waits after losing a peer. torchrun blames the first process that ends and stops the others

@@ -128,8 +128,8 @@ class Hardware(Settings):
     trainer: Verl | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="An engine of another project that trains in the place of this library. SFT only. None: this "
-        "library.",
+        description="An engine of another project that trains in the place of this library. SFT and RL only. "
+        "None: this library.",
     )
 
     @model_validator(mode="after")
@@ -164,7 +164,7 @@ class Hardware(Settings):
 
 def _check_own_trainer(hardware: Hardware) -> Hardware:
     if hardware.trainer is not None:
-        raise ValueError(f"trainer: {hardware.trainer.kind} runs SFT only; leave it out here")
+        raise ValueError(f"trainer: {hardware.trainer.kind} runs SFT and RL only; leave it out here")
     return hardware
 
 

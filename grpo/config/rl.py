@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from grpo.config.baselines import DPO, PPO
-from grpo.config.common import Hardware, Lora, Optimizer, OwnTrainer, Sampling
+from grpo.config.common import Hardware, Lora, Optimizer, Sampling
 from grpo.config.curriculum import Curriculum
 from grpo.config.engines import VLLM
 from grpo.config.experts import Experts
 from grpo.config.judge import JudgeSettings
 from grpo.config.reward_terms import Rewards, RewardTerm
+from grpo.config.rl_by_verl import check_rl_by_verl
 from grpo.config.scoring import Scoring
 from grpo.config.validation import Keep, ValidateEvery, Validation
 from grpo.health.checks import HealthSettings
@@ -168,7 +169,7 @@ class RL(Settings):
         description="Tokens per forward and backward pass, packed without padding; bounds memory.",
     )
     optimizer: Optimizer
-    hardware: OwnTrainer = Hardware()
+    hardware: Hardware = Hardware()
     save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job resumes from.")
     samples_every: int = Field(20, ge=1, description="Steps between saved sample completions.")
     validate_every: ValidateEvery = None
@@ -250,6 +251,12 @@ class RL(Settings):
     @model_validator(mode="after")
     def _validation_fits(self) -> RL:
         self.validation.check(self.validate_every, self.keep, self.method, self.rewards)
+        return self
+
+    @model_validator(mode="after")
+    def _verl_knows_them(self) -> RL:
+        if self.hardware.trainer is not None:
+            check_rl_by_verl(self)
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from grpo.config.common import Hardware, Lora, Optimizer, WholeSequences
+from grpo.config.trainers import check_even_shares, check_translated
 from grpo.config.validation import HeldOutValidation, Keep, ValidateEvery
 from grpo.settings import Settings
 
@@ -81,19 +82,16 @@ class SFT(Tuning):
         hardware = self.hardware
         if hardware.trainer is None:
             return self
-        untranslated = {
-            "lora": self.lora is not None,
-            "validate_every": self.validate_every is not None,
-            "optimizer.kind": self.optimizer.kind != "adamw",
-        }
-        for field in (name for name, used in untranslated.items() if used):
-            raise ValueError(f"hardware.trainer: {field} is not translated for verl; leave it out")
-        ranks = hardware.processes * hardware.nodes // hardware.sequence_parallel
-        if self.batch_size % ranks:
-            raise ValueError(
-                f"hardware.trainer: verl gives each process equally many sequences, but batch_size ({self.batch_size}) "
-                f"is no multiple of {ranks}"
-            )
+        check_translated(
+            {
+                "lora": self.lora is not None,
+                "validate_every": self.validate_every is not None,
+                "optimizer.kind": self.optimizer.kind != "adamw",
+            }
+        )
+        check_even_shares(
+            "batch_size", self.batch_size, hardware.processes * hardware.nodes // hardware.sequence_parallel
+        )
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from grpo.settings import Settings
 
 
 class Verl(Settings):
-    """verl (https://github.com/volcengine/verl), an engine for SFT and RL of large models, here for SFT.
+    """verl (https://github.com/volcengine/verl), an engine for SFT and RL of large models.
 
     It runs in an environment of its own, because it needs other versions of transformers than r1flow. `kind`,
     `version`, `strategy` and `options` are part of a stage's key, since results differ by more than rounding. Where it
@@ -42,3 +43,18 @@ class Verl(Settings):
             if is_secret_name(name):
                 raise ValueError(f"{name} is a secret, which would be recorded; put it into an environment variable")
         return options
+
+
+def check_translated(used: Mapping[str, bool]) -> None:
+    """Raises ValueError for the first field that is used although it is not translated for verl."""
+    for field in (field for field, is_used in used.items() if is_used):
+        raise ValueError(f"hardware.trainer: {field} is not translated for verl; leave it out")
+
+
+def check_even_shares(what: str, sequences: int, ranks: int) -> None:
+    """Raises ValueError if a batch of `what` cannot be divided among `ranks` processes."""
+    if sequences % ranks:
+        raise ValueError(
+            f"hardware.trainer: verl gives each process equally many sequences, but {what} ({sequences}) is no "
+            f"multiple of {ranks}"
+        )

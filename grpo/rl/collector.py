@@ -7,14 +7,12 @@ is multiplied by the truncated ratio of the two (truncated importance sampling).
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from grpo.config.jobs import RLJob
-from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
 from grpo.distributed.process_group import Parallel
 from grpo.generation.engines import make_engine
@@ -28,7 +26,7 @@ from grpo.rl.metrics import kept_metrics, kl_of, metrics_of, samples_of
 from grpo.rl.model_set import Models
 from grpo.rl.per_token_values import PerToken, measure
 from grpo.rl.prefetch import Prefetcher, RolloutRequest
-from grpo.rl.problem_order import ProblemOrder
+from grpo.rl.problem_order import ProblemOrder, problems_of_rollout
 from grpo.rl.step_tokens import step_tokens
 from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Failures, Scorer
@@ -96,7 +94,7 @@ class RolloutCollector:
         self.prefetched = self._request(step, minibatches, attempt, background=True)
 
     def _request(self, step: int, minibatches: int, attempt: int, *, background: bool = False) -> RolloutRequest:
-        problems = self._problems_for(step, minibatches)
+        problems = problems_of_rollout(self.orders, self.settings, step, minibatches)
         return self.prefetcher.sample(problems, step, (step, attempt, 0), background=background)
 
     def wait(self) -> None:
@@ -119,19 +117,6 @@ class RolloutCollector:
 
     def close(self) -> None:
         self.prefetcher.close()
-
-    def _problems_for(self, step: int, minibatches: int) -> list[Problem]:
-        """Adds general prompts only in the last steps (R1, stage 4)."""
-        settings = self.settings
-        chosen: list[Problem] = []
-        for number in range(step, step + minibatches):
-            share = settings.general_share if number >= settings.steps - settings.general_last_steps else 0.0
-            general = math.ceil(settings.prompts_per_step * share)
-            if reasoning := settings.prompts_per_step - general:
-                chosen += self.orders["reasoning"].take(reasoning)
-            if general:
-                chosen += self.orders["general"].take(general)
-        return chosen
 
     def _groups_of(self, request: RolloutRequest) -> tuple[list[CompletionGroup], Failures]:
         """Returns all groups, in problem order, on every process; each process computes and scores its own share."""

@@ -85,5 +85,10 @@ def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
     return {"kl_completion": _mean(ratios)} if ratios else {}
 
 
+def is_closing(name: str) -> bool:
+    """Whether a job's result has the mean of the last steps of this metric."""
+    return name.startswith("reward") or name in ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.curriculum import Curriculum
 from grpo.config.jobs import RLJob
+from grpo.config.rl import RL
 from grpo.data.permutation import permutation
 from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
@@ -101,3 +103,17 @@ def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
         )
         for domain in needed
     }
+
+
+def problems_of_rollout(orders: Mapping[str, ProblemOrder], settings: RL, step: int, minibatches: int) -> list[Problem]:
+    """Takes the problems of the rollout for `minibatches` updates from `step` on, counted from 0. Adds general prompts
+    only in the last steps (R1, stage 4)."""
+    chosen: list[Problem] = []
+    for number in range(step, step + minibatches):
+        share = settings.general_share if number >= settings.steps - settings.general_last_steps else 0.0
+        general = math.ceil(settings.prompts_per_step * share)
+        if reasoning := settings.prompts_per_step - general:
+            chosen += orders["reasoning"].take(reasoning)
+        if general:
+            chosen += orders["general"].take(general)
+    return chosen

@@ -27,6 +27,7 @@ from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
 from grpo.rl.method_table import method_of
+from grpo.rl.metrics import is_closing
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import make_orders
 from grpo.rl.update import Update
@@ -127,7 +128,7 @@ class Trainer:
             if self.scorer is not None:
                 self.scorer.close()
         result = {
-            "metrics": closing_means(self.job.metrics, _is_closing) if self.parallel.is_main else {},
+            "metrics": closing_means(self.job.metrics, is_closing) if self.parallel.is_main else {},
             "samples": self.samples,
             "findings": self.findings,
         }
@@ -282,10 +283,6 @@ class Trainer:
             self.validator.selection.restore(payload.get("validation"))
         pending = payload["pending"]
         self.pending = Pending(**(pending | {"rollout": Rollout(**pending["rollout"])})) if pending else None
-
-
-def _is_closing(name: str) -> bool:
-    return name.startswith("reward") or name in ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
 
 
 def _plain(value: Any) -> dict[str, Any]:

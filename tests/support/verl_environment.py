@@ -18,3 +18,17 @@ ON_CPU = {
     "OMP_NUM_THREADS": "1",
 }
 """Environment variables for r1flow's processes, which verl's inherit."""
+
+SAMPLING_ON_CPU = ON_CPU | {
+    "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,verl_sampling_on_cpu",
+    "CUDA_VISIBLE_DEVICES": "0,1",  # as many devices as Ray is told
+}
+"""The same for RL."""
+RL_OPTIONS = [
+    "actor_rollout_ref.rollout.name=transformers",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "+ray_kwargs.ray_init.num_gpus=2",
+    "ray_kwargs.ray_init.num_cpus=8",
+]
+"""`hardware.trainer.options` for two processes on a CPU."""

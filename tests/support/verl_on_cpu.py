@@ -6,6 +6,7 @@ verl has platforms for accelerators only. With this one a test proves the contra
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -102,11 +103,13 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-def _join() -> tuple[int, int, int]:
+def _join(**_: Any) -> tuple[int, int, int]:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
     rank = torch.distributed.get_rank()
     return rank, rank, torch.distributed.get_world_size()
 
 
-verl.utils.distributed.initialize_global_process_group = lambda timeout_second=0: _join()
+verl.utils.distributed.initialize_global_process_group = _join
+verl.utils.distributed.initialize_global_process_group_ray = _join

@@ -75,40 +75,57 @@ def run_processes(
     """Runs this machine's `count` processes of a PyTorch process group to their end, calling `poll` every 0.25 s. Their
     output goes to stdout, each line with its rank. `variables` are added to this process's environment. Raises
     TrainingStopped with the exception that ended the first one that fails."""
-    here = str(Path(grpo.__file__).parents[1])  # what verl loads of ours imports grpo
-    paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     world = count * machine.count
     group = {"MASTER_ADDR": machine.host, "MASTER_PORT": str(machine.port)}
     group |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(count)}
-    environment = {**os.environ, "PYTHONPATH": paths, "HYDRA_FULL_ERROR": "1", **variables, **group}
-    ranks = [_Rank(machine.number * count + local, local, command, environment) for local in range(count)]
+    environment = {**environment_of_verl(), **variables, **group}
+    processes = []
+    for local in range(count):
+        rank = machine.number * count + local
+        own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+        processes.append(
+            VerlProcess(f"process {rank} of {world} of verl", f"[rank{rank}]: ", command, environment | own)
+        )
+    run_to_end(processes, poll)
+
+
+def run_to_end(processes: Sequence[VerlProcess], poll: Callable[[], None]) -> None:
+    """Waits for the end of all processes, calling `poll` every 0.25 s. Once one has failed, or `poll` raises, the
+    others are ended. Raises TrainingStopped with the exception that ended the first one that fails."""
     try:
         failed = None
-        while failed is None and any(rank.process.poll() is None for rank in ranks):
+        while failed is None and any(process.code is None for process in processes):
             time.sleep(POLL_S)
             poll()
-            failed = next((rank for rank in ranks if rank.process.poll()), None)
-        failed = failed or next((rank for rank in ranks if rank.code), None)
+            failed = next((process for process in processes if process.code), None)
+        failed = failed or next((process for process in processes if process.code), None)
     finally:
-        for rank in ranks:
-            rank.process.terminate()
+        for process in processes:
+            process.terminate()
         ending = time.monotonic() + ENDING_S
-        for rank in ranks:
-            rank.end(ending)
+        for process in processes:
+            process.end(ending)
     poll()
     if failed:
-        raise TrainingStopped(f"process {failed.rank} of {world} of verl ended with {failed.code}: {failed.said}")
+        raise TrainingStopped(f"{failed.name} ended with {failed.code}: {failed.said}")
 
 
-class _Rank:
-    """One process, and a thread that passes its output on. `said`: the last exception that it printed, else the last
-    line."""
+def environment_of_verl() -> dict[str, str]:
+    """This process's environment, with which verl's processes also find this library."""
+    here = str(Path(grpo.__file__).parents[1])
+    paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, "HYDRA_FULL_ERROR": "1"}
 
-    def __init__(self, rank: int, local: int, command: Sequence[str], environment: Mapping[str, str]):
-        self.rank, self.said = rank, "it printed nothing"
-        self.process = subprocess.Popen(
+
+class VerlProcess:
+    """One process, and a thread that passes its output on, each line after `prefix`. `said`: the last exception that it
+    printed, else the last line."""
+
+    def __init__(self, name: str, prefix: str, command: Sequence[str], environment: Mapping[str, str]):
+        self.name, self._prefix, self.said = name, prefix, "it printed nothing"
+        self._process = subprocess.Popen(
             command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(local)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -119,24 +136,30 @@ class _Rank:
 
     @property
     def code(self) -> int | None:
-        return self.process.returncode
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        self._process.terminate()
 
     def end(self, until: float) -> None:
         """Waits for the end until that time of the monotonic clock, then kills the process."""
         try:
-            self.process.wait(timeout=max(0.0, until - time.monotonic()))
+            self._process.wait(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
         self._reader.join(timeout=5)  # a grandchild may hold the pipe open
 
     def _pass_on(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            text = line.decode(errors="replace").rstrip().removeprefix(f"[rank{self.rank}]: ")  # torch's own prefix
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text = (
+                line.decode(errors="replace").rstrip().removeprefix(self._prefix)
+            )  # torch writes the same before some
             if text.strip() and (_EXCEPTION.match(text) or not _EXCEPTION.match(self.said)):
                 self.said = text
-            print(f"[rank{self.rank}]: {text}", file=sys.stdout, flush=True)
+            print(f"{self._prefix}{text}", file=sys.stdout, flush=True)
 
 
 def _free_port() -> int:

@@ -7,31 +7,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.processes.metrics_log import Metrics
-
-NAMES = {"train/loss": "loss", "train/grad_norm": "grad_norm"}
-"""verl's name -> ours. Others keep theirs, below `verl/`."""
-RATE = "train/lr"
-"""verl logs with each step the learning rate of the next one."""
+RATE = "learning_rate"
 
 
 class Records:
-    """Appends to metrics.jsonl what verl adds to the file of its logger. verl empties that file when it starts, so each
-    attempt has one of its own."""
+    """What verl adds to the file of its logger. verl empties that file when it starts, so each attempt has one of its
+    own.
 
-    def __init__(self, file: Path, metrics: Metrics, planned: int, first_rate: float):
-        self._file, self._metrics, self._planned, self._rate = file, metrics, planned, first_rate
+    `names`: verl's name -> ours; others keep theirs, below `verl/`. `first_rate`: learning rate of the first step,
+    because verl logs with each step the rate of the next one.
+    """
+
+    def __init__(self, file: Path, names: Mapping[str, str], first_rate: float):
+        self._file, self._names, self._rate = file, names, first_rate
         self._offset = 0
+        file.unlink(missing_ok=True)
 
-    def hand_on(self) -> None:
-        """Appends the new records."""
-        for record in self._new():
-            values, rate = dict(record["data"]), self._rate
-            self._rate = float(values.pop(RATE, rate))
-            named = {NAMES.get(name, f"verl/{name}"): value for name, value in values.items() if _is_number(value)}
-            self._metrics.log(int(record["step"]), self._planned, **named, learning_rate=rate)
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables for verl."""
+        return {"VERL_FILE_LOGGER_PATH": str(self._file)}
 
-    def _new(self) -> Iterator[Mapping[str, Any]]:
+    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """verl's step, counted from 1, and the values of each record since the last call."""
+        for record in self._lines():
+            values = {
+                self._names.get(name, f"verl/{name}"): float(value)
+                for name, value in record["data"].items()
+                if _is_number(value)
+            }
+            rate, self._rate = self._rate, values.get(RATE, self._rate)
+            yield int(record["step"]), {**values, RATE: rate}
+
+    def _lines(self) -> Iterator[Mapping[str, Any]]:
         if not self._file.exists():
             return
         with self._file.open("rb") as file:

@@ -7,13 +7,15 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.jobs import SFTJob
+from grpo.algorithms.advantages import ADVANTAGES
+from grpo.algorithms.objectives import OBJECTIVES
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT, RewardModel
 from grpo.errors import InputError
+from grpo.trainers.verl.checkpoints import Checkpoints
 from grpo.trainers.verl.overrides import overrides
 from grpo.trainers.verl.processes import check_environment
-from grpo.trainers.verl.sft import _checkpointed, _model_and_engine, _optimizer
+from grpo.trainers.verl.settings import engine_settings, model_settings, optimizer_settings, under
 
 VERL = {"kind": "verl", "python": "/opt/verl/bin/python"}
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -57,22 +59,60 @@ def test_sequences_of_a_batch_are_divided_among_groups_of_processes():
     assert sft(batch_size=9, hardware={"processes": 2, "sequence_parallel": 2})
 
 
+def rl(**changed):
+    own = {"steps": 8, "sampling": {"max_new_tokens": 4}, "optimizer": OPTIMIZER}
+    return RL(**{**own, "hardware": {"trainer": VERL, **changed.pop("hardware", {})}, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"method": "ppo"}, "verl runs method 'grpo', not 'ppo'"),
+        ({"objective": "grpo_sequence"}, "its KL penalty is of whole sequences"),
+        ({"objective": "bnpo"}, "its mean is over a micro-batch"),
+        ({"curriculum": {}}, "curriculum is not translated for verl"),
+        ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds is not translated"),
+        ({"rollouts_ahead": 1}, "rollouts_ahead is not translated"),
+        ({"mask_truncated": True}, "mask_truncated is not translated"),
+        ({"supervision": "process"}, "supervision is not translated"),
+        ({"lora": {}}, "lora is not translated"),
+        ({"reference_refresh_steps": 4, "reference_mixing": 0.5}, "reference_mixing is not translated"),
+        ({"hardware": {"sampler": "own"}}, "hardware.sampler is not translated"),
+        ({"minibatches": 3}, r"steps \(8\) is no multiple of minibatches \* inner_epochs \(3\)"),
+        ({"minibatches": 2, "reference_refresh_steps": 3}, r"reference_refresh_steps \(3\) is no multiple"),
+        ({"minibatches": 2, "optimizer": {**OPTIMIZER, "warmup_steps": 1}}, "leave out optimizer.warmup_steps"),
+        (
+            {"reference_refresh_steps": 4, "optimizer": {**OPTIMIZER, "final_learning_rate_share": 0.5}},
+            "leave out optimizer.final_learning_rate_share",
+        ),
+        (
+            {"prompts_per_step": 1, "group_size": 3, "hardware": {"processes": 2}},
+            r"group_size \(3\) is no multiple of 2",
+        ),
+    ],
+)
+def test_what_verl_cannot_do_in_rl_is_refused_by_name(changed, said):
+    with pytest.raises(ValidationError, match=said):
+        rl(**changed)
+
+
+def test_every_other_objective_and_advantage_is_taken():
+    for objective in OBJECTIVES.keys() - {"grpo_sequence", "bnpo"}:
+        assert rl(objective=objective)
+    for advantage in ADVANTAGES:
+        assert rl(advantage=advantage)
+
+
 def test_other_jobs_are_refused():
-    with pytest.raises(ValidationError, match="verl runs SFT only"):
+    with pytest.raises(ValidationError, match="verl runs SFT and RL only"):
         RewardModel(optimizer=OPTIMIZER, hardware={"trainer": VERL})
-    with pytest.raises(ValidationError, match="verl runs SFT only"):
-        RL(steps=1, sampling={"max_new_tokens": 4}, optimizer=OPTIMIZER, hardware={"trainer": VERL})
-
-
-def job(tmp_path, **hardware) -> SFTJob:
-    places = {name: tmp_path / name for name in ("out", "state", "metrics", "result", "data")}
-    return SFTJob(settings=sft(hardware=hardware), model="/models/m", seed=2**40 + 7, **places)
 
 
 def test_precision_and_packing(tmp_path):
     def told(**hardware):
-        made = job(tmp_path, **hardware)
-        return _model_and_engine(made, tmp_path, made.settings.hardware.trainer)
+        made = sft(hardware=hardware).hardware
+        engine = engine_settings(made.trainer, made, 2**40 + 7, made.to_train().dtype)
+        return under("model", model_settings("/models/m", made)) | under("engine", engine)
 
     mixed = told(dtype="bfloat16", mixed_precision=True, sequence_parallel=1)
     assert mixed["engine.model_dtype"] == "fp32"
@@ -86,10 +126,10 @@ def test_precision_and_packing(tmp_path):
 
 def test_the_schedule():
     settings = sft(optimizer={**OPTIMIZER, "warmup_steps": 5, "final_learning_rate_share": 0.1, "adam_beta2": 0.98})
-    told = _optimizer(settings.optimizer)
-    assert told["optim.betas"] == [0.9, 0.98]
-    assert (told["optim.min_lr_ratio"], told["optim.lr_warmup_steps"]) == (0.1, 5)
-    assert told["optim.zero_indexed_step"] is False
+    told = optimizer_settings(settings.optimizer)
+    assert told["betas"] == [0.9, 0.98]
+    assert (told["min_lr_ratio"], told["lr_warmup_steps"]) == (0.1, 5)
+    assert told["zero_indexed_step"] is False
 
 
 def test_a_missing_interpreter_is_one_line(tmp_path):
@@ -103,13 +143,14 @@ def test_an_environment_without_verl_says_how_to_install_it():
 
 
 def test_the_newest_complete_checkpoint_counts(tmp_path):
-    assert _checkpointed(tmp_path, 2) == 0
-    (tmp_path / "global_step_4").mkdir()
-    (tmp_path / "global_step_4/model_world_size_2_rank_0.pt").touch()
-    assert _checkpointed(tmp_path, 2) == 0  # not all processes are done with it
+    two, four = Checkpoints(tmp_path, 2, "actor"), Checkpoints(tmp_path, 4, "actor")
+    assert two.newest() == 0
+    (tmp_path / "global_step_4/actor").mkdir(parents=True)
+    (tmp_path / "global_step_4/actor/model_world_size_2_rank_0.pt").touch()
+    assert two.newest() == 0  # not all processes are done with it
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    assert _checkpointed(tmp_path, 2) == 4
+    assert two.newest() == 4
     with pytest.raises(InputError, match="2 processes wrote"):
-        _checkpointed(tmp_path, 4)
+        four.newest()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("")  # damaged
-    assert _checkpointed(tmp_path, 4) == 0 and not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+    assert four.newest() == 0 and not (tmp_path / "latest_checkpointed_iteration.txt").exists()

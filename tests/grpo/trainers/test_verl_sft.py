@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from flows.prefect_server import free_port
 from grpo.config.common import Optimizer
 from grpo.train import read_job
-from grpo.trainers.verl.sft import _share
+from grpo.trainers.verl.settings import rate_share
 from grpo.training.optimizer import learning_rate_share
 from tests.support import job_runner
 from tests.support.job_runner import CPU, SFT, metrics, result, run, steps, wait_until, weights, write_job
@@ -122,7 +122,7 @@ def test_the_rates_of_a_warm_up_are_those_that_are_stated(sft_fields, tmp_path):
     run(by_verl(tmp_path, sft_fields, optimizer=optimizer), timeout=300)
     rates = [record["learning_rate"] for record in metrics(tmp_path)]
     settings = Optimizer(**optimizer)
-    assert rates == pytest.approx([0.01 * _share(step, STEPS, settings) for step in range(STEPS)])
+    assert rates == pytest.approx([0.01 * rate_share(step, STEPS, settings) for step in range(STEPS)])
     ours = [0.01 * learning_rate_share(step, STEPS, settings) for step in range(STEPS)]
     assert rates[:3] == pytest.approx(ours[:3])  # the warm-up is ours
     assert rates[3:-1] == pytest.approx(ours[4:])  # the decay is a step ahead

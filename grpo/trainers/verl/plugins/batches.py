@@ -1,4 +1,4 @@
-"""The batches of a job as verl's SFT trainer reads them. This file is loaded by verl, in verl's own environment."""
+"""The batches of a job as verl's SFT trainer reads them."""
 
 from __future__ import annotations
 

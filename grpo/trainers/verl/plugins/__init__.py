@@ -1,0 +1,1 @@
+"""What verl loads of this library: these modules run in verl's own environment."""

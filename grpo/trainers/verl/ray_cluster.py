@@ -1,0 +1,67 @@
+"""The cluster of Ray on which verl's RL trainer runs: on one machine it starts its own, several form one here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+
+import psutil
+
+from grpo.config.trainers import Verl
+from grpo.trainers.verl.processes import ENDING_S, POLL_S, Machine, VerlProcess, environment_of_verl
+
+_ALGORITHMS = "grpo.trainers.verl.plugins.algorithms"
+_MODULES = "VERL_USE_EXTERNAL_MODULES"
+"""Modules, separated by commas, that each of verl's processes imports."""
+_MARK = "R1FLOW_VERL"
+"""Variable by which the processes that Ray starts are known."""
+HANDED_ON = (_MODULES, "PYTHONPATH")
+"""Variables of the environment that processes on all machines must have."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+@contextlib.contextmanager
+def cluster(verl: Verl, machine: Machine) -> Iterator[dict[str, str]]:
+    """Context in which the machines of a job form a cluster of Ray, if there are several. The value: an environment for
+    the driver. At the end, all processes that were started in that environment are gone."""
+    mark = {_MARK: secrets.token_hex(8)}
+    modules = ",".join([*filter(None, [os.environ.get(_MODULES)]), _ALGORITHMS])
+    environment = {**environment_of_verl(), **_QUIET, _MODULES: modules, **mark}
+    try:
+        if machine.count == 1:
+            yield environment
+            return
+        place = f"{machine.host}:{machine.port}"
+        how = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
+        command = [str(verl.python), "-m", "ray.scripts.scripts", "start", "--block"]
+        command += how if machine.number == 0 else [f"--address={place}"]
+        part = VerlProcess("Ray", "[ray]: ", command, environment)
+        try:
+            yield {**environment, "RAY_ADDRESS": place}
+        finally:
+            part.terminate()
+            part.end(time.monotonic() + ENDING_S)
+    finally:
+        _end_marked(mark)
+
+
+def _end_marked(mark: Mapping[str, str]) -> None:
+    """Waits for the processes that inherited this variable of the environment, and kills those that stay."""
+    ending = time.monotonic() + ENDING_S
+    while (left := _marked(mark)) and time.monotonic() < ending:
+        time.sleep(POLL_S)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _marked(mark: Mapping[str, str]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and mark.items() <= process.environ().items():
+                found.append(process)
+    return found

@@ -1,0 +1,176 @@
+"""Rewards for an engine that samples elsewhere: a server that scores each completion as this library's trainer would,
+and keeps what it scored for metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from grpo.config.jobs import RLJob
+from grpo.data.completions import Completion
+from grpo.data.records import Problem
+from grpo.errors import TrainingStopped
+from grpo.rewards.functions import Response
+from grpo.rewards.registry import total
+from grpo.rl.batch import CompletionGroup
+from grpo.scoring.reward_weights import reward_weights
+from grpo.scoring.scorer import Failures, Scorer, Scores, responses_of
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Sampled
+
+LOCAL = "127.0.0.1"
+POLL_S = 0.02
+REQUEST_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt in the order of training."""
+
+    problem: Problem
+    prompt: list[int]
+    max_tokens: int
+
+
+@dataclass
+class _Pending:
+    row: int
+    completion: Completion
+    response: Response
+    scores: Scores
+    reward: asyncio.Future[float]
+
+
+@dataclass
+class _Scored:
+    completion: Completion
+    response: Response
+    breakdown: dict[str, float]
+    failures: Failures
+
+
+class RewardServer:
+    """Answers each completion of a row with its reward, from a thread. `address`: a file that only the user may read,
+    with the URL and a token that requests must have. `host`: this machine's name or address for the others, or
+    LOCAL."""
+
+    def __init__(self, job: RLJob, tokenizer: Any, scorer: Scorer, rows: Sequence[Row], address: Path, host: str):
+        self._tokenizer, self._scorer, self._rows = tokenizer, scorer, rows
+        self._weights = reward_weights(job.settings)
+        self._token = secrets.token_hex(32)
+        self._pending: list[_Pending] = []
+        self._scored: dict[int, list[_Scored]] = {}
+        self._failure: BaseException | None = None
+        self._closed = False
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(address, host, started)), daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def check(self) -> None:
+        """Raises what went wrong in a request."""
+        if self._failure is not None:
+            raise self._failure
+
+    def take(self, rows: range, group_size: int) -> tuple[list[CompletionGroup], Failures]:
+        """Returns and forgets the groups of these rows. Raises TrainingStopped if completions of one are missing."""
+        groups, failures = [], Failures()
+        for number in rows:
+            scored, row = self._scored.pop(number, []), self._rows[number]
+            if len(scored) != group_size:
+                raise TrainingStopped(
+                    f"verl trained on a step of which {len(scored)} of {group_size} completions to problem "
+                    f"{row.problem.id} were scored; its log says what became of the others"
+                )
+            for each in scored:
+                failures.add(each.failures)
+            groups.append(
+                CompletionGroup(
+                    problem=row.problem,
+                    prompt=row.prompt,
+                    completions=[each.completion for each in scored],
+                    responses=[each.response for each in scored],
+                    breakdowns=[each.breakdown for each in scored],
+                    rewards=torch.tensor([total(each.breakdown, self._weights) for each in scored]),
+                    steps=None,
+                    ref_logprobs=None,
+                    old_logprobs=None,
+                    values=None,
+                )
+            )
+        return groups, failures
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weight of each reward."""
+        return self._weights
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.join()
+
+    async def _serve(self, address: Path, host: str, started: threading.Event) -> None:
+        app = web.Application(client_max_size=REQUEST_BYTES)
+        app.router.add_post("/", self._answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        with socket.socket() as listener:
+            listener.bind((LOCAL if host == LOCAL else "", 0))
+            port = listener.getsockname()[1]
+            await web.SockSite(runner, listener).start()
+            address.touch(mode=0o600)
+            os.chmod(address, 0o600)
+            address.write_text(json.dumps({"url": f"http://{host}:{port}/", "token": self._token}))
+            started.set()
+            try:
+                while not self._closed:
+                    await self._finish_ready()
+                    await asyncio.sleep(POLL_S)
+            finally:
+                await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if not secrets.compare_digest(request.headers.get(TOKEN_HEADER, ""), self._token):
+            raise web.HTTPForbidden
+        sampled: Sampled = await request.json()
+        row = self._rows[sampled["row"]]
+        tokens = sampled["tokens"]
+        finished = len(tokens) < row.max_tokens or tokens[-1] == self._tokenizer.eos_token_id
+        completion = Completion(tokens, sampled["logprobs"], finished)
+        try:
+            (response,) = responses_of(self._tokenizer, row.problem, row.prompt, [completion], row.max_tokens)
+            scores = self._scorer.start(row.problem, [response])
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+        reward: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Pending(sampled["row"], completion, response, scores, reward))
+        return web.json_response({REWARD: await reward})
+
+    async def _finish_ready(self) -> None:
+        asked, self._pending = self._pending, []
+        for pending in asked:
+            if not pending.scores.ready:
+                self._pending.append(pending)
+                continue
+            try:
+                scored = await asyncio.to_thread(pending.scores.finish)  # reward models take their time
+            except Exception as error:
+                self._failure = self._failure or error
+                pending.reward.set_exception(web.HTTPInternalServerError())
+                continue
+            (breakdown,) = scored.breakdowns
+            kept = _Scored(pending.completion, pending.response, breakdown, scored.failures)
+            self._scored.setdefault(pending.row, []).append(kept)
+            if not pending.reward.done():
+                pending.reward.set_result(total(breakdown, self._weights))
