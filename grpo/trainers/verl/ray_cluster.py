@@ -7,10 +7,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import psutil
 
 from grpo.config.trainers import Verl
+from grpo.errors import TrainingStopped
 from grpo.trainers.verl.processes import ENDING_S, POLL_S, Machine, VerlProcess, environment_of_verl
 
 _ALGORITHMS = "grpo.trainers.verl.plugins.algorithms"
@@ -18,32 +20,50 @@ _MODULES = "VERL_USE_EXTERNAL_MODULES"
 """Modules, separated by commas, that each of verl's processes imports."""
 _MARK = "R1FLOW_VERL"
 """Variable by which the processes that Ray starts are known."""
-HANDED_ON = (_MODULES, "PYTHONPATH")
-"""Variables of the environment that processes on all machines must have."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 
+@dataclass(frozen=True)
+class ClusterPart:
+    """This machine's part of the cluster. `environment`: of verl's driver."""
+
+    machine: Machine
+    environment: Mapping[str, str]
+    process: VerlProcess | None = None
+
+    @property
+    def handed_on(self) -> dict[str, str]:
+        """What processes on all machines must have in their environment."""
+        return {name: self.environment[name] for name in (_MODULES, "PYTHONPATH")}
+
+    def check(self) -> None:
+        """Raises TrainingStopped if Ray has ended on this machine."""
+        if self.process is not None and self.process.code is not None:
+            raise TrainingStopped(f"Ray ended on machine {self.machine.number}: {self.process.said}")
+
+
 @contextlib.contextmanager
-def cluster(verl: Verl, machine: Machine) -> Iterator[dict[str, str]]:
-    """Context in which the machines of a job form a cluster of Ray, if there are several. The value: an environment for
-    the driver. At the end, all processes that were started in that environment are gone."""
+def cluster(verl: Verl, machine: Machine) -> Iterator[ClusterPart]:
+    """Context in which the machines of a job form a cluster of Ray, if there are several. At its end, all processes
+    that were started in that environment are gone from this machine."""
     mark = {_MARK: secrets.token_hex(8)}
     modules = ",".join([*filter(None, [os.environ.get(_MODULES)]), _ALGORITHMS])
     environment = {**environment_of_verl(), **_QUIET, _MODULES: modules, **mark}
     try:
         if machine.count == 1:
-            yield environment
+            yield ClusterPart(machine, environment)
             return
         place = f"{machine.host}:{machine.port}"
-        how = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
+        head = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
         command = [str(verl.python), "-m", "ray.scripts.scripts", "start", "--block"]
-        command += how if machine.number == 0 else [f"--address={place}"]
-        part = VerlProcess("Ray", "[ray]: ", command, environment)
+        process = VerlProcess(
+            "Ray", "[ray]: ", [*command, *(head if machine.number == 0 else [f"--address={place}"])], environment
+        )
         try:
-            yield {**environment, "RAY_ADDRESS": place}
+            yield ClusterPart(machine, {**environment, "RAY_ADDRESS": place}, process)
         finally:
-            part.terminate()
-            part.end(time.monotonic() + ENDING_S)
+            process.terminate()
+            process.end(time.monotonic() + ENDING_S)
     finally:
         _end_marked(mark)
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from grpo.rewards.functions import Response
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup
 from grpo.scoring.reward_weights import reward_weights
-from grpo.scoring.scorer import Failures, Scorer, Scores, responses_of
+from grpo.scoring.scorer import Failures, Scored, Scorer, Scores, responses_of
 from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Sampled
 
 LOCAL = "127.0.0.1"
@@ -56,7 +56,6 @@ class _Scored:
     completion: Completion
     response: Response
     breakdown: dict[str, float]
-    failures: Failures
 
 
 class RewardServer:
@@ -66,14 +65,27 @@ class RewardServer:
 
     def __init__(self, job: RLJob, tokenizer: Any, scorer: Scorer, rows: Sequence[Row], address: Path, host: str):
         self._tokenizer, self._scorer, self._rows = tokenizer, scorer, rows
-        self._weights = reward_weights(job.settings)
+        settings = job.settings
+        self.weights = reward_weights(settings)
+        self._group_size, self._max_failure_share = settings.group_size, settings.scoring.max_failure_share
+        self._rollout_rows = settings.prompts_per_step * settings.minibatches
+        self._failures: dict[int, Failures] = {}
         self._token = secrets.token_hex(32)
         self._pending: list[_Pending] = []
         self._scored: dict[int, list[_Scored]] = {}
         self._failure: BaseException | None = None
         self._closed = False
         started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(address, host, started)), daemon=True)
+
+        def serve() -> None:
+            try:
+                asyncio.run(self._serve(address, host, started))
+            except Exception as error:
+                self._failure = error
+            finally:
+                started.set()
+
+        self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
         started.wait()
 
@@ -82,18 +94,17 @@ class RewardServer:
         if self._failure is not None:
             raise self._failure
 
-    def take(self, rows: range, group_size: int) -> tuple[list[CompletionGroup], Failures]:
-        """Returns and forgets the groups of these rows. Raises TrainingStopped if completions of one are missing."""
-        groups, failures = [], Failures()
-        for number in rows:
+    def take(self, rollout: int) -> tuple[list[CompletionGroup], Failures]:
+        """Returns and forgets the groups of a rollout, counted from 0. Raises TrainingStopped if completions of one are
+        missing."""
+        groups = []
+        for number in range(rollout * self._rollout_rows, (rollout + 1) * self._rollout_rows):
             scored, row = self._scored.pop(number, []), self._rows[number]
-            if len(scored) != group_size:
+            if len(scored) != self._group_size:
                 raise TrainingStopped(
-                    f"verl trained on a step of which {len(scored)} of {group_size} completions to problem "
+                    f"verl trained on a step of which {len(scored)} of {self._group_size} completions to problem "
                     f"{row.problem.id} were scored; its log says what became of the others"
                 )
-            for each in scored:
-                failures.add(each.failures)
             groups.append(
                 CompletionGroup(
                     problem=row.problem,
@@ -101,19 +112,14 @@ class RewardServer:
                     completions=[each.completion for each in scored],
                     responses=[each.response for each in scored],
                     breakdowns=[each.breakdown for each in scored],
-                    rewards=torch.tensor([total(each.breakdown, self._weights) for each in scored]),
+                    rewards=torch.tensor([total(each.breakdown, self.weights) for each in scored]),
                     steps=None,
                     ref_logprobs=None,
                     old_logprobs=None,
                     values=None,
                 )
             )
-        return groups, failures
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Weight of each reward."""
-        return self._weights
+        return groups, self._failures.pop(rollout)
 
     def close(self) -> None:
         self._closed = True
@@ -165,12 +171,18 @@ class RewardServer:
                 continue
             try:
                 scored = await asyncio.to_thread(pending.scores.finish)  # reward models take their time
+                pending.reward.set_result(self._keep(pending, scored))
             except Exception as error:
                 self._failure = self._failure or error
                 pending.reward.set_exception(web.HTTPInternalServerError())
-                continue
-            (breakdown,) = scored.breakdowns
-            kept = _Scored(pending.completion, pending.response, breakdown, scored.failures)
-            self._scored.setdefault(pending.row, []).append(kept)
-            if not pending.reward.done():
-                pending.reward.set_result(total(breakdown, self._weights))
+
+    def _keep(self, pending: _Pending, scored: Scored) -> float:
+        """Keeps the scores of a completion and returns its reward. Raises TrainingStopped if it is the last of its
+        rollout, and verifiers failed for too many: the engine must not train on them."""
+        (breakdown,) = scored.breakdowns
+        self._scored.setdefault(pending.row, []).append(_Scored(pending.completion, pending.response, breakdown))
+        failures = self._failures.setdefault(pending.row // self._rollout_rows, Failures())
+        failures.add(scored.failures)
+        if failures.completions == self._rollout_rows * self._group_size:
+            failures.stop_above(self._max_failure_share)
+        return total(breakdown, self.weights)

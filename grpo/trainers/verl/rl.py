@@ -18,6 +18,7 @@ from grpo.config.rl_by_verl import updates_per_rollout
 from grpo.config.trainers import Verl
 from grpo.data.template import prompt_tokens
 from grpo.errors import TrainingStopped
+from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.model_folder import check_model_folder, hub_snapshot
@@ -31,12 +32,13 @@ from grpo.trainers.verl.checkpoints import Checkpoints
 from grpo.trainers.verl.overrides import overrides
 from grpo.trainers.verl.plugins.prompts import write_prompts
 from grpo.trainers.verl.processes import POLL_S, Machine, VerlProcess, check_environment, run_to_end
-from grpo.trainers.verl.ray_cluster import HANDED_ON, cluster
+from grpo.trainers.verl.ray_cluster import ClusterPart, cluster
 from grpo.trainers.verl.records import Records
 from grpo.trainers.verl.rewards import RewardServer, Row
 from grpo.trainers.verl.rl_settings import CHECKPOINTS, PROMPTS, REWARDS, rl_settings
 from grpo.trainers.verl.settings import rate_share
 
+_NO_WAY_BACK = " (verl cannot be rolled back)"
 logger = logging.getLogger(__name__)
 
 NAMES = {
@@ -62,24 +64,25 @@ def train_rl(job: RLJob) -> None:
     folder = job.state / "verl"
     folder.mkdir(exist_ok=True)
     ended = folder / f"ended-{machine.meeting}"
-    with cluster(verl, machine) as environment:
+    with cluster(verl, machine) as part:
         if machine.number == 0:
-            _lead(job, verl, machine, folder, environment)
+            _lead(job, verl, part, folder)
             ended.touch()
         while not ended.exists():  # the launcher ends this process if the first machine's fails
+            part.check()
             time.sleep(POLL_S)
 
 
-def _lead(job: RLJob, verl: Verl, machine: Machine, folder: Path, environment: Mapping[str, str]) -> None:
+def _lead(job: RLJob, verl: Verl, part: ClusterPart, folder: Path) -> None:
     model = hub_snapshot(job.model)
     check_model_folder(model, job.settings.hardware.remote_code)  # verl would also read weights that can run code
     tokenizer = load_tokenizer(str(model))
     rows = _rows(job, tokenizer)
     write_prompts(folder / PROMPTS, [row.problem.id for row in rows], [row.prompt for row in rows])
-    training = _Training(job, verl, machine, model, tokenizer, rows, folder)
-    with _rewards(job, tokenizer, rows, folder / REWARDS, machine.host) as server:
+    training = _Training(job, verl, part, model, tokenizer, rows, folder)
+    with _rewards(job, tokenizer, rows, folder / REWARDS, part.machine.host) as server:
         while training.done < job.settings.steps:
-            training.run_segment(server, environment)
+            training.run_segment(server)
     training.publish()
 
 
@@ -121,9 +124,9 @@ class _Training:
     """
 
     def __init__(
-        self, job: RLJob, verl: Verl, machine: Machine, model: Path, tokenizer: Any, rows: list[Row], folder: Path
+        self, job: RLJob, verl: Verl, part: ClusterPart, model: Path, tokenizer: Any, rows: list[Row], folder: Path
     ):
-        self.job, self.settings, self.verl, self.machine = job, job.settings, verl, machine
+        self.job, self.settings, self.verl, self.part = job, job.settings, verl, part
         self.model, self.tokenizer, self.rows, self.folder = model, tokenizer, rows, folder
         hardware = self.settings.hardware
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, hardware.processes * hardware.nodes, "actor")
@@ -131,32 +134,34 @@ class _Training:
         self.metrics = Metrics(job.metrics, self.done)
         self.completions = Metrics(job.metrics.with_name(COMPLETIONS), self.done - 1)
         self.health, self.findings = Health(self.settings.health), list[dict[str, Any]]()
+        for record in map(json.loads, job.metrics.read_text().splitlines()):  # of the runs before
+            self._findings_of(record["step"], record)
 
     @property
     def done(self) -> int:
         """Optimizer steps of the newest checkpoint."""
         return self.checkpoints.newest() * self.updates
 
-    def run_segment(self, server: RewardServer, environment: Mapping[str, str]) -> None:
+    def run_segment(self, server: RewardServer) -> None:
         """Runs verl up to the next step at which it needs other settings."""
         settings, done = self.settings, self.done
         end = self._end_of_segment(done)
         optimizer = settings.optimizer
         first_rate = optimizer.learning_rate * rate_share(done, settings.steps, optimizer)
-        records = Records(self.folder / f"log-after-{done}-{self.machine.meeting}.jsonl", NAMES, first_rate)
+        records = Records(self.folder / f"log-after-{done}-{self.part.machine.meeting}.jsonl", NAMES, first_rate)
 
         def hand_on() -> None:
             server.check()
+            self.part.check()
             for rollout, values in records.new():
                 self._log(rollout, values, server)
 
         longest = max(len(row.prompt) for row in self.rows)
         translated = rl_settings(self.job, self.folder, self._reference(done), longest, done, end)
-        handed = {**records.variables, **{name: environment[name] for name in HANDED_ON}}
-        translated["+ray_kwargs.ray_init.runtime_env.env_vars"] = {**handed}
-        driver = [str(self.verl.python), "-m", "grpo.trainers.verl.plugins.ray_driver", str(self.machine.count)]
+        translated["+ray_kwargs.ray_init.runtime_env.env_vars"] = {**self.part.handed_on, **records.variables}
+        driver = [str(self.verl.python), "-m", "grpo.trainers.verl.plugins.ray_driver", str(self.part.machine.count)]
         command = [*driver, *overrides(translated), *self.verl.options]
-        run_to_end([VerlProcess("verl", "", command, environment)], hand_on)
+        run_to_end([VerlProcess("verl", "", command, self.part.environment)], hand_on)
         if self.done < end:
             raise TrainingStopped(f"verl ended well after {self.done} of {end} steps")
 
@@ -199,10 +204,9 @@ class _Training:
 
     def _log(self, rollout: int, values: dict[str, float], server: RewardServer) -> None:
         """Logs the record of a rollout, counted from 1."""
-        settings, size = self.settings, self.settings.prompts_per_step * self.settings.minibatches
+        settings = self.settings
         step, begun = rollout * self.updates, (rollout - 1) * self.updates
-        groups, failures = server.take(range((rollout - 1) * size, rollout * size), settings.group_size)
-        failures.stop_above(settings.scoring.max_failure_share)
+        groups, failures = server.take(rollout - 1)
         tokens = sum(len(c.tokens) for group in groups for c in group.completions)
         rates = {
             "tokens_per_s": tokens / values["verl/timing_s/step"],
@@ -212,13 +216,15 @@ class _Training:
         self.metrics.log(step, settings.steps, **record)
         if begun == 0 or begun // settings.samples_every != step // settings.samples_every:
             self._log_samples(groups[:2], begun)
-        for event in self.health.check(step, record):
+        for event in self._findings_of(step, record):
             logger.warning("%s: %s", event.name, event.message)
-            self.findings.append({"step": event.step, "name": event.name, "message": event.message})
-            if event.action == "stop":
-                raise TrainingStopped(f"{event.name}: {event.message}")
-            if event.action == "roll_back":
-                raise TrainingStopped(f"{event.name}: {event.message} (verl cannot be rolled back)")
+            if event.action in ("stop", "roll_back"):
+                raise TrainingStopped(f"{event.name}: {event.message}{_NO_WAY_BACK * (event.action == 'roll_back')}")
+
+    def _findings_of(self, step: int, record: Mapping[str, Any]) -> list[HealthEvent]:
+        events = self.health.check(step, record)
+        self.findings += [{"step": event.step, "name": event.name, "message": event.message} for event in events]
+        return events
 
     def _log_samples(self, groups: list[CompletionGroup], step: int) -> None:
         settings = self.settings

@@ -27,10 +27,17 @@ def asked(tokenizer, tmp_path):
     """A server for two problems, and a function that asks it: (row, completion) -> reward."""
     servers = []
 
-    def started(rewards: dict):
+    def started(rewards: dict, prompts: int, group_size: int):
         names = {name: {"weight": weight} for name, weight in rewards.items()}
+        size = {"prompts_per_step": prompts, "group_size": group_size}
         places = {name: tmp_path / name for name in ("out", "state", "metrics", "result")}
-        job = RLJob(settings={**RL, "rewards": names}, model="m", problems=[tmp_path], seed=0, **places)
+        job = RLJob(
+            settings={**RL, "rewards": names, "minibatches": 1, **size},
+            model="m",
+            problems=[tmp_path],
+            seed=0,
+            **places,
+        )
         problems = [Problem(f"p{i}", user(f"1 + {i}?"), "3", "number", "reasoning", "en", "t") for i in (2, 3)]
         rows = [Row(problem, prompt_tokens(tokenizer, problem.messages, "chat"), LONGEST) for problem in problems]
         scorer = Scorer({name: {} for name in rewards}, job.settings.scoring)
@@ -56,11 +63,11 @@ def asked(tokenizer, tmp_path):
 
 
 def test_rewards_are_the_weighted_sum_and_are_kept_by_row(asked):
-    server, ask, _ = asked({"accuracy": 2.0, "format": 0.5})
+    server, ask, _ = asked({"accuracy": 2.0, "format": 0.5}, prompts=2, group_size=2)
     with ThreadPoolExecutor() as threads:
         told = [*threads.map(ask, [0, 1, 1, 0], [RIGHT, WRONG, RIGHT, "no answer"])]
     assert told == [2.5, 0.5, 2.5, 0.0]
-    groups, failures = server.take(range(2), group_size=2)
+    groups, failures = server.take(0)
     assert [group.problem.id for group in groups] == ["p2", "p3"]
     assert sorted(groups[0].rewards.tolist()) == [0.0, 2.5] and sorted(groups[1].rewards.tolist()) == [0.5, 2.5]
     assert {response.text for response in groups[0].responses} == {RIGHT, "no answer"}
@@ -69,31 +76,33 @@ def test_rewards_are_the_weighted_sum_and_are_kept_by_row(asked):
 
 
 def test_a_completion_that_has_reached_the_longest_length_is_truncated_unless_it_ends_there(asked, tokenizer):
-    server, ask, _ = asked({"accuracy": 1.0})
+    server, ask, _ = asked({"accuracy": 1.0}, prompts=1, group_size=3)
     cut = completion_tokens(tokenizer, "a b " * LONGEST)[:LONGEST]
     for tokens in (cut, cut[:-1], [*cut[:-1], tokenizer.eos_token_id]):
         ask(0, tokens)
-    (group,), _ = server.take(range(1), group_size=3)
+    (group,), _ = server.take(0)
     assert [completion.finished for completion in group.completions] == [False, True, True]
 
 
 def test_a_group_of_which_completions_are_missing_is_not_trained_on_in_silence(asked):
-    server, ask, _ = asked({"accuracy": 1.0})
+    server, ask, _ = asked({"accuracy": 1.0}, prompts=1, group_size=4)
     ask(0, RIGHT)
     with pytest.raises(TrainingStopped, match="1 of 4 completions to problem p2 were scored"):
-        server.take(range(1), group_size=4)
+        server.take(0)
 
 
 def test_others_on_the_machine_are_not_answered(asked):
-    _, ask, address = asked({"accuracy": 1.0})
+    _, ask, address = asked({"accuracy": 1.0}, prompts=1, group_size=2)
     assert address.stat().st_mode & 0o777 == 0o600
     with pytest.raises(urllib.error.HTTPError, match="403"):
         ask(0, RIGHT, token="guess")
 
 
-def test_a_reward_that_raises_is_counted(asked):
-    server, ask, _ = asked({"tests.support.user_rewards:broken": 1.0})
+def test_no_engine_trains_on_a_rollout_whose_rewards_failed(asked):
+    server, ask, _ = asked({"tests.support.user_rewards:broken": 1.0}, prompts=1, group_size=2)
     assert ask(0, RIGHT) == 0.0
-    _, failures = server.take(range(1), group_size=1)
-    with pytest.raises(TrainingStopped, match="rewards failed for 1 of 1 completions"):
-        failures.stop_above(0.5)
+    server.check()
+    with pytest.raises(urllib.error.HTTPError, match="500"):  # the last one is not answered
+        ask(0, RIGHT)
+    with pytest.raises(TrainingStopped, match="rewards failed for 2 of 2 completions"):
+        server.check()
