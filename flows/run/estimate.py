@@ -133,7 +133,8 @@ def misfit_message(
         elif device.kind != "cpu" and divides and estimate.memory.phase != "sampling":
             remedy = (
                 f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an "
-                "engine with expert or pipeline parallelism (docs/measured/sizes.md names some)"
+                "engine with expert or pipeline parallelism: hardware.trainer, verl with strategy 'megatron' "
+                "(docs/engines.md)"
             )
         else:  # the stage has no processes to divide it among, or each of them samples with a whole model
             remedy = "take devices with more memory"

@@ -43,7 +43,14 @@ def computed(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator
     jobs = (estimate.memory is not None) * JOBS.get(re.sub(r"_\d+$", "", step.name), 1)
     start = STAGE_S + START_S * jobs + RECORD_S * _records(config, recipe)
     seconds, held = estimate.seconds + start, estimate.device_seconds + start * estimate.devices
+    if _is_split_by_megatron(config):  # whose memory and messages are not those of FSDP2
+        estimate = replace(estimate, memory=None, host=0.0, network=0.0)
     return replace(estimate, seconds=seconds, device_seconds=held)
+
+
+def _is_split_by_megatron(config: BaseModel) -> bool:
+    trainer = getattr(getattr(config, "hardware", None), "trainer", None)
+    return trainer is not None and trainer.megatron is not None
 
 
 def _records(config: BaseModel, recipe: Recipe) -> float:

@@ -147,6 +147,28 @@ class Hardware(Settings):
             raise ValueError("mixed_precision is bfloat16 arithmetic on float32 weights; set dtype to 'bfloat16' too")
         return self
 
+    @model_validator(mode="after")
+    def _megatron_fits(self) -> Hardware:
+        split = self.trainer.megatron if self.trainer else None
+        if split is None:
+            return self
+        if self.processes * self.nodes % split.of_a_copy:
+            raise ValueError(
+                f"trainer.megatron: tensor * pipeline * context ({split.of_a_copy}) must divide processes * nodes "
+                f"({self.processes * self.nodes})"
+            )
+        if self.sequence_parallel > 1:
+            raise ValueError("sequence_parallel is FSDP2's; set trainer.megatron.context instead")
+        if not self.mixed_precision:
+            raise ValueError("Megatron trains bfloat16 weights with float32 copies: set dtype and mixed_precision")
+        return self
+
+    @property
+    def copies(self) -> int:
+        """Groups of processes, each with other sequences: the model's copies, as far as sequences are concerned."""
+        split = self.trainer.megatron if self.trainer else None
+        return self.processes * self.nodes // (split.of_a_copy if split else self.sequence_parallel)
+
     def to_train(self) -> Hardware:
         """The same settings with the dtype of trained weights."""
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self

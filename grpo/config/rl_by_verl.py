@@ -50,7 +50,7 @@ def check_rl_by_verl(settings: RL) -> None:
         if steps % updates:
             raise ValueError(
                 f"hardware.trainer: verl takes whole rollouts, but {name} ({steps}) is no multiple of minibatches * "
-                f"inner_epochs ({updates})"
+                f"inner_epochs ({updates}); set {steps - steps % updates or updates}"
             )
     changes = settings.reference_refresh_steps or settings.max_new_tokens_from
     if optimizer.final_learning_rate_share != 1 and (updates > 1 or changes):
@@ -64,5 +64,5 @@ def check_rl_by_verl(settings: RL) -> None:
             "hardware.trainer: verl changes the rate once a rollout; leave out optimizer.warmup_steps with minibatches "
             "or inner_epochs"
         )
-    ranks = hardware.processes * hardware.nodes // hardware.sequence_parallel
-    check_even_shares("prompts_per_step * group_size", settings.prompts_per_step * settings.group_size, ranks)
+    completions = settings.prompts_per_step * settings.group_size
+    check_even_shares("prompts_per_step * group_size", completions, hardware.copies)

@@ -89,9 +89,7 @@ class SFT(Tuning):
                 "optimizer.kind": self.optimizer.kind != "adamw",
             }
         )
-        check_even_shares(
-            "batch_size", self.batch_size, hardware.processes * hardware.nodes // hardware.sequence_parallel
-        )
+        check_even_shares("batch_size", self.batch_size, hardware.copies)
         return self
 
 

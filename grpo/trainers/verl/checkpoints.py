@@ -47,7 +47,7 @@ class Checkpoints:
 
     def publish(self, step: int, out: Path, dtype: str) -> None:
         """Puts the model of a checkpoint into a folder, its weights as links where the file system has them."""
-        written = self._model(step) / "huggingface"
+        written = next(self._model(step).glob("**/huggingface"), self._model(step))  # Megatron's is in `model`
         weights = [*written.glob("*.safetensors")]
         if not weights:
             raise TrainingStopped(f"verl wrote no model to {written}")

@@ -36,7 +36,7 @@ from grpo.trainers.verl.ray_cluster import ClusterPart, cluster
 from grpo.trainers.verl.records import Records
 from grpo.trainers.verl.rewards import RewardServer, Row
 from grpo.trainers.verl.rl_settings import CHECKPOINTS, PROMPTS, REWARDS, rl_settings
-from grpo.trainers.verl.settings import rate_share
+from grpo.trainers.verl.settings import rate_share, saved_dtype
 
 _NO_WAY_BACK = " (verl cannot be rolled back)"
 logger = logging.getLogger(__name__)
@@ -160,15 +160,16 @@ class _Training:
         translated = rl_settings(self.job, self.folder, self._reference(done), longest, done, end)
         translated["+ray_kwargs.ray_init.runtime_env.env_vars"] = {**self.part.handed_on, **records.variables}
         driver = [str(self.verl.python), "-m", "grpo.trainers.verl.plugins.ray_driver", str(self.part.machine.count)]
-        command = [*driver, *overrides(translated), *self.verl.options]
+        groups = ["model_engine=megatron"] if self.verl.megatron else []
+        command = [*driver, *groups, *overrides(translated), *self.verl.options]
         run_to_end([VerlProcess("verl", "", command, self.part.environment)], hand_on)
         if self.done < end:
             raise TrainingStopped(f"verl ended well after {self.done} of {end} steps")
 
     def publish(self) -> None:
         """Writes the model and the result."""
-        job, dtype = self.job, self.settings.hardware.to_train().dtype
-        self.checkpoints.publish(self.done // self.updates, job.out, dtype)
+        job = self.job
+        self.checkpoints.publish(self.done // self.updates, job.out, saved_dtype(self.settings.hardware))
         save_tokenizer(self.tokenizer, job.model, job.out)
         lines = job.metrics.with_name(COMPLETIONS).read_text().splitlines()
         write_result(
@@ -197,7 +198,7 @@ class _Training:
         if not (kept := references / str(step)).exists():  # then `step` is the newest checkpoint's
             shutil.rmtree(references, ignore_errors=True)
             (partial := references / "partial").mkdir(parents=True)
-            self.checkpoints.publish(step // self.updates, partial, self.settings.hardware.to_train().dtype)
+            self.checkpoints.publish(step // self.updates, partial, saved_dtype(self.settings.hardware))
             save_tokenizer(self.tokenizer, self.job.model, partial)
             partial.rename(kept)
         return kept

@@ -43,13 +43,13 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
     loop = folder / "agent_loop.yaml"
     turn = {"name": AGENT_LOOP, "_target_": "grpo.trainers.verl.plugins.turn.Turn", "server": str(folder / REWARDS)}
     replace_text(loop, json.dumps([turn]))
+    forward = hardware.model_copy(update={"gradient_checkpointing": False})  # the reference has no backward pass
+    engine = "megatron" if verl.megatron else "fsdp_config"
     form = OBJECTIVES[settings.objective]
     actor: dict[str, Value] = {
-        **under("optim", optimizer_settings(settings.optimizer)),
-        **under("fsdp_config", engine_settings(verl, hardware, job.seed, hardware.to_train().dtype)),
+        **under("optim", optimizer_settings(verl, settings.optimizer)),
+        **under(engine, engine_settings(verl, hardware, job.seed, hardware.to_train().dtype)),
         "strategy": verl.strategy,
-        "ulysses_sequence_parallel_size": hardware.sequence_parallel,
-        "use_torch_compile": hardware.fused and hardware.device != "cpu",
         "ppo_mini_batch_size": settings.prompts_per_step,
         "ppo_epochs": settings.inner_epochs,
         "shuffle": updates > 1,
@@ -77,10 +77,15 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
         "agent.default_agent_loop": AGENT_LOOP,
         "agent.agent_loop_config_path": str(loop),
     }
+    if not verl.megatron:
+        actor |= {
+            "ulysses_sequence_parallel_size": hardware.sequence_parallel,
+            "use_torch_compile": hardware.fused and hardware.device != "cpu",
+        }
     return {
         **under("actor_rollout_ref.model", model_settings(str(reference), hardware)),
         **under("actor_rollout_ref.actor", actor),
-        **under("actor_rollout_ref.ref.fsdp_config", engine_settings(verl, hardware, job.seed, hardware.dtype)),
+        **under(f"actor_rollout_ref.ref.{engine}", engine_settings(verl, forward, job.seed, hardware.dtype)),
         **under("actor_rollout_ref.rollout", rollout),
         "algorithm.adv_estimator": advantage_name(settings.advantage, settings.std),
         "algorithm.rollout_correction.rollout_is": "token",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.config.common import Hardware, Optimizer
-from grpo.config.trainers import Verl
+from grpo.config.trainers import MegatronSplit, Verl
 from grpo.trainers.verl.overrides import Value
 from grpo.training.optimizer import learning_rate_share
 
@@ -25,6 +25,8 @@ def model_settings(model: str, hardware: Hardware) -> dict[str, Value]:
 
 def engine_settings(verl: Verl, hardware: Hardware, seed: int, weights: str) -> dict[str, Value]:
     """Of a section with the engine of a model whose weights are of the type `weights`."""
+    if verl.megatron is not None:
+        return _megatron_settings(verl.megatron, hardware, seed)
     arithmetic = PRECISION[hardware.dtype]
     precision: dict[str, Value] = {"param_dtype": arithmetic, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
@@ -38,19 +40,48 @@ def engine_settings(verl: Verl, hardware: Hardware, seed: int, weights: str) -> 
     }
 
 
-def optimizer_settings(optimizer: Optimizer) -> dict[str, Value]:
-    """Of verl's section `optim`."""
+def _megatron_settings(split: MegatronSplit, hardware: Hardware, seed: int) -> dict[str, Value]:
+    recomputed: dict[str, Value] = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    recomputed["recompute_num_layers"] = 1
     return {
+        "tensor_model_parallel_size": split.tensor,
+        "pipeline_model_parallel_size": split.pipeline,
+        "context_parallel_size": split.context,
+        "expert_model_parallel_size": split.expert,
+        "expert_tensor_parallel_size": split.expert_tensor,
+        "param_offload": split.offload,
+        "optimizer_offload": split.offload,
+        "dtype": hardware.dtype,
+        "seed": seed % 2**32,
+        **(under("override_transformer_config", recomputed) if hardware.gradient_checkpointing else {}),
+    }
+
+
+def optimizer_settings(verl: Verl, optimizer: Optimizer) -> dict[str, Value]:
+    """Of verl's section `optim`."""
+    common: dict[str, Value] = {
         "lr": optimizer.learning_rate,
         "betas": [0.9, optimizer.adam_beta2],
         "weight_decay": optimizer.weight_decay,
         "clip_grad": optimizer.max_grad_norm,
+        "lr_warmup_steps": optimizer.warmup_steps,
+    }
+    if verl.megatron is not None:
+        last = optimizer.learning_rate * optimizer.final_learning_rate_share
+        return {**common, "lr_decay_style": "cosine", "min_lr": last}
+    return {
+        **common,
         "lr_scheduler_type": "cosine",
         "min_lr_ratio": optimizer.final_learning_rate_share,
-        "lr_warmup_steps": optimizer.warmup_steps,
         # Counted from 0, verl's first step of a warm-up has a rate of zero. Counted from 1, its decay is a step ahead.
         "zero_indexed_step": optimizer.warmup_steps == 0,
     }
+
+
+def saved_dtype(hardware: Hardware) -> str:
+    """Type of the weights in the model that verl writes."""
+    assert hardware.trainer is not None
+    return "bfloat16" if hardware.trainer.megatron else hardware.to_train().dtype
 
 
 def rate_share(step: int, steps: int, optimizer: Optimizer) -> float:

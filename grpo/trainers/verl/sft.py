@@ -29,6 +29,7 @@ from grpo.trainers.verl.settings import (
     model_settings,
     optimizer_settings,
     rate_share,
+    saved_dtype,
     trainer_settings,
     under,
 )
@@ -74,11 +75,13 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
         translated = {
             **under("model", model_settings(str(model), hardware)),
             **under("engine", engine_settings(verl, hardware, job.seed, hardware.to_train().dtype)),
-            **under("optim", optimizer_settings(settings.optimizer)),
+            **under("optim", optimizer_settings(verl, settings.optimizer)),
             **_data(folder, settings.batch_size, max(settings.micro_batch_tokens, longest)),
             **_trainer(job, checkpoints.folder, steps),
         }
-        command = [str(verl.python), "-m", "verl.trainer.sft_trainer", *overrides(translated), *verl.options]
+        groups = ["engine=megatron", "optim=megatron"] if verl.megatron else []
+        trainer = [str(verl.python), "-m", "verl.trainer.sft_trainer"]
+        command = [*trainer, *groups, *overrides(translated), *verl.options]
         first_rate = settings.optimizer.learning_rate * rate_share(done, steps, settings.optimizer)
         records = Records(folder / f"log-after-{done}-{machine.meeting}.jsonl", NAMES, first_rate)
 
@@ -93,7 +96,7 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
     done = checkpoints.newest()
     if done < steps:
         raise TrainingStopped(f"verl ended well after {done} of {steps} steps")
-    checkpoints.publish(done, job.out, hardware.to_train().dtype)
+    checkpoints.publish(done, job.out, saved_dtype(hardware))
     save_tokenizer(tokenizer, job.model, job.out)
     counts = {"sequences": len(sequences), "too_long": sequences.left_out}
     write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))

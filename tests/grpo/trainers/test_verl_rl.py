@@ -202,11 +202,11 @@ def processes_of(folder: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            words = [*process.cmdline(), *process.environ().values()]
+            command, inherited = process.cmdline(), process.environ().values()
         except psutil.Error:
             continue
-        if process.pid != os.getpid() and any(str(folder) in word for word in words):
-            found.append(" ".join(process.cmdline()))
+        if process.pid != os.getpid() and any(str(folder) in word for word in [*command, *inherited]):
+            found.append(" ".join(command))
     return found
 
 

@@ -9,13 +9,14 @@ from pydantic import ValidationError
 
 from grpo.algorithms.advantages import ADVANTAGES
 from grpo.algorithms.objectives import OBJECTIVES
+from grpo.config.common import Optimizer
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT, RewardModel
 from grpo.errors import InputError
 from grpo.trainers.verl.checkpoints import Checkpoints
 from grpo.trainers.verl.overrides import overrides
 from grpo.trainers.verl.processes import check_environment
-from grpo.trainers.verl.settings import engine_settings, model_settings, optimizer_settings, under
+from grpo.trainers.verl.settings import engine_settings, model_settings, optimizer_settings, saved_dtype, under
 
 VERL = {"kind": "verl", "python": "/opt/verl/bin/python"}
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -124,9 +125,45 @@ def test_precision_and_packing(tmp_path):
     assert mixed["engine.seed"] == 2**40 % 2**32 + 7
 
 
+MEGATRON = {**VERL, "strategy": "megatron", "megatron": {"tensor": 2, "pipeline": 4, "expert": 8}}
+MIXED = {"dtype": "bfloat16", "mixed_precision": True, "processes": 8, "nodes": 2, "trainer": MEGATRON}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "said"),
+    [
+        ({"trainer": {**VERL, "strategy": "megatron"}}, "go together; set both or none"),
+        ({"trainer": {**MEGATRON, "strategy": "fsdp2"}}, "go together; set both or none"),
+        ({**MIXED, "nodes": 3, "processes": 4}, r"context \(8\) must divide processes \* nodes \(12\)"),
+        ({**MIXED, "sequence_parallel": 2}, "set trainer.megatron.context instead"),
+        ({**MIXED, "mixed_precision": False}, "set dtype and mixed_precision"),
+    ],
+)
+def test_a_split_that_megatron_cannot_have_is_refused(hardware, said):
+    with pytest.raises(ValidationError, match=said):
+        sft(hardware=hardware)
+
+
+def test_sequences_are_divided_among_megatrons_copies():
+    assert sft(batch_size=6, hardware=MIXED).hardware.copies == 2  # 16 processes, 8 of them for one copy
+    with pytest.raises(ValidationError, match=r"batch_size \(5\) is no multiple of 2"):
+        sft(batch_size=5, hardware=MIXED)
+
+
+def test_megatron_is_told_how_to_divide_the_model():
+    made = sft(hardware={**MIXED, "gradient_checkpointing": True}).hardware
+    told = engine_settings(made.trainer, made, 7, "float32")
+    assert told["tensor_model_parallel_size"] == 2 and told["pipeline_model_parallel_size"] == 4
+    assert told["expert_model_parallel_size"] == 8 and told["expert_tensor_parallel_size"] is None
+    assert told["override_transformer_config.recompute_granularity"] == "full"
+    assert saved_dtype(made) == "bfloat16"
+    optimizer = Optimizer(learning_rate=1e-5, final_learning_rate_share=0.1)
+    assert optimizer_settings(made.trainer, optimizer)["min_lr"] == pytest.approx(1e-6)
+
+
 def test_the_schedule():
     settings = sft(optimizer={**OPTIMIZER, "warmup_steps": 5, "final_learning_rate_share": 0.1, "adam_beta2": 0.98})
-    told = optimizer_settings(settings.optimizer)
+    told = optimizer_settings(settings.hardware.trainer, settings.optimizer)
     assert told["betas"] == [0.9, 0.98]
     assert (told["min_lr_ratio"], told["lr_warmup_steps"]) == (0.1, 5)
     assert told["zero_indexed_step"] is False
