@@ -24,11 +24,13 @@ SAMPLING_ON_CPU = ON_CPU | {
     "CUDA_VISIBLE_DEVICES": "0,1",  # as many devices as Ray is told
 }
 """The same for RL."""
-RL_OPTIONS = [
+SAMPLING_OPTIONS = [
     "actor_rollout_ref.rollout.name=transformers",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-    "+ray_kwargs.ray_init.num_gpus=2",
-    "ray_kwargs.ray_init.num_cpus=8",
 ]
-"""`hardware.trainer.options` for two processes on a CPU."""
+"""`hardware.trainer.options` for RL on a CPU."""
+RL_OPTIONS = [*SAMPLING_OPTIONS, "+ray_kwargs.ray_init.num_gpus=2", "ray_kwargs.ray_init.num_cpus=8"]
+"""The same for two processes on one machine, which Ray finds no devices on."""
+ONE_DEVICE = {"RAY_OVERRIDE_RESOURCES": '{"GPU": 1, "CPU": 8}'}
+"""Variable that tells Ray so where it starts by itself."""

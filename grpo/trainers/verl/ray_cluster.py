@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -43,12 +45,14 @@ class ClusterPart:
 
 
 @contextlib.contextmanager
-def cluster(verl: Verl, machine: Machine) -> Iterator[ClusterPart]:
-    """Context in which the machines of a job form a cluster of Ray, if there are several. At its end, all processes
-    that were started in that environment are gone from this machine."""
+def cluster(verl: Verl, machine: Machine, folder: Path) -> Iterator[ClusterPart]:
+    """Context in which the machines of a job form a cluster of Ray, if there are several. Who has not read the token in
+    `folder`, which the machines share, cannot use it. At the end of the context, all processes that were started in
+    its environment are gone from this machine."""
     mark = {_MARK: secrets.token_hex(8)}
     modules = ",".join([*filter(None, [os.environ.get(_MODULES)]), _ALGORITHMS])
-    environment = {**environment_of_verl(), **_QUIET, _MODULES: modules, **mark}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(_token(folder, machine))}
+    environment = {**environment_of_verl(), **_QUIET, **token, _MODULES: modules, **mark}
     try:
         if machine.count == 1:
             yield ClusterPart(machine, environment)
@@ -56,6 +60,8 @@ def cluster(verl: Verl, machine: Machine) -> Iterator[ClusterPart]:
         place = f"{machine.host}:{machine.port}"
         head = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
         command = [str(verl.python), "-m", "ray.scripts.scripts", "start", "--block"]
+        if machine.number > 0:
+            _wait_for_head(machine)
         process = VerlProcess(
             "Ray", "[ray]: ", [*command, *(head if machine.number == 0 else [f"--address={place}"])], environment
         )
@@ -66,6 +72,26 @@ def cluster(verl: Verl, machine: Machine) -> Iterator[ClusterPart]:
             process.end(time.monotonic() + ENDING_S)
     finally:
         _end_marked(mark)
+
+
+def _token(folder: Path, machine: Machine) -> Path:
+    """A file with a secret that only the user may read. The first machine makes it, once for all attempts."""
+    path = folder / "ray_token"
+    if machine.number == 0 and not path.exists():
+        made = path.with_suffix(".tmp")
+        made.touch(mode=0o600)
+        made.write_text(secrets.token_hex(32))
+        made.replace(path)
+    while not path.exists():  # the launcher ends this process if the first machine's fails
+        time.sleep(POLL_S)
+    return path
+
+
+def _wait_for_head(machine: Machine) -> None:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((machine.host, machine.port), timeout=ENDING_S):
+            return
+        time.sleep(POLL_S)
 
 
 def _end_marked(mark: Mapping[str, str]) -> None:

@@ -64,7 +64,7 @@ def train_rl(job: RLJob) -> None:
     folder = job.state / "verl"
     folder.mkdir(exist_ok=True)
     ended = folder / f"ended-{machine.meeting}"
-    with cluster(verl, machine) as part:
+    with cluster(verl, machine, folder) as part:
         if machine.number == 0:
             _lead(job, verl, part, folder)
             ended.touch()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from flows.prefect_server import free_port
 from grpo.config.jobs import RLJob
 from grpo.data.completions import Completion
 from grpo.distributed.process_group import Parallel
@@ -30,7 +32,14 @@ from grpo.train import read_job
 from grpo.trainers.verl.rl import _rows
 from tests.support import job_runner
 from tests.support.job_runner import CPU, RL, metrics, result, run, steps, wait_until, weights, write_job
-from tests.support.verl_environment import PYTHON, RL_OPTIONS, SAMPLING_ON_CPU, needs_verl
+from tests.support.verl_environment import (
+    ONE_DEVICE,
+    PYTHON,
+    RL_OPTIONS,
+    SAMPLING_ON_CPU,
+    SAMPLING_OPTIONS,
+    needs_verl,
+)
 
 pytestmark = [pytest.mark.system, needs_verl]
 
@@ -189,6 +198,26 @@ def test_a_killed_verl_goes_on_and_loses_no_record(fields, tmp_path):
     assert result(tmp_path)["steps_completed"] == 6
 
 
+def test_two_machines_form_a_cluster_of_ray(fields, tmp_path):
+    trainer = {"kind": "verl", "python": PYTHON, "options": SAMPLING_OPTIONS}
+    hardware = CPU | {"processes": 1, "nodes": 2, "trainer": trainer}
+    settings = SETTINGS | {"steps": 2, "reference_refresh_steps": None, "hardware": hardware}
+    job = write_job(tmp_path, "rl", **fields | {"settings": settings})
+    meeting = {"PET_RDZV_ENDPOINT": f"{own_address()}:{free_port()}", "PET_RDZV_ID": "a meeting", **ONE_DEVICE}
+    machines = [
+        subprocess.Popen(
+            [*job_runner.COMMAND, job],
+            cwd=job_runner.ROOT,
+            env=job_runner.ENVIRONMENT | meeting | {"PET_NODE_RANK": str(number)},
+            stdout=subprocess.DEVNULL,
+        )
+        for number in (1, 0)
+    ]
+    assert [machine.wait(timeout=500) for machine in machines] == [0, 0]
+    assert steps(tmp_path) == [1, 2] and result(tmp_path)["steps_completed"] == 2
+    assert not processes_of(tmp_path)
+
+
 def test_a_reward_that_fails_stops_verl(fields, tmp_path):
     settings = SETTINGS | {"rewards": {"tests.support.user_rewards:broken": 1}}
     done = run(write_job(tmp_path, "rl", **fields | {"settings": settings}), expected=1, timeout=300)
@@ -208,6 +237,13 @@ def processes_of(folder: Path) -> list[str]:
         if process.pid != os.getpid() and any(str(folder) in word for word in [*command, *inherited]):
             found.append(" ".join(command))
     return found
+
+
+def own_address() -> str:
+    """This machine's address for others: Ray takes no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(("192.0.2.1", 9))  # sends nothing
+        return asked.getsockname()[0]
 
 
 OBJECTIVES_IN_VERL = """
