@@ -213,6 +213,10 @@ def test_two_machines_form_a_cluster_of_ray(fields, tmp_path):
         )
         for number in (1, 0)
     ]
+    wait_until(lambda: metrics(tmp_path) or any(machine.poll() for machine in machines), timeout=400)
+    without_token = [PYTHON, "-c", f"import ray; ray.init({meeting['PET_RDZV_ENDPOINT']!r})"]
+    refused = subprocess.run(without_token, env=job_runner.ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert "Failed to connect to Ray cluster" in refused.stderr
     assert [machine.wait(timeout=500) for machine in machines] == [0, 0]
     assert steps(tmp_path) == [1, 2] and result(tmp_path)["steps_completed"] == 2
     assert not processes_of(tmp_path)
