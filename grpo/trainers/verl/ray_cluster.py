@@ -27,10 +27,12 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 @dataclass(frozen=True)
 class ClusterPart:
-    """This machine's part of the cluster. `environment`: of verl's driver."""
+    """This machine's part of the cluster. `environment`: of verl's driver. `address`: of the cluster; "local" for one
+    that the driver starts, whatever else runs on this machine."""
 
     machine: Machine
     environment: Mapping[str, str]
+    address: str
     process: VerlProcess | None = None
 
     @property
@@ -55,7 +57,7 @@ def cluster(verl: Verl, machine: Machine, folder: Path) -> Iterator[ClusterPart]
     environment = {**environment_of_verl(), **_QUIET, **token, _MODULES: modules, **mark}
     try:
         if machine.count == 1:
-            yield ClusterPart(machine, environment)
+            yield ClusterPart(machine, environment, "local")
             return
         place = f"{machine.host}:{machine.port}"
         head = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
@@ -66,7 +68,7 @@ def cluster(verl: Verl, machine: Machine, folder: Path) -> Iterator[ClusterPart]
             "Ray", "[ray]: ", [*command, *(head if machine.number == 0 else [f"--address={place}"])], environment
         )
         try:
-            yield ClusterPart(machine, {**environment, "RAY_ADDRESS": place}, process)
+            yield ClusterPart(machine, environment, place, process)
         finally:
             process.terminate()
             process.end(time.monotonic() + ENDING_S)

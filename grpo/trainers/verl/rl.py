@@ -159,9 +159,11 @@ class _Training:
         longest = max(len(row.prompt) for row in self.rows)
         translated = rl_settings(self.job, self.folder, self._reference(done), longest, done, end)
         translated["+ray_kwargs.ray_init.runtime_env.env_vars"] = {**self.part.handed_on, **records.variables}
-        driver = [str(self.verl.python), "-m", "grpo.trainers.verl.plugins.ray_driver", str(self.part.machine.count)]
+        translated["+ray_kwargs.ray_init.address"] = self.part.address
+        driver = [str(self.verl.python), "-m", "grpo.trainers.verl.plugins.ray_driver"]
+        place = [self.part.address, str(self.part.machine.count)]
         groups = ["model_engine=megatron"] if self.verl.megatron else []
-        command = [*driver, *groups, *overrides(translated), *self.verl.options]
+        command = [*driver, *place, *groups, *overrides(translated), *self.verl.options]
         run_to_end([VerlProcess("verl", "", command, self.part.environment)], hand_on)
         if self.done < end:
             raise TrainingStopped(f"verl ended well after {self.done} of {end} steps")
