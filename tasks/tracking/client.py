@@ -152,16 +152,16 @@ class Tracking(Connection):
         Raises:
             InputError: it was unavailable too long. The missing metrics are still in the files they were read from.
         """
-        if not self._settled(run_id):
+        if not self.sqlite and not self._settled(run_id):
             raise InputError(
                 f"MLflow at {self.uri} has been away for {connection.MAX_AWAY_S / 60:g} minutes and misses what this "
                 "stage logged; start it and give the same command: the stage continues where it is, and logs it again"
             )
 
     def _settled(self, run_id: str) -> bool:
-        """Waits for an unavailable server. Returns whether it has everything. Does not wait for a sqlite file."""
-        deadline = time.monotonic() + connection.MAX_AWAY_S
-        while not self.sqlite and (self._unsent.get(run_id) or self.outbox.pending):
+        """Waits for an unavailable server, or a file that cannot be written. Returns whether it has everything."""
+        deadline = time.monotonic() + (connection.MAX_LOCKED_S if self.sqlite else connection.MAX_AWAY_S)
+        while self._unsent.get(run_id) or self.outbox.pending:
             if self.outbox.try_now("the server", self.probe):
                 self.log_metrics(run_id, [])
                 self.outbox.retry()
@@ -266,8 +266,11 @@ class Tracking(Connection):
             self.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        """Ends a run. Raises InputError if a run that has succeeded cannot be ended, because a later run would take it
+        for killed."""
         self.log_metrics(run_id, [])
-        self.outbox.send(f"the end of run {run_id}", lambda: self.client.set_terminated(run_id, status))
+        end = f"the end of run {run_id}"
+        self.outbox.send(end, lambda: self.client.set_terminated(run_id, status), needed=True)
         if token := self._late.pop(run_id, None):  # duplicates that began after the run
             self.outbox.send("the end of repeated runs", lambda: delete_repeats(self, token, run_id))
         if status == "FINISHED":
@@ -275,6 +278,11 @@ class Tracking(Connection):
         missing = {entry.what for entry in self.outbox.pending} | (
             {"metrics"} if self._unsent.pop(run_id, None) else set()
         )
+        if status == "FINISHED" and end in missing:
+            raise InputError(
+                f"MLflow at {masked(self.uri)} misses: {', '.join(sorted(missing))}; see that it can be written, and "
+                "give the same command: it uses what was made"
+            )
         if missing:
             logger.warning("a run ended while MLflow at %s misses: %s", masked(self.uri), ", ".join(sorted(missing)))
 

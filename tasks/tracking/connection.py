@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_AWAY_S = 300.0
 """Seconds to wait for a server that was up before, when a stage begins and before its artifact is published."""
+MAX_LOCKED_S = 20.0
+"""Seconds for which a database file may be locked or full when a run ends."""
 AWAY_POLL_S = 2.0
 _VIEW = "?workflowType=machine_learning"  # without it, pages open in the view for agents and prompts
 _T = TypeVar("_T")

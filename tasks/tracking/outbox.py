@@ -16,10 +16,11 @@ _MAX_TRIES = 3
 
 @dataclass
 class PendingCall:
-    """A failed call, and how often it failed while other calls succeeded."""
+    """A failed call, and how often it failed while other calls succeeded. One that is `needed` is never given up."""
 
     what: str
     call: Callable[[], object]
+    needed: bool = False
     tries: int = 0
 
 
@@ -35,12 +36,12 @@ class Outbox:
         self.pending: list[PendingCall] = []
         self._warned = False
 
-    def send(self, what: str, call: Callable[[], object]) -> None:
+    def send(self, what: str, call: Callable[[], object], needed: bool = False) -> None:
         """Makes the call now, or after a later call that succeeds."""
         if self.try_now(what, call):
             self.retry()
         else:
-            self.pending.append(PendingCall(what, call))
+            self.pending.append(PendingCall(what, call, needed))
 
     def retry(self) -> None:
         """Repeats the calls that failed. For callers that have just seen MLflow work."""
@@ -49,7 +50,7 @@ class Outbox:
             if self.try_now(entry.what, entry.call):
                 continue
             entry.tries += 1
-            if entry.tries < _MAX_TRIES:
+            if entry.needed or entry.tries < _MAX_TRIES:
                 self.pending.append(entry)
             else:
                 logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)

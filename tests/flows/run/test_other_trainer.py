@@ -51,9 +51,9 @@ class OnCpu(R1):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
-    """With everything that the first stage reads."""
+    """With everything that the stages read."""
     r1 = OnCpu(tmp_path_factory.mktemp("home"))
-    for stage in ("problems", "base", "cold_start_data"):
+    for stage in ("problems", "base", "cold_start_data", "cold_start_sft"):
         r1.tiny("run", "--only", stage)
     return r1
 

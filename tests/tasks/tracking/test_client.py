@@ -213,16 +213,36 @@ def test_a_store_that_fails_later_costs_one_warning_and_no_data(tracking, home, 
     assert client.get_run(run).data.tags["a"] == "b"
 
 
-def test_the_end_of_a_run_sends_what_is_left_or_says_what_is_lost(tracking, home, client, run, caplog):
+def test_the_end_of_a_run_sends_what_is_left_or_says_what_is_lost(tracking, home, client, run, caplog, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.connection.MAX_LOCKED_S", 0.0)
+    monkeypatch.setattr("tasks.tracking.connection.AWAY_POLL_S", 0.0)
+    other = tracking.stage_run(None, "r1", "sft", {}, {})
     database = sqlite3.connect(home / "mlflow.db", isolation_level=None)
     database.execute("ALTER TABLE runs RENAME TO runs_away")
+    tracking.finish(other, "FAILED")
+    assert f"misses: the end of run {other}" in mine(caplog)[-1]
     tracking.log_metrics(run, [{"step": 1, "loss": 3}])
-    tracking.finish(run, "FINISHED")
+    with pytest.raises(InputError, match=f"misses: metrics, the end of run {other}, the end of run {run}; see that it"):
+        tracking.finish(run, "FINISHED")
     database.execute("ALTER TABLE runs_away RENAME TO runs")
     database.close()
-    assert f"misses: metrics, the end of run {run}" in mine(caplog)[-1]
     tracking.log_text(tracking.stage_run(None, "r1", "rl", {}, {}), "x", "x.txt")
     assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_the_end_of_a_run_is_not_given_up_while_mlflow_takes_other_calls(tracking, client, run, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.connection.AWAY_POLL_S", 0.0)
+    late, end = [*range(5)], tracking.client.set_terminated
+
+    def slow_end(*arguments):
+        if late:
+            late.pop()
+            raise OSError("timed out")
+        end(*arguments)
+
+    monkeypatch.setattr(tracking.client, "set_terminated", slow_end)
+    tracking.finish(run, "FINISHED")
+    assert client.get_run(run).info.status == "FINISHED" and not late
 
 
 def test_a_store_that_fails_at_the_start_stops_the_run(tmp_path):
