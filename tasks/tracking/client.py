@@ -12,9 +12,9 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from grpo.errors import InputError
 from grpo.secret_values import masked
@@ -22,7 +22,7 @@ from tasks.store.manifest import Manifest
 from tasks.tracking import connection
 from tasks.tracking.connection import Connection
 from tasks.tracking.models.registry import ModelRegistry
-from tasks.tracking.names import dataset_digest, flatten, metric_name
+from tasks.tracking.names import batches, cell, dataset_digest, flatten, metric_name
 from tasks.tracking.reader import RunReader, with_tags
 from tasks.tracking.run_owner import (
     PROMPT_S,
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 RECIPE_FILE, CONFIG_FILE = "recipe.json", "config.json"
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
-_Item = TypeVar("_Item")
 
 
 class Tracking(Connection):
@@ -138,7 +137,7 @@ class Tracking(Connection):
             if time.monotonic() - began > PROMPT_S:
                 self._late[run_id] = token
                 delete_repeats(self, token, run_id)
-            for batch in _batches(flatten(config), _PARAMS_PER_BATCH):
+            for batch in batches(flatten(config), _PARAMS_PER_BATCH):
                 self.client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
             self.client.log_text(run_id, json.dumps(config, indent=2, ensure_ascii=False), config_file)
             self._last_steps[run_id] = {}
@@ -197,7 +196,7 @@ class Tracking(Connection):
                     # MLflow stores an infinity as 1.8e308, which hides everything else in a chart.
                     new.append(Metric(key, math.nan if math.isinf(value) else float(value), now, step))
                     new_last[key] = step
-            for batch in _batches(new, _METRICS_PER_BATCH):
+            for batch in batches(new, _METRICS_PER_BATCH):
                 self.client.log_batch(run_id, metrics=batch)
                 last.update((metric.key, metric.step) for metric in batch)
 
@@ -231,7 +230,7 @@ class Tracking(Connection):
     def log_table(self, run_id: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Logs rows, such as samples, as a table in the UI. Nested values become JSON text."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        table = {column: [_cell(row.get(column)) for row in rows] for column in columns}
+        table = {column: [cell(row.get(column)) for row in rows] for column in columns}
         if rows:
             self.outbox.send(f"table {name}", lambda: self.client.log_table(run_id, table, f"{name}.json"))
 
@@ -266,8 +265,7 @@ class Tracking(Connection):
             self.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 
     def finish(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        """Ends a run. Raises InputError if a run that has succeeded cannot be ended, because a later run would take it
-        for killed."""
+        """Ends a run. Raises InputError if one that succeeded cannot be ended: a later run would take it for killed."""
         self.log_metrics(run_id, [])
         end = f"the end of run {run_id}"
         self.outbox.send(end, lambda: self.client.set_terminated(run_id, status), needed=True)
@@ -275,16 +273,13 @@ class Tracking(Connection):
             self.outbox.send("the end of repeated runs", lambda: delete_repeats(self, token, run_id))
         if status == "FINISHED":
             self._settled(run_id)
-        missing = {entry.what for entry in self.outbox.pending} | (
-            {"metrics"} if self._unsent.pop(run_id, None) else set()
-        )
+        unsent = ["metrics"] if self._unsent.pop(run_id, None) else []
+        missing = sorted({*unsent, *(entry.what for entry in self.outbox.pending)})
+        said = f"MLflow at {masked(self.uri)} misses: {', '.join(missing)}"
         if status == "FINISHED" and end in missing:
-            raise InputError(
-                f"MLflow at {masked(self.uri)} misses: {', '.join(sorted(missing))}; see that it can be written, and "
-                "give the same command: it uses what was made"
-            )
+            raise InputError(f"{said}; see that it can be written, and give the same command: it uses what was made")
         if missing:
-            logger.warning("a run ended while MLflow at %s misses: %s", masked(self.uri), ", ".join(sorted(missing)))
+            logger.warning("a run has ended; %s", said)
 
     def _set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -296,12 +291,3 @@ class Tracking(Connection):
             metrics = self.client.get_run(run_id).to_proto().data.metrics  # the latest value of each metric
             self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
         return self._last_steps[run_id]
-
-
-def _cell(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, ensure_ascii=False)
-
-
-def _batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    everything = list(items)
-    return (everything[i : i + size] for i in range(0, len(everything), size))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tasks.store.diff import shorten
 
+_Item = TypeVar("_Item")
 _PARAM_LENGTH = 6000
 _DATASET_DIGEST_LENGTH = 36
 _SEPARATOR = " · "
@@ -64,3 +65,14 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) <= _PARAM_LENGTH:
             yield metric_name(prefix + name), text
+
+
+def cell(value: Any) -> Any:
+    """A value of a table: nested values are JSON text."""
+    return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, ensure_ascii=False)
+
+
+def batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """The items in lists of `size`, which MLflow limits."""
+    everything = [*items]
+    return (everything[i : i + size] for i in range(0, len(everything), size))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from grpo.config.trainers import Verl
 from grpo.errors import TrainingStopped
@@ -102,14 +101,16 @@ def _end_marked(mark: Mapping[str, str]) -> None:
     while (left := _marked(mark)) and time.monotonic() < ending:
         time.sleep(POLL_S)
     for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
-def _marked(mark: Mapping[str, str]) -> list[psutil.Process]:
+def _marked(mark: Mapping[str, str]) -> list[int]:
+    """Ids of the processes whose environment has these variables; dead ones have none."""
+    variables = {f"{name}={value}".encode() for name, value in mark.items()}
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and mark.items() <= process.environ().items():
-                found.append(process)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if variables <= {*(folder / "environ").read_bytes().split(b"\0")}:
+                found.append(int(folder.name))
     return found
