@@ -46,6 +46,19 @@ def run_here(path: Path) -> None:
     train_rl(job)
 
 
+def start_on_two_machines(path: Path, meeting: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Starts the job as two machines do that meet there, the second one first."""
+    return [
+        subprocess.Popen(
+            [*COMMAND, path],
+            cwd=ROOT,
+            env=ENVIRONMENT | meeting | {"PET_NODE_RANK": str(number)},
+            stdout=subprocess.DEVNULL,
+        )
+        for number in (1, 0)
+    ]
+
+
 def kill_at(path: Path, step: int) -> None:
     """Start the job and kill it once `step` stands in its metrics."""
     process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)

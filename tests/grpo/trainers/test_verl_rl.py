@@ -204,15 +204,7 @@ def test_two_machines_form_a_cluster_of_ray(fields, tmp_path):
     settings = SETTINGS | {"steps": 2, "reference_refresh_steps": None, "hardware": hardware}
     job = write_job(tmp_path, "rl", **fields | {"settings": settings})
     meeting = {"PET_RDZV_ENDPOINT": f"{own_address()}:{free_port()}", "PET_RDZV_ID": "a meeting", **ONE_DEVICE}
-    machines = [
-        subprocess.Popen(
-            [*job_runner.COMMAND, job],
-            cwd=job_runner.ROOT,
-            env=job_runner.ENVIRONMENT | meeting | {"PET_NODE_RANK": str(number)},
-            stdout=subprocess.DEVNULL,
-        )
-        for number in (1, 0)
-    ]
+    machines = job_runner.start_on_two_machines(job, meeting)
     wait_until(lambda: metrics(tmp_path) or any(machine.poll() for machine in machines), timeout=400)
     without_token = [PYTHON, "-c", f"import ray; ray.init({meeting['PET_RDZV_ENDPOINT']!r})"]
     refused = subprocess.run(without_token, env=job_runner.ENVIRONMENT, capture_output=True, text=True, timeout=100)

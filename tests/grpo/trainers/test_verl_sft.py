@@ -93,15 +93,7 @@ def test_a_killed_verl_goes_on_and_loses_no_record(own, sft_fields, tmp_path):
 def test_two_machines_train_as_one(own, sft_fields, tmp_path):
     job = by_verl(tmp_path, sft_fields, hardware=TWO | {"processes": 1, "nodes": 2})
     meeting = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}", "PET_RDZV_ID": "a meeting"}
-    machines = [
-        subprocess.Popen(
-            [*job_runner.COMMAND, job],
-            cwd=job_runner.ROOT,
-            env=job_runner.ENVIRONMENT | meeting | {"PET_NODE_RANK": str(number)},
-            stdout=subprocess.DEVNULL,
-        )
-        for number in (1, 0)
-    ]
+    machines = job_runner.start_on_two_machines(job, meeting)
     assert [machine.wait(timeout=300) for machine in machines] == [0, 0]
     assert_equal_training(own, tmp_path)
     assert result(tmp_path)["steps_completed"] == STEPS
