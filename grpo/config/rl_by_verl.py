@@ -10,7 +10,7 @@ from grpo.config.trainers import check_even_shares, check_translated
 if TYPE_CHECKING:
     from grpo.config.rl import RL
 
-_OWN_MEANS = {
+_UNTRANSLATED_OBJECTIVES = {
     "grpo_sequence": "its KL penalty is of whole sequences",
     "bnpo": "its mean is over a micro-batch",
 }
@@ -26,7 +26,7 @@ def check_rl_by_verl(settings: RL) -> None:
     hardware, optimizer = settings.hardware, settings.optimizer
     if settings.method != "grpo":
         raise ValueError(f"hardware.trainer: verl runs method 'grpo', not {settings.method!r}; leave it out")
-    if reason := _OWN_MEANS.get(settings.objective):
+    if reason := _UNTRANSLATED_OBJECTIVES.get(settings.objective):
         raise ValueError(f"hardware.trainer: objective {settings.objective!r} is not translated for verl: {reason}")
     check_translated(
         {

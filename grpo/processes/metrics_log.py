@@ -48,10 +48,12 @@ def write_result(path: Path, steps_completed: int, steps_planned: int, **values:
     replace_text(path, json.dumps({"steps_completed": steps_completed, "steps_planned": steps_planned, **values}))
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file atomically: a reader sees either the old text or the new one."""
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes a file atomically: a reader sees either the old text or the new one. A private one is the user's alone."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -59,11 +59,11 @@ def start_on_two_machines(path: Path, meeting: dict[str, str]) -> list[subproces
     ]
 
 
-def kill_at(path: Path, step: int) -> None:
+def kill_at(path: Path, step: int, timeout: float = 60) -> None:
     """Start the job and kill it once `step` stands in its metrics."""
     process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: process.poll() is not None or len(metrics(path.parent)) >= step)
+        wait_until(lambda: process.poll() is not None or len(metrics(path.parent)) >= step, timeout)
     finally:
         process.kill()
     _, errors = process.communicate()

@@ -154,9 +154,8 @@ class VerlProcess:
     def _pass_on(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            text = (
-                line.decode(errors="replace").rstrip().removeprefix(self._prefix)
-            )  # torch writes the same before some
+            text = line.decode(errors="replace").rstrip()
+            text = text.removeprefix(self._prefix)  # torch writes the same before some lines
             if text.strip() and (_EXCEPTION.match(text) or not _EXCEPTION.match(self.said)):
                 self.said = text
             print(f"{self._prefix}{text}", file=sys.stdout, flush=True)

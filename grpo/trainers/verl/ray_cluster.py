@@ -14,6 +14,7 @@ from pathlib import Path
 
 from grpo.config.trainers import Verl
 from grpo.errors import TrainingStopped
+from grpo.processes.metrics_log import replace_text
 from grpo.trainers.verl.processes import ENDING_S, POLL_S, Machine, VerlProcess, environment_of_verl
 
 _ALGORITHMS = "grpo.trainers.verl.plugins.algorithms"
@@ -79,10 +80,7 @@ def _token(folder: Path, machine: Machine) -> Path:
     """A file with a secret that only the user may read. The first machine makes it, once for all attempts."""
     path = folder / "ray_token"
     if machine.number == 0 and not path.exists():
-        made = path.with_suffix(".tmp")
-        made.touch(mode=0o600)
-        made.write_text(secrets.token_hex(32))
-        made.replace(path)
+        replace_text(path, secrets.token_hex(32), private=True)
     while not path.exists():  # the launcher ends this process if the first machine's fails
         time.sleep(POLL_S)
     return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import socket
 import threading
@@ -21,6 +20,7 @@ from grpo.config.jobs import RLJob
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.errors import TrainingStopped
+from grpo.processes.metrics_log import replace_text
 from grpo.rewards.functions import Response
 from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup
@@ -134,9 +134,8 @@ class RewardServer:
             listener.bind((LOCAL if host == LOCAL else "", 0))
             port = listener.getsockname()[1]
             await web.SockSite(runner, listener).start()
-            address.touch(mode=0o600)
-            os.chmod(address, 0o600)
-            address.write_text(json.dumps({"url": f"http://{host}:{port}/", "token": self._token}))
+            place = {"url": f"http://{host}:{port}/", "token": self._token}
+            replace_text(address, json.dumps(place), private=True)
             started.set()
             try:
                 while not self._closed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -31,7 +30,7 @@ from grpo.scoring.scorer import Scorer, responses_of
 from grpo.train import read_job
 from grpo.trainers.verl.rl import _rows
 from tests.support import job_runner
-from tests.support.job_runner import CPU, RL, metrics, result, run, steps, wait_until, weights, write_job
+from tests.support.job_runner import CPU, RL, kill_at, metrics, result, run, steps, wait_until, weights, write_job
 from tests.support.verl_environment import (
     ONE_DEVICE,
     PYTHON,
@@ -157,7 +156,6 @@ def test_verl_makes_the_updates_of_this_library(trained):
         assert b["learning_rate"] == a["learning_rate"]
         assert b["grad_norm"] > 0.01
     assert theirs[1]["kl"] > 1e-4 and theirs[0]["kl"] == theirs[2]["kl"] == 0  # the reference is new at step 3
-    assert theirs[2]["loss"] != theirs[0]["loss"]
     for name, tensor in weights(trained).items():
         own = dict(again.models.policy.model.named_parameters())[name]
         assert (tensor - own).abs().mean() < 1e-3 * own.abs().mean()
@@ -183,13 +181,7 @@ def test_nothing_of_ray_is_left(trained):
 
 def test_a_killed_verl_goes_on_and_loses_no_record(fields, tmp_path):
     job = write_job(tmp_path, "rl", **fields | {"settings": SETTINGS | {"reference_refresh_steps": None, "steps": 6}})
-    process = subprocess.Popen(
-        [*job_runner.COMMAND, job], cwd=job_runner.ROOT, env=job_runner.ENVIRONMENT, stdout=subprocess.DEVNULL
-    )
-    wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 3, timeout=300)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "result.json").exists()
+    kill_at(job, 3, timeout=300)
     wait_until(lambda: not processes_of(tmp_path), timeout=60)  # they end with it
     before = metrics(tmp_path)
     run(job, timeout=500)

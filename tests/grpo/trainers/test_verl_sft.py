@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from grpo.train import read_job
 from grpo.trainers.verl.settings import rate_share
 from grpo.training.optimizer import learning_rate_share
 from tests.support import job_runner
-from tests.support.job_runner import CPU, SFT, metrics, result, run, steps, wait_until, weights, write_job
+from tests.support.job_runner import CPU, SFT, kill_at, metrics, result, run, steps, wait_until, weights, write_job
 from tests.support.verl_environment import ON_CPU, PYTHON, needs_verl
 
 pytestmark = [pytest.mark.system, needs_verl]
@@ -77,13 +76,7 @@ def test_verl_makes_the_updates_of_this_library(own, sft_fields, tmp_path):
 
 def test_a_killed_verl_goes_on_and_loses_no_record(own, sft_fields, tmp_path):
     job = by_verl(tmp_path, sft_fields)
-    process = subprocess.Popen(
-        [*job_runner.COMMAND, job], cwd=job_runner.ROOT, env=job_runner.ENVIRONMENT, stdout=subprocess.DEVNULL
-    )
-    wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 5, timeout=200)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "result.json").exists()
+    kill_at(job, 5, timeout=200)
     wait_until(lambda: not processes_of(tmp_path))  # the ranks end with it
     done = run(job, timeout=300)
     assert re.search(r"Found latest checkpoint: .* \(step [36]\)", done.stdout)

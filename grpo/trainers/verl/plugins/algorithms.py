@@ -1,5 +1,5 @@
-"""This library's advantages and objectives in verl's registries. verl imports this module in each of
-its processes (VERL_USE_EXTERNAL_MODULES)."""
+"""This library's advantages and objectives in verl's registries. verl imports this module in each of its
+processes (VERL_USE_EXTERNAL_MODULES)."""
 
 from __future__ import annotations
 
