@@ -231,9 +231,10 @@ def resume(args: argparse.Namespace) -> dict[str, Any]:
 
 def learning(args: argparse.Namespace) -> dict[str, Any]:
     """Mean reward (share of letters) of the first and the last ten steps of GRPO, on --model, or on random weights in
-    the 0.5B shape with a small vocabulary."""
+    the 0.5B shape with a small vocabulary; and by step the rewards and how far sampler and trainer differ, nats."""
     steps = 4 if args.small else 40
     changes: dict[str, Any] = {"steps": steps, "group_size": 4 if args.small else 16, "prompts_per_step": 4}
+    changes["save_every"] = steps
     changes["optimizer"] = {"learning_rate": 5e-5 if args.model is None else 1e-5}
     if args.device == "cuda":
         changes["hardware"] = {"device": "cuda", "dtype": "bfloat16", "mixed_precision": True}
@@ -244,16 +245,22 @@ def learning(args: argparse.Namespace) -> dict[str, Any]:
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(run_job, path)
             while not wait([job], timeout=10).done:
-                print(json.dumps({"rewards": rewards_of(path.parent / "metrics")}), flush=True)  # if time runs out
+                print(json.dumps(learned(path.parent / "metrics")), flush=True)  # if time runs out
             job.result()
-        rewards = rewards_of(path.parent / "metrics")
-    return {"first": mean(rewards[:10]), "last": mean(rewards[-10:]), "rewards": rewards}
+        return learned(path.parent / "metrics")
 
 
-def rewards_of(metrics: Path) -> list[float]:
-    """Mean reward of each step that a job has logged so far."""
+def learned(metrics: Path) -> dict[str, Any]:
+    """Of the steps that a job has logged so far: mean rewards, and between vLLM and the trainer, after each hand-over
+    of weights, the mean |log-probability| difference of the sampled tokens, nats."""
     lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-    return [json.loads(line)["reward"] for line in lines if line.endswith("\n")]
+    steps = [json.loads(line) for line in lines if line.endswith("\n")]
+    if not steps:
+        return {"rewards": []}
+    rewards = [step["reward"] for step in steps]
+    means = {"first": mean(rewards[:10]), "last": mean(rewards[-10:])}
+    differences = [step["sampler_difference"] for step in steps if "sampler_difference" in step]
+    return means | {"rewards": rewards, "sampler_difference": differences}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

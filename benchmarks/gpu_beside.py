@@ -134,10 +134,12 @@ def trainer(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def trl(args: argparse.Namespace) -> dict[str, Any]:
-    """At the 1.5B shape, seconds and peak GB of a GRPO step here and by TRL (benchmarks/grpo_step.py): float32 weights,
-    on a GPU with bfloat16 arithmetic, and with vLLM on both sides where it is installed."""
+    """At the 1.5B shape, seconds of a GRPO step here and by TRL (benchmarks/grpo_step.py), and the most memory in use
+    on the GPU, GB: float32 weights, on a GPU with bfloat16 arithmetic, and with vLLM in bfloat16 on both sides where it
+    is installed. Each side has its share of the limit."""
+    dtype = "float32" if args.device == "cpu" else "bfloat16"  # TRL's vLLM takes the folder's
     with tempfile.TemporaryDirectory() as place:
-        folder = shaped_model(Path(place), chosen_shape(args), "float32", 512 if args.small else VOCABULARY)
+        folder = shaped_model(Path(place), chosen_shape(args), dtype, 512 if args.small else VOCABULARY)
         return grpo_steps(args, folder, Path(place))
 
 
@@ -154,15 +156,22 @@ def grpo_steps(args: argparse.Namespace, folder: Path, place: Path) -> dict[str,
         steps = (1, 2)
         case = Case(str(home), str(folder), asked, group, length, 0.001, 8192, rows, *steps, 0, args.device)
         command = [sys.executable, str(HERE / "grpo_step.py"), side, str(case.write(home / "case.json"))]
-        done = subprocess.run(command, env=environment(HERE.parent, HERE), capture_output=True, text=True)
+        variables = environment(HERE.parent, HERE)
+        try:
+            done = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=args.limit / len(sides)
+            )
+        except subprocess.TimeoutExpired as stopped:
+            result[side] = {"error": f"not done after {stopped.timeout:g} s"}
+            continue
         if done.returncode:
             result[side] = {"error": done.stderr[-1500:]}
             continue
         report = json.loads(done.stdout.strip().splitlines()[-1])
         seconds = mean(step["seconds"] for step in report["steps"])
         parts = {part: mean(step["parts"][part] for step in report["steps"]) for part in report["steps"][0]["parts"]}
-        gb = report["gpu_gb"] or report["high_water_mb"] / 1e3
-        result[side] = {"seconds": seconds, "gb": gb, "parts": parts}
+        gb = report["device_gb"] or report["high_water_mb"] / 1e3
+        result[side] = {"seconds": seconds, "gb": gb, "torch_gb": report["gpu_gb"], "parts": parts}
         print(json.dumps(result), flush=True)
     return result
 

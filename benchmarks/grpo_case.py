@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,24 @@ def gpu_gb() -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else None
+
+
+class DeviceMemory:
+    """Most memory in use on a GPU, GB, by all processes and with what they hold in reserve: `torch`'s own count has
+    neither CUDA graphs nor what an engine has put to sleep. From the first use of the GPU on; None without one."""
+
+    def __init__(self) -> None:
+        self.peak_gb: float | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        import torch
+
+        while torch.cuda.is_available():
+            if torch.cuda.is_initialized():
+                free, total = torch.cuda.mem_get_info()
+                self.peak_gb = max(self.peak_gb or 0.0, (total - free) / 1e9)
+            time.sleep(0.05)
 
 
 def step_record(seconds: float, tokens: float, parts: dict[str, float]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from extras import need
-from grpo_case import ADAM_BETA2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Case, report, step_record
+from grpo_case import ADAM_BETA2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Case, DeviceMemory, report, step_record
 from machine import peak_flops_per_s
 from trl_step import trl
 
@@ -165,4 +165,6 @@ if __name__ == "__main__":
     side, case_file = sys.argv[1:]
     if side == "trl":
         need("trl")
-    print(json.dumps(SIDES[side](Case(**json.loads(Path(case_file).read_text())))))
+    memory = DeviceMemory()
+    result = SIDES[side](Case(**json.loads(Path(case_file).read_text())))
+    print(json.dumps(result | {"device_gb": memory.peak_gb}))
