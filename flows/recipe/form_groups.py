@@ -90,7 +90,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Hardware": {
         "": ("device", "processes", "dtype", "mixed_precision", "gradient_checkpointing"),
-        "More": ("nodes", "sequence_parallel", "trainer", "sampler", "attention", "fused", "remote_code"),
+        "Several devices": ("nodes", "sequence_parallel", "tensor_parallel", "trainer"),
+        "More": ("sampler", "attention", "fused", "remote_code"),
     },
     "RunContext": {
         "": ("force", "recipe", "time_limit_hours"),

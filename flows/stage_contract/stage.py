@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # imports Prefect, which `r1 plan` does not need
 
 NOT_HASHED = {
     *("device", "fused", "attention", "sampler", "workers", "processes", "nodes", "budget_requests", "budget_tokens"),
-    *("sequence_parallel", "python", "megatron"),
+    *("sequence_parallel", "tensor_parallel", "python", "megatron"),
     *("gpu_memory_utilization", "kv_cache_gb", "urls", "urls_file", "copy_after", "backoff_s", "away_max_s", "ray"),
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
 } | ONCE_HASHED

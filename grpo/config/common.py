@@ -125,6 +125,15 @@ class Hardware(Settings):
         "2309.14509), for sequences whose activations one GPU cannot hold. Divides processes * nodes and the model's "
         "number of attention heads. RL and SFT of packed models.",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        exclude_if=lambda value: value == 1,
+        description="Neighbouring processes that divide attention, MLPs and experts among themselves (tensor and "
+        "expert parallelism, Megatron), for layers that one GPU cannot gather. They share tokens as well, as with "
+        "sequence_parallel, which must then be 1. Divides processes * nodes, the model's number of attention heads "
+        "and its number of key heads. RL and SFT of packed models, without adapters.",
+    )
     trainer: Verl | None = Field(
         None,
         exclude_if=lambda value: value is None,
@@ -134,12 +143,19 @@ class Hardware(Settings):
 
     @model_validator(mode="after")
     def _sequences_are_shared_evenly(self) -> Hardware:
-        if self.processes * self.nodes % self.sequence_parallel:
-            raise ValueError(
-                f"sequence_parallel ({self.sequence_parallel}) must divide processes * nodes "
-                f"({self.processes * self.nodes})"
-            )
+        for name, size in (("sequence_parallel", self.sequence_parallel), ("tensor_parallel", self.tensor_parallel)):
+            if self.processes * self.nodes % size:
+                raise ValueError(f"{name} ({size}) must divide processes * nodes ({self.processes * self.nodes})")
+        if self.sequence_parallel > 1 and self.tensor_parallel > 1:
+            raise ValueError("tensor_parallel shares tokens among the same processes; leave sequence_parallel out")
+        if self.tensor_parallel > 1 and self.trainer is not None:
+            raise ValueError("tensor_parallel is this library's; with a trainer, set trainer.megatron.tensor instead")
         return self
+
+    @property
+    def sharing(self) -> int:
+        """Processes that share the tokens of each sequence."""
+        return max(self.sequence_parallel, self.tensor_parallel)
 
     @model_validator(mode="after")
     def _mixed_is_mixed(self) -> Hardware:
@@ -167,11 +183,16 @@ class Hardware(Settings):
     def copies(self) -> int:
         """Groups of processes, each with other sequences: the model's copies, as far as sequences are concerned."""
         split = self.trainer.megatron if self.trainer else None
-        return self.processes * self.nodes // (split.of_a_copy if split else self.sequence_parallel)
+        return self.processes * self.nodes // (split.of_a_copy if split else self.sharing)
 
     def to_train(self) -> Hardware:
         """The same settings with the dtype of trained weights."""
         return self.model_copy(update={"dtype": "float32", "mixed_precision": False}) if self.mixed_precision else self
+
+    def check_adapters(self, lora: Lora | None) -> None:
+        """Raises ValueError if adapters cannot be trained on this hardware."""
+        if lora is not None and self.tensor_parallel > 1:
+            raise ValueError("tensor_parallel divides no layers with adapters; set it to 1, or take sequence_parallel")
 
     def check_learning_rate(self, rate: float) -> None:
         """Raises ValueError if trained weights of this dtype cannot represent updates at this peak learning rate."""
@@ -191,8 +212,9 @@ def _check_own_trainer(hardware: Hardware) -> Hardware:
 
 
 def _check_whole_sequences(hardware: Hardware) -> Hardware:
-    if hardware.sequence_parallel > 1:
-        raise ValueError("sequence_parallel is for RL and SFT; set it to 1 here")
+    for name in ("sequence_parallel", "tensor_parallel"):
+        if getattr(hardware, name) > 1:
+            raise ValueError(f"{name} is for RL and SFT; set it to 1 here")
     return hardware
 
 

@@ -228,10 +228,11 @@ class RL(Settings):
                 "experts.replay takes the experts that this library's sampler chose, in grpo and online_rft; set "
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
-        if self.hardware.sequence_parallel > 1 and (self.experts.replay or self.experts.balance_coef):
+        self.hardware.check_adapters(self.lora)
+        if self.hardware.sharing > 1 and (self.experts.replay or self.experts.balance_coef):
             raise ValueError(
                 "experts.replay and experts.balance_coef count the tokens of whole sequences; set "
-                "hardware.sequence_parallel = 1"
+                "hardware.sequence_parallel and hardware.tensor_parallel to 1"
             )
         if self.uncertainty_penalty and not {"helpful", "safe"} & self.rewards.keys():
             raise ValueError("uncertainty_penalty is for reward models, and rewards name neither 'helpful' nor 'safe'")

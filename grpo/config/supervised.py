@@ -78,6 +78,11 @@ class SFT(Tuning):
         return self
 
     @model_validator(mode="after")
+    def _adapters_fit(self) -> SFT:
+        self.hardware.check_adapters(self.lora)
+        return self
+
+    @model_validator(mode="after")
     def _verl_knows_them(self) -> SFT:
         hardware = self.hardware
         if hardware.trainer is None:

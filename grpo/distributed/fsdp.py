@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from grpo.config.common import Hardware
+from grpo.distributed.divided_layers import divide_layers, parts_within
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 
@@ -122,7 +124,7 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
 
     Raises InputError if FSDP cannot divide the model.
     """
-    weight = next(model.parameters())
+    weight, sequence = next(model.parameters()), parallel.sequence
     sharded = Sharded(model if weight.is_meta else model.to(parallel.device), parallel)
     own = weight.dtype
     if parallel.world == 1 and dtype in (None, own):
@@ -133,24 +135,44 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
             "FSDP cannot divide; set hardware.processes and hardware.nodes to 1, and mixed_precision to false"
         )
     sharded.dtype, sharded._empty = dtype, [_without_weights(model)]
-    mesh = parallel.mesh()
     adding = torch.promote_types(dtype or own, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=adding, cast_forward_inputs=False)
-    for part in [*_gathered_parts(model), sharded]:
-        fsdp = fully_shard(part, mesh=mesh, mp_policy=policy)
-        fsdp.set_gradient_divide_factor(1.0)
-        fsdp.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction with a factor
+
+    def divide(part: Any, mesh: DeviceMesh) -> None:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+        for fsdp in part if isinstance(part, list) else [part]:
+            fsdp.set_gradient_divide_factor(1.0)
+            fsdp.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction with a factor
+
+    parts = _gathered_parts(model)
+    if sequence is not None and sequence.divides_layers:
+        copies = parallel.mesh_of_groups()
+        divided = divide_layers(model, copies["layers"])
+        for part in parts:
+            if inside := parts_within(divided, part):
+                divide(inside, copies["copies"])
+    for part in [*parts, sharded]:
+        divide(part, parallel.mesh())
     return sharded
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     """Scales the gradients of all processes to a total norm of at most `max_norm`. Returns the norm before scaling, the
     same in each process."""
-    parameters = [p for p in parameters if p.grad is not None]
-    norm = _full(nn.utils.get_total_norm([part for p in parameters for part in _norm_parts(p.grad)]))
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}  # divided layers have one of their own
+    for p in parameters:
+        if p.grad is not None:
+            by_mesh.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+    norms = [_norm(alike) for alike in by_mesh.values()]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if (value := norm.item()) > max_norm:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        for alike in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(alike, max_norm, norm)
     return value
+
+
+def _norm(parameters: Iterable[Tensor]) -> Tensor:
+    return _full(nn.utils.get_total_norm([part for p in parameters for part in _norm_parts(p.grad)]))
 
 
 def _norm_parts(gradient: Tensor | None) -> list[Tensor]:

@@ -53,7 +53,7 @@ class Parallel:
         if world > 1:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)
-        return cls(rank, world, local_rank, device, _sequence_group(rank, world, hardware.sequence_parallel))
+        return cls(rank, world, local_rank, device, sequence_group_of(rank, world, hardware))
 
     @property
     def data_world(self) -> int:
@@ -114,6 +114,12 @@ class Parallel:
             dist.init_process_group(_backend(self.device), store=dist.HashStore(), rank=0, world_size=1)
         return init_device_mesh(self.device.type, (self.world,))
 
+    def mesh_of_groups(self) -> DeviceMesh:
+        """The mesh of all processes by group ("copies" of the layers that a group divides) and within it ("layers")."""
+        assert self.sequence is not None
+        sizes = (self.data_world, self.sequence.size)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("copies", "layers"))
+
     def close(self) -> None:
         """Closes the process group of a job that succeeded. A failed process must just exit, because the others would
         wait for it here."""
@@ -166,14 +172,16 @@ def _device(wanted: str, local_rank: int, local_world: int) -> torch.device:
     return device
 
 
-def _sequence_group(rank: int, world: int, size: int) -> SequenceGroup | None:
+def sequence_group_of(rank: int, world: int, hardware: Hardware) -> SequenceGroup | None:
     """Groups of neighbours, which mostly are on one machine."""
+    name = "tensor_parallel" if hardware.tensor_parallel > 1 else "sequence_parallel"
+    size: int = getattr(hardware, name)
     if size == 1:
         return None
     if world % size:
-        raise InputError(f"hardware.sequence_parallel = {size} must divide the number of processes, {world}")
+        raise InputError(f"hardware.{name} = {size} must divide the number of processes, {world}")
     groups = [dist.new_group([*range(first, first + size)], timeout=PATIENCE) for first in range(0, world, size)]
-    return SequenceGroup(rank % size, size, groups[rank // size])
+    return SequenceGroup(rank % size, size, groups[rank // size], name == "tensor_parallel")
 
 
 def _number(name: str, default: int) -> int:

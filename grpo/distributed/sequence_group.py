@@ -1,11 +1,16 @@
-"""Processes that share the tokens of their sequences, and what they exchange (Ulysses, arXiv 2309.14509).
+"""Processes that share the tokens of their sequences, and what they exchange.
 
 Each process of a group has one part of the tokens, and runs everything but attention on it. For attention, tokens are
-exchanged for heads: each process gets one part of the heads, of all tokens.
+exchanged for heads: each process gets one part of the heads, of all tokens (Ulysses, arXiv 2309.14509). Layers whose
+weights are divided (`grpo.distributed.divided_layers`) get all tokens, and sum their outputs into parts (Megatron,
+arXiv 2205.05198).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +26,8 @@ class SequenceGroup:
     rank: int
     size: int
     group: dist.ProcessGroup
+    divides_layers: bool = False
+    """Whether they also divide weights of layers (`hardware.tensor_parallel`)."""
 
     def part(self, tokens: int) -> slice:
         """This process's part of `tokens`, which must be a multiple of `size`."""
@@ -42,6 +49,29 @@ class SequenceGroup:
         gradient of its own term, so gradients must be summed over the group."""
         total: Tensor = _Sum.apply(part, self)
         return total
+
+    def all_tokens(self, part: Tensor, dim: int) -> Tensor:
+        """All tokens, along `dim`, from this process's part of them. Each process gets the gradient of its part: the
+        sum over the processes."""
+        whole: Tensor = _AllTokens.apply(part, self, dim)
+        return whole
+
+    def sum_of_part(self, whole: Tensor, dim: int) -> Tensor:
+        """This process's part of the tokens, along `dim`, in the sum of the processes' tensors."""
+        part: Tensor = _SumOfPart.apply(whole, self, dim)
+        return part
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        sent = part.movedim(dim, 0).contiguous()
+        received = sent.new_empty(self.size * len(sent), *sent.shape[1:])
+        dist.all_gather_into_tensor(received, sent, group=self.group)
+        return received.movedim(0, dim)
+
+    def reduce(self, whole: Tensor, dim: int) -> Tensor:
+        sent = whole.movedim(dim, 0).contiguous()
+        received = sent.new_empty(len(sent) // self.size, *sent.shape[1:])
+        dist.reduce_scatter_tensor(received, sent, group=self.group)
+        return received.movedim(0, dim)
 
     def exchange(self, states: Tensor, to_heads: bool) -> Tensor:
         size = self.size
@@ -72,3 +102,44 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+class _AllTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: SequenceGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return group.gather(part, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.reduce(gradient, ctx.dim), None, None
+
+
+class _SumOfPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: SequenceGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return group.reduce(whole, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.gather(gradient, ctx.dim), None, None
+
+
+_SHARING: ContextVar[SequenceGroup | None] = ContextVar("sequence group", default=None)
+
+
+@contextmanager
+def sharing_tokens(group: SequenceGroup | None) -> Iterator[None]:
+    """Context in which `grpo.model.logprobs` shares the tokens of its packs among the processes of a group, which must
+    all make the same calls. None: each process has its own packs, whole."""
+    token = _SHARING.set(group)
+    try:
+        yield
+    finally:
+        _SHARING.reset(token)
+
+
+def sequence_group() -> SequenceGroup | None:
+    """The processes that share the tokens of a pack now."""
+    return _SHARING.get()

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.distributed.sequence_group import SequenceGroup
+from grpo.distributed.sequence_group import SequenceGroup, sequence_group
 from grpo.model.equal_forwards import run_forwards
 from grpo.model.lm_head import Head, backbone_of
 from grpo.model.packed.attention import hidden_states, is_packed, is_unfused
 from grpo.model.packed.packing import Pack, integers, pack, ranges
-from grpo.model.packed.shared_tokens import SharedTokens, sequence_group
+from grpo.model.packed.shared_tokens import SharedTokens
 from grpo.model.packed.transfer import to_device
 from grpo.model.plain import plain_states
 from grpo.model.rope import reset_rope, rope_limit

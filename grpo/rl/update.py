@@ -16,10 +16,10 @@ from grpo.algorithms.tokens import Normalizers, Tokens, pad
 from grpo.config.rl import RL
 from grpo.distributed.fsdp import clip_grad_norm
 from grpo.distributed.process_group import Parallel, divide
+from grpo.distributed.sequence_group import sharing_tokens
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
-from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.model.packed.transfer import to_device
 from grpo.model.routers import balance_loss, experts_in_pack, recorded, replayed
 from grpo.model.value_head import values_of

@@ -16,10 +16,10 @@ from grpo.data.permutation import permutation
 from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
+from grpo.distributed.sequence_group import sharing_tokens
 from grpo.errors import InputError
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
-from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss

@@ -119,6 +119,22 @@ class Architecture:
     def largest_block(self) -> int:
         return max(self.block_weights(sparse=False), self.block_weights(sparse=True))
 
+    def gathered_block(self, parts: int) -> float:
+        """Parameter count of the largest block as a process gathers it where `parts` processes divide its layers
+        (`grpo.distributed.divided_layers`)."""
+
+        def of_each(weights: int, *counts: int) -> float:
+            return weights / parts if all(count % parts == 0 for count in counts) else weights
+
+        latent, of = self.latent is not None, self.experts
+        attention = self.attention_weights if latent else of_each(self.attention_weights, self.heads, self.key_heads)
+        blocks = [of_each(3 * self.hidden * self.feed_forward, self.feed_forward)]
+        if of is not None:
+            each = 3 * self.hidden * of.width
+            divided = of_each(of.count * each, of.count) + of_each(of.shared * each, of.shared * of.width)
+            blocks.append(divided + of.count * (self.hidden + 1))
+        return attention + max(blocks) + 2 * self.hidden
+
     @property
     def first_blocks(self) -> int:
         """Parameter count of the outer weights and of the first blocks, up to the first of the last kind."""

@@ -220,11 +220,13 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     least one sequence."""
     hardware = settings.hardware
     longest = lengths.prompt + lengths.completion - 1
-    tokens = max(settings.micro_batch_tokens, longest) / hardware.sequence_parallel
+    tokens = max(settings.micro_batch_tokens, longest) / hardware.sharing
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
     block = (activation_bytes(a, itemsize, keys_per_token) + _adapters(a, settings, itemsize)) * tokens
     between = tokens * a.hidden * itemsize
+    if hardware.tensor_parallel > 1:  # attention and MLP get the others' tokens as well
+        block += 2 * (hardware.tensor_parallel - 1) * between
     kept = a.layers * (between if hardware.gradient_checkpointing else block)
     recomputed = block if hardware.gradient_checkpointing else 0
     head = min(KEPT_BYTES[device.kind], 4 * tokens * a.vocabulary) + _chunk(a, device, itemsize, tokens) + between
@@ -246,10 +248,11 @@ def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: float) 
 def _gathered(a: Architecture, settings: RL, itemsize: int) -> float:
     """Bytes that FSDP2 gathers: the outer weights for a whole pass, and two blocks at a time, the current one and the
     next. Gradients are unsharded, in float32, until they are reduced over processes."""
-    weights = itemsize * (a.outer_weights + 2 * a.largest_block)
+    block = a.gathered_block(settings.hardware.tensor_parallel)
+    weights = itemsize * (a.outer_weights + 2 * block)
     if settings.lora:
         return weights
-    return weights + itemsize * (a.outer_weights + a.largest_block) + 4 * a.largest_block
+    return weights + itemsize * (a.outer_weights + block) + 4 * block
 
 
 def _active_width(a: Architecture) -> int:

@@ -284,7 +284,7 @@ def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None
 def _at_most(settings: _Settings, tokens: float) -> _Settings:
     """Settings with micro-batches limited to the `tokens` that a process trains on in one step; processes that share
     sequences share micro-batches as well."""
-    size = min(settings.micro_batch_tokens, max(64, round(tokens * settings.hardware.sequence_parallel)))
+    size = min(settings.micro_batch_tokens, max(64, round(tokens * settings.hardware.sharing)))
     return settings.model_copy(update={"micro_batch_tokens": size})
 
 

@@ -1,21 +1,26 @@
-"""What the processes of tests/grpo/distributed/test_sequence_parallel.py do."""
+"""What the processes of test_sequence_parallel.py and test_tensor_parallel.py do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from grpo.config.common import Hardware, Lora
-from grpo.distributed.process_group import Parallel, _sequence_group
+from grpo.config.common import Hardware, Lora, Optimizer
+from grpo.distributed import checkpoint
+from grpo.distributed.fsdp import clip_grad_norm, local
+from grpo.distributed.process_group import Parallel, sequence_group_of
+from grpo.distributed.sequence_group import sharing_tokens
 from grpo.errors import InputError
 from grpo.model.loading import prepare_training
 from grpo.model.logprobs import completion_logprobs
-from grpo.model.packed.shared_tokens import sharing_tokens
 from grpo.model.sharded.loading import load_sharded
 from grpo.model.value_head import Value, values_of
+from grpo.training.optimizer import make_optimizer
 from tests.support.parallel_jobs import sequences
 from tests.support.shard_jobs import PeakMemory
 
@@ -25,11 +30,22 @@ completion."""
 COMPLETIONS = [*sequences(3), [9]]
 
 
-def gradients(parallel: Parallel, folder: str, size: int, hardware: dict[str, Any], lora: bool = False) -> Any:
+def sharing(parallel: Parallel, hardware: Hardware) -> Parallel:
+    return replace(parallel, sequence=sequence_group_of(parallel.rank, parallel.world, hardware))
+
+
+def gradients(
+    parallel: Parallel,
+    folder: str,
+    size: int,
+    hardware: dict[str, Any],
+    lora: bool = False,
+    kind: str = "sequence_parallel",
+) -> Any:
     """Log-probabilities of eight completions and gradients of their weighted sum. `size` processes share the tokens of
     a micro-batch; the groups divide four micro-batches."""
-    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
-    settings = Hardware(device="cpu", **hardware)
+    settings = Hardware(device="cpu", processes=parallel.world, **{kind: size}, **hardware)
+    parallel = sharing(parallel, settings)
     adapters = Lora(rank=2, alpha=4) if lora else None
     torch.manual_seed(0)
     sharded = load_sharded(folder, settings, parallel, lora=adapters)
@@ -55,7 +71,7 @@ def gradients(parallel: Parallel, folder: str, size: int, hardware: dict[str, An
 
 def tokens_in_mlp(parallel: Parallel, folder: str, size: int) -> int:
     """Tokens that this process runs through the first MLP for all completions in one micro-batch."""
-    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
+    parallel = sharing(parallel, Hardware(device="cpu", processes=parallel.world, sequence_parallel=size))
     sharded = load_sharded(folder, Hardware(device="cpu"), parallel)
     seen: list[int] = []
     mlp = next(module for name, module in sharded.model.named_modules() if name.endswith("layers.0.mlp"))
@@ -67,7 +83,7 @@ def tokens_in_mlp(parallel: Parallel, folder: str, size: int) -> int:
 
 def peak_bytes(parallel: Parallel, folder: str, size: int, tokens: int) -> int:
     """Peak memory of a forward and backward pass over one sequence of so many tokens."""
-    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
+    parallel = sharing(parallel, Hardware(device="cpu", processes=parallel.world, sequence_parallel=size))
     sharded = load_sharded(folder, Hardware(device="cpu"), parallel)
     completion = [3 + i % 90 for i in range(tokens)]
 
@@ -83,7 +99,7 @@ def peak_bytes(parallel: Parallel, folder: str, size: int, tokens: int) -> int:
 
 def values(parallel: Parallel, folder: str, size: int) -> Any:
     """PPO's values of the completions, by a head on the policy's backbone, and the head's gradient."""
-    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
+    parallel = sharing(parallel, Hardware(device="cpu", processes=parallel.world, sequence_parallel=size))
     sharded = load_sharded(folder, Hardware(device="cpu"), parallel)
 
     def run(model: Any) -> Any:
@@ -99,11 +115,72 @@ def values(parallel: Parallel, folder: str, size: int) -> Any:
     return sharded(run)
 
 
-def refusal(parallel: Parallel, folder: str, size: int, hardware: dict[str, Any]) -> str:
-    """What is said of a model whose sequences cannot be shared."""
-    parallel = replace(parallel, sequence=_sequence_group(parallel.rank, parallel.world, size))
+def weights_used(parallel: Parallel, folder: str, names: list[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shape of the last weight that each module of a block, named by its end, has while pairs of processes divide it,
+    and the number of tokens that it gets."""
+    settings = Hardware(device="cpu", processes=parallel.world, tensor_parallel=2)
+    parallel = sharing(parallel, settings)
+    sharded = load_sharded(folder, settings, parallel)
+    used: dict[str, tuple[tuple[int, ...], int]] = {}
+    for name, module in sharded.model.named_modules():
+        if (end := next((end for end in names if name.endswith(end)), None)) is None:
+            continue
+
+        def look(called: Any, inputs: Any, output: Any, end: str = end) -> None:
+            weight = [*called.parameters(recurse=False)][-1]
+            used[end] = tuple(local(weight).shape), inputs[0].shape[-2]
+
+        module.register_forward_hook(look)
+    with sharing_tokens(parallel.sequence):
+        sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0).sum().backward()
+    return used
+
+
+def two_steps(
+    parallel: Parallel, folder: str, state: str, size: int, rate: float
+) -> tuple[dict[str, Any], list[float]]:
+    """Weights after two steps of AdamW, and the norms of the gradients. Each step starts from a checkpoint, the first
+    from one only if there is any."""
+    settings = Hardware(device="cpu", processes=parallel.world, tensor_parallel=size)
+    parallel = sharing(parallel, settings)
+    norms = []
+    for step in (1, 2):
+        sharded = load_sharded(folder, settings, parallel)
+        optimizer = make_optimizer([*sharded.parameters()], Optimizer(learning_rate=rate))
+        found = checkpoint.load_latest(parallel, Path(state), {"model": sharded}, {"optimizer": optimizer})
+        if found is not None and found[0] >= step:
+            continue
+        counts = float(parallel.data_rank == 0)
+        with sharing_tokens(parallel.sequence):
+            logprobs = sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0)
+        (logprobs.sum() * counts).backward()
+        norms.append(clip_grad_norm(sharded.parameters(), 1.0))
+        optimizer.step()
+        checkpoint.save(parallel, Path(state), step, {"model": sharded}, {"optimizer": optimizer}, {})
+    return {name: tensor.numpy() for name, tensor in sharded.full_tensors()}, norms
+
+
+def refusal(
+    parallel: Parallel, folder: str, size: int, hardware: dict[str, Any], kind: str = "sequence_parallel"
+) -> str:
+    """What is said of a model whose sequences cannot be shared, or whose layers cannot be divided."""
+    settings = Hardware(device="cpu", processes=parallel.world, **{kind: size}, **hardware)
     try:
-        load_sharded(folder, Hardware(device="cpu", **hardware), parallel)
+        load_sharded(folder, settings, sharing(parallel, settings))
     except InputError as error:
         return str(error)
     return "not refused"
+
+
+def refusal_with_a_wrong_plan(parallel: Parallel, folder: str) -> str:
+    """What is said of a model whose MLP does something that a plan for its division does not know of."""
+
+    def scaled(self: Any, states: Any) -> Any:
+        gate, up = self.gate_proj(states), self.up_proj(states)
+        return self.down_proj(self.act_fn(gate) * up * gate.mean(-1, keepdim=True))
+
+    own, LlamaMLP.forward = LlamaMLP.forward, scaled
+    try:
+        return refusal(parallel, folder, 2, {"fused": False}, "tensor_parallel")
+    finally:
+        LlamaMLP.forward = own

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from grpo.distributed.sequence_group import SequenceGroup, sequence_group, sharing_tokens
+
 _LAYOUT: ContextVar[Any] = ContextVar("layout", default=None)
 
 
@@ -29,5 +31,12 @@ def running(layout: Any) -> Iterator[None]:
 
 
 def same_layout() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` for `torch.utils.checkpoint`: a recomputed layer uses the layout of its original forward pass."""
-    return nullcontext(), running(_LAYOUT.get())
+    """`context_fn` for `torch.utils.checkpoint`: a recomputed layer uses the layout of its original forward pass, and
+    shares its tokens among the same processes."""
+    return nullcontext(), _again(_LAYOUT.get(), sequence_group())
+
+
+@contextmanager
+def _again(layout: Any, group: SequenceGroup | None) -> Iterator[None]:
+    with running(layout), sharing_tokens(group):
+        yield

@@ -1,47 +1,29 @@
-"""Packs whose tokens several processes share (`hardware.sequence_parallel`)."""
+"""Packs whose tokens several processes share (`hardware.sequence_parallel`, `hardware.tensor_parallel`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grpo.distributed.sequence_group import SequenceGroup
-from grpo.model.packed.attention import Layout
+from grpo.model.packed.attention import Packed
 from grpo.model.packed.scores import ScoreOptions
-
-_GROUP: ContextVar[SequenceGroup | None] = ContextVar("sequence group", default=None)
-
-
-@contextmanager
-def sharing_tokens(group: SequenceGroup | None) -> Iterator[None]:
-    """Context in which `grpo.model.logprobs` shares the tokens of its packs among the processes of a group, which must
-    all make the same calls. None: each process has its own packs, whole."""
-    token = _GROUP.set(group)
-    try:
-        yield
-    finally:
-        _GROUP.reset(token)
-
-
-def sequence_group() -> SequenceGroup | None:
-    """The processes that share the tokens of a pack now."""
-    return _GROUP.get()
 
 
 @dataclass(frozen=True)
 class SharedTokens:
-    """Layout of one process's part of the tokens of a pack. Attention runs on all tokens, and one part of the heads."""
+    """Layout of one process's part of the tokens of a pack. Attention runs on all tokens, and one part of the heads.
+    Divided layers call it with those already."""
 
-    layout: Layout
+    layout: Packed
     group: SequenceGroup
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
         size, heads = self.group.size, q.shape[1]
+        if len(q) == self.layout.tokens:
+            return self.layout.attend(layer, q, k, v, options)
         if k.shape[1] % size:  # fewer key heads than processes: each gets those of its queries
             k, v = (states.repeat_interleave(heads // states.shape[1], 1) for states in (k, v))
         if options.sinks is not None:

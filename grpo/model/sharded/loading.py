@@ -21,9 +21,11 @@ from grpo.config.common import Hardware, Lora
 from grpo.config.experts import Experts
 from grpo.distributed.fsdp import Sharded, local, shard
 from grpo.distributed.process_group import Parallel
+from grpo.distributed.sequence_group import SequenceGroup, sharing_tokens
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
 from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
+from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.by_rows import runs_by_rows
 from grpo.model.rope import rope_limit
@@ -32,6 +34,9 @@ from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
 from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, loading_options, stored_dtype
 
 logger = logging.getLogger(__name__)
+
+ROUNDING = {torch.float64: 1e-2, torch.float32: 1e-2, torch.bfloat16: 0.3}
+"""Largest difference of log-probabilities, nats, that is taken for rounding, by type of the arithmetic."""
 
 
 def load_sharded(
@@ -52,7 +57,9 @@ def load_sharded(
     """
     sharded = _load_sharded(model, hardware, parallel, dtype, lora, experts if experts != Experts() else None, trained)
     if trained and parallel.sequence is not None:
-        _check_can_share(backbone_of(sharded.model), model, parallel.sequence.size)
+        _check_can_share(backbone_of(sharded.model), model, parallel.sequence)
+        if parallel.sequence.divides_layers:
+            _check_divided(sharded, model, parallel.sequence)
     return sharded
 
 
@@ -75,9 +82,9 @@ def _load_sharded(
     return shard(policy if trained else policy.requires_grad_(False), parallel, dtype=dtype)
 
 
-def _check_can_share(backbone: Any, model: str, size: int) -> None:
-    """Raises InputError if `size` processes cannot share the tokens of a transformer's sequences."""
-    setting = f"hardware.sequence_parallel = {size}"
+def _check_can_share(backbone: Any, model: str, group: SequenceGroup) -> None:
+    """Raises InputError if the processes of a group cannot share the tokens of a transformer's sequences."""
+    setting, size = _setting_of(group), group.size
     if not is_packed(backbone):
         raise InputError(f"{setting}: {model} runs plain here, and only packed sequences can be shared; set it to 1")
     by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
@@ -88,6 +95,32 @@ def _check_can_share(backbone: Any, model: str, size: int) -> None:
     heads = backbone.config.get_text_config().num_attention_heads
     if heads % size:
         raise InputError(f"{setting}: {model} has {heads} attention heads, which must be a multiple of it")
+
+
+def _check_divided(sharded: Sharded, model: str, group: SequenceGroup) -> None:
+    """Raises InputError unless a model whose layers are divided computes what each process computes with them whole."""
+    setting = _setting_of(group)
+    if not any(isinstance(p, DTensor) and p.device_mesh.ndim > 1 for p in sharded.parameters()):
+        raise InputError(
+            f"{setting}: transformers has no plan to divide {model} among as many; take hardware.sequence_parallel"
+        )
+    vocabulary = sharded.model.config.get_text_config().vocab_size
+    prompts = [[token % vocabulary for token in range(3, 3 + length)] for length in (2, 5)]
+    completions = [[token % vocabulary for token in range(20, 20 + length)] for length in (7, 3)]
+    with torch.no_grad():
+        whole = sharded(completion_logprobs, prompts, completions, 1.0)
+        with sharing_tokens(group):
+            divided = sharded(completion_logprobs, prompts, completions, 1.0)
+    difference = (whole - divided).abs().max().item()
+    if not difference <= ROUNDING[sharded.dtype or next(sharded.parameters()).dtype]:
+        raise InputError(
+            f"{setting}: {model} computes other log-probabilities with its layers divided, by {difference:.2g}; take "
+            "hardware.sequence_parallel"
+        )
+
+
+def _setting_of(group: SequenceGroup) -> str:
+    return f"hardware.{'tensor' if group.divides_layers else 'sequence'}_parallel = {group.size}"
 
 
 def load_to_copy(model: str, hardware: Hardware) -> Any:
@@ -135,8 +168,7 @@ def _read_shards(
     """The sharded model; None if transformers cannot read shards of one of its weights, such as of one that it joins
     from several along the dimension that is divided."""
     routers = prepare_routers(short, model, experts) if experts is not None else []
-    expected = {name: _share(weight, parallel) for name, weight in short.named_parameters()}
-    short.to("meta")  # its memory is needed for the shards
+    expected: dict[str, Tensor] = {}
     found: list[Sharded] = []
 
     def divide(whole: Any) -> None:
@@ -147,6 +179,9 @@ def _read_shards(
         if experts is not None:
             mark_routers(whole, first.modules_like(whole, short, routers), experts)
         found.append(shard(whole, parallel, dtype=dtype))
+        shards = dict(found[0].model.named_parameters())
+        expected.update({name: _share(p, shards[name], parallel).clone() for name, p in short.named_parameters()})
+        short.to("meta")  # its memory is needed for the shards
 
     problem = None
     try:
@@ -176,10 +211,15 @@ def _copy_from_files(sharded: Sharded) -> None:
             parameter._local_tensor = share.detach().clone()
 
 
-def _share(weight: Tensor, parallel: Parallel) -> Tensor:
-    """The rows of a weight that belong to this process."""
-    shares = weight.detach().chunk(parallel.world)
-    return (shares[parallel.rank] if parallel.rank < len(shares) else weight.detach()[:0]).clone()
+def _share(weight: Tensor, sharded: Tensor, parallel: Parallel) -> Tensor:
+    """What this process has of a weight that is sharded like `sharded`."""
+    weight, count, number = weight.detach(), parallel.world, parallel.rank
+    if isinstance(sharded, DTensor) and sharded.device_mesh.ndim > 1:  # its layer is divided first
+        count, number = sharded.device_mesh.size(0), sharded.device_mesh.get_local_rank(0)
+        division: Any = sharded.placements[1]
+        weight = weight.chunk(sharded.device_mesh.size(1), division.dim)[sharded.device_mesh.get_local_rank(1)]
+    shares = weight.chunk(count)
+    return shares[number] if number < len(shares) else weight[:0]
 
 
 def _described(model: str, hardware: Hardware) -> Any:

@@ -44,6 +44,15 @@ def assert_same(folder: Path, other: Path, within: float) -> None:
         torch.testing.assert_close(tensor, theirs[name], atol=within, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def assert_nearly_same(folder: Path, other: Path) -> None:
+    """Divided layers add products in another order as well. Adam moves a weight whose gradient is hardly more than that
+    rounding by a part of the learning rate all the same: a few in ten thousand here."""
+    ours, theirs = weights(folder), weights(other)
+    differences = torch.cat([(tensor - theirs[name]).abs().flatten() for name, tensor in ours.items()])
+    assert ours.keys() == theirs.keys() and differences.max() < 3e-4
+    assert (differences > 1e-5).float().mean() < 1e-3 and differences.mean() < 1e-6
+
+
 @pytest.fixture(scope="module")
 def alone(rl_fields, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
@@ -60,36 +69,46 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
     assert_same(tmp_path, alone, within=1e-5)
 
 
-def test_processes_that_share_sequences_make_the_updates_of_one(alone, rl_fields, tmp_path):
-    settings = {**STEPS, "hardware": {**CPU, "processes": 2, "sequence_parallel": 2}}
+@pytest.mark.parametrize("way", ["sequence_parallel", "tensor_parallel"])
+def test_processes_that_share_sequences_make_the_updates_of_one(way, alone, rl_fields, tmp_path):
+    settings = {**STEPS, "hardware": {**CPU, "processes": 2, way: 2}}
     run_in(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}), 2)
     keys = ("step", "reward", "completion_tokens")
     assert [[r[key] for key in keys] for r in metrics(tmp_path)] == [[r[key] for key in keys] for r in metrics(alone)]
     for ours, theirs in zip(metrics(tmp_path), metrics(alone), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)  # counted once, not by each process
-    assert_same(tmp_path, alone, within=1e-5)
+    assert_nearly_same(tmp_path, alone)
+    if way == "sequence_parallel":
+        assert_same(tmp_path, alone, within=1e-5)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_another_number_of_processes(alone, rl_fields, tmp_path):
-    job = write_job(tmp_path, "rl", **{**rl_fields, "settings": STEPS})
-    with start(job, 2) as process:
+@pytest.mark.parametrize("hardware", [{}, {"processes": 2, "tensor_parallel": 2}], ids=str)
+def test_a_killed_run_goes_on_with_another_number_of_processes(hardware, alone, rl_fields, tmp_path):
+    divided = {**STEPS, "hardware": {**CPU, **hardware}}
+    with start(write_job(tmp_path, "rl", **{**rl_fields, "settings": divided}), 2) as process:
         while not [*(tmp_path / "state").glob("step-*")]:
             assert process.poll() is None, process.communicate()[0]
         process.send_signal(signal.SIGKILL)
     assert len(metrics(tmp_path)) < 3
-    run(job)
+    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": STEPS}))
     assert [r["step"] for r in metrics(tmp_path)] == [1, 2, 3]
-    assert_same(tmp_path, alone, within=1e-5)
+    assert_nearly_same(tmp_path, alone)
+    if not hardware:
+        assert_same(tmp_path, alone, within=1e-5)
 
 
 def test_sft_too(sft_fields, tmp_path):
     settings = {**sft_fields["settings"], "max_steps": 4}
-    shared = {**settings, "hardware": {**CPU, "processes": 2, "sequence_parallel": 2}}
-    for name, processes, own in (("1", 1, settings), ("2", 2, settings), ("shared", 2, shared)):
-        run_in(write_job(tmp_path / name, "sft", **{**sft_fields, "settings": own}), processes)
+    shared, divided = (
+        {**settings, "hardware": {**CPU, "processes": 2, way: 2}} for way in ("sequence_parallel", "tensor_parallel")
+    )
+    for name, own in (("1", settings), ("2", settings), ("shared", shared), ("divided", divided)):
+        run_in(write_job(tmp_path / name, "sft", **{**sft_fields, "settings": own}), 1 if name == "1" else 2)
     for name in ("2", "shared"):
         assert_same(tmp_path / "1", tmp_path / name, within=1e-5)
+    for name in ("2", "shared", "divided"):
+        assert_nearly_same(tmp_path / "1", tmp_path / name)
         for ours, theirs in zip(metrics(tmp_path / name), metrics(tmp_path / "1"), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 

@@ -56,6 +56,11 @@ def test_options_are_settings_and_hold_no_secret(option, said):
     assert "x7" not in str(refused.value.errors()[0]["msg"])
 
 
+def test_verl_divides_layers_by_megatron_alone():
+    with pytest.raises(ValidationError, match="with a trainer, set trainer.megatron.tensor instead"):
+        sft(hardware={"processes": 2, "tensor_parallel": 2})
+
+
 def test_sequences_of_a_batch_are_divided_among_groups_of_processes():
     assert sft(batch_size=9, hardware={"processes": 2, "sequence_parallel": 2})
 

@@ -177,6 +177,16 @@ def test_processes_that_share_sequences_hold_the_activations_of_their_tokens() -
     assert shared.update == alone.update and shared.held == alone.held
 
 
+def test_processes_that_divide_layers_gather_their_parts_and_all_tokens() -> None:
+    """Of a block of 152 the MLP of 96 is divided; attention, with one key head, and two norms are not."""
+    alone = of({"micro_batch_tokens": 256, "hardware": {"processes": 2}})
+    shared = of({"micro_batch_tokens": 512, "hardware": {"processes": 2, "tensor_parallel": 2}})
+    block = 48 + 96 / 2 + 8
+    assert shared.held == alone.held
+    assert shared.update["gathered"] == 4 * (44 + 2 * block) + 4 * (44 + block) + 4 * block
+    assert shared.update["activations"] == alone.update["activations"] + 2 * 2 * 256 * 4 * 4  # two layers, 4 wide
+
+
 def test_a_micro_batch_holds_at_least_a_sequence() -> None:
     """10 tokens of the prompt and 100 of the completion, whose last one predicts nothing."""
     assert of({"micro_batch_tokens": 64}).update == of({"micro_batch_tokens": 109}).update

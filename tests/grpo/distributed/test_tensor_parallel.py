@@ -1,0 +1,107 @@
+"""Processes that divide layers among themselves compute what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.tiny_models import build
+from tests.support import sequence_jobs
+from tests.support.parallel_jobs import ALONE, Team
+
+pytestmark = pytest.mark.system
+
+KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gemma2"]
+"""Among them: norms of the divided heads, experts, latent attention, which is not divided, softcaps and windows."""
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    started = Team(request.param)
+    yield started
+    started.dismiss()
+
+
+def assert_equal(team: Team, folder: Path, hardware: dict[str, Any]) -> None:
+    """Pairs of processes divide layers; with four processes, FSDP shards each part among two."""
+    logprobs, gradients = sequence_jobs.gradients(ALONE, str(folder), 1, hardware)
+    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
+    assert largest > 0.1
+    for found, divided in team(sequence_jobs.gradients, str(folder), 2, hardware, False, "tensor_parallel"):
+        np.testing.assert_allclose(found, logprobs, atol=4e-6, rtol=0)
+        assert divided.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(divided[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    assert_equal(team, tmp_path, {})
+
+
+@pytest.mark.parametrize("hardware", [{"gradient_checkpointing": True}, {"fused": False}], ids=str)
+def test_with_other_settings(hardware: dict[str, Any], team: Team, tmp_path: Path) -> None:
+    build("qwen3_moe", tmp_path)
+    assert_equal(team, tmp_path, hardware)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("qwen3_moe", {".q_proj": ((16, 32), 64), ".o_proj": ((32, 16), 64), ".experts": ((2, 32, 24), 32)}),
+        ("deepseek_v3", {".o_proj": ((32, 64), 32), "mlp.gate_proj": ((32, 32), 64), ".experts": ((2, 32, 24), 32)}),
+    ],
+)
+def test_a_process_computes_with_its_part_of_weights_and_all_tokens(
+    kind: str, parts: dict[str, tuple[tuple[int, ...], int]], team: Team, tmp_path: Path
+) -> None:
+    """Half of 32 columns or rows, two of four experts; 63 tokens, as in test_sequence_parallel.py, and one of padding.
+    Experts gather tokens themselves. Latent attention is not divided."""
+    build(kind, tmp_path)
+    for used in team(sequence_jobs.weights_used, str(tmp_path), [*parts]):
+        assert used == parts
+
+
+def test_a_step_a_file_and_another_number_of_processes(team: Team, tmp_path: Path) -> None:
+    """Weights after two AdamW steps with clipping, of which the second starts from a checkpoint of the first."""
+    model, rate = str(tmp_path / "model"), 1e-3
+    build("qwen3_moe", tmp_path / "model")
+    expected, norms = sequence_jobs.two_steps(ALONE, model, str(tmp_path / "alone"), 1, rate)
+    assert all(norm > 1 for norm in norms)  # so they are clipped
+    found = [*team(sequence_jobs.two_steps, model, str(tmp_path / "state"), 2, rate)]
+    found += [*team(sequence_jobs.two_steps, model, str(tmp_path / "state"), 1, rate)]  # reads the last checkpoint
+    for weights, same in found:
+        np.testing.assert_allclose(same, norms[: len(same)], rtol=1e-4)
+        assert weights.keys() == expected.keys()
+        differences = np.concatenate([np.abs(weights[name] - weight).ravel() for name, weight in expected.items()])
+        # Adam moves each weight by about the rate, also those whose gradient is hardly more than rounding.
+        assert differences.mean() < 1e-4 * rate and (differences > 0.01 * rate).mean() < 1e-3
+
+
+def refusals(team: Team, folder: Path, hardware: dict[str, Any]) -> list[str]:
+    return team(sequence_jobs.refusal, str(folder), 2, hardware, "tensor_parallel")
+
+
+def test_a_model_that_transformers_cannot_divide_is_refused(team: Team, tmp_path: Path) -> None:
+    build("gpt2", tmp_path)
+    for said in refusals(team, tmp_path, {}):
+        assert said.startswith("hardware.tensor_parallel = 2: transformers has no plan to divide") and "\n" not in said
+
+
+def test_heads_that_cannot_be_divided_are_refused(team: Team, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 63, "num_hidden_layers": 2, "num_attention_heads": 3}
+    LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes)).save_pretrained(tmp_path)
+    for said in refusals(team, tmp_path, {}):
+        assert said.endswith("has 3 attention heads, which must be a multiple of it")
+
+
+def test_a_plan_that_does_not_fit_the_model_is_noticed(team: Team, tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    for said in team(sequence_jobs.refusal_with_a_wrong_plan, str(tmp_path)):
+        assert "computes other log-probabilities with its layers divided" in said and "\n" not in said
