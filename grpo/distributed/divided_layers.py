@@ -6,10 +6,10 @@ some whole. Each process computes with its part for all tokens of the group, and
 layer's. So a process never gathers the layer's weights, only its tokens, and FSDP shards and gathers its part among the
 processes that keep the same one.
 
-Which layers can be divided so, and how, transformers says of each model (`base_model_tp_plan`). Others, such as latent
-attention, embeddings and norms, are left to FSDP, which shards them among all processes. Tokens outside of divided
-layers are shared (`grpo.distributed.sequence_group`), so gradients of these weights are sums over all processes, also
-where a divided layer uses them for its heads only.
+Which layers can be divided so, and how, transformers says of each model (`base_model_tp_plan`, `base_model_ep_plan`).
+Others, such as latent attention, embeddings and norms, are left to FSDP, which shards them among all processes. Tokens
+outside of divided layers are shared (`grpo.distributed.sequence_group`), so gradients of these weights are sums over
+all processes, also where a divided layer uses them for its heads only.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def divide_layers(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
     # Gathering a weight that is sharded in two ways takes two steps, of which torch warns each time.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     plan: Mapping[str, str] = getattr(model, "_tp_plan", None) or {}
+    of_experts = {*plan, *(getattr(model, "_ep_plan", None) or {})}
     size, divided = mesh.size(), list[nn.Module]()
     for name, module in [*model.named_modules()]:
         styles = {key: plan.get(_pattern(f"{name}.{key}")) for key, _ in module.named_children()}
@@ -49,7 +50,7 @@ def divide_layers(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
         if _can_divide_matrices(module, matrices, size):
             _divide_matrices(module, matrices, mesh)
             divided += [module.get_submodule(key) for key in matrices]
-        elif _pattern(name) in plan and _can_divide_experts(module, size):
+        elif _pattern(name) in of_experts and _can_divide_experts(module, size):
             _divide_experts(module, mesh)
             divided.append(module)
         else:

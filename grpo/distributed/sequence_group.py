@@ -8,7 +8,7 @@ arXiv 2205.05198).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -62,16 +62,18 @@ class SequenceGroup:
         return part
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
-        sent = part.movedim(dim, 0).contiguous()
-        received = sent.new_empty(self.size * len(sent), *sent.shape[1:])
-        dist.all_gather_into_tensor(received, sent, group=self.group)
-        return received.movedim(0, dim)
+        return self._collect(part, dim, part.shape[dim] * self.size, dist.all_gather_into_tensor)
 
     def reduce(self, whole: Tensor, dim: int) -> Tensor:
-        sent = whole.movedim(dim, 0).contiguous()
-        received = sent.new_empty(len(sent) // self.size, *sent.shape[1:])
-        dist.reduce_scatter_tensor(received, sent, group=self.group)
-        return received.movedim(0, dim)
+        return self._collect(whole, dim, whole.shape[dim] // self.size, dist.reduce_scatter_tensor)
+
+    def _collect(self, sent: Tensor, dim: int, tokens: int, collective: Callable[..., Any]) -> Tensor:
+        before, after = sent.shape[:dim], sent.shape[dim + 1 :]
+        if before.numel() != 1:
+            raise RuntimeError(f"several packs at once: {tuple(sent.shape)}")  # their tokens would be mixed
+        received = sent.new_empty(*before, tokens, *after)
+        collective(received.view(-1), sent.contiguous().view(-1), group=self.group)
+        return received
 
     def exchange(self, states: Tensor, to_heads: bool) -> Tensor:
         size = self.size

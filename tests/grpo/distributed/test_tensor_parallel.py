@@ -16,8 +16,9 @@ from tests.support.parallel_jobs import ALONE, Team
 
 pytestmark = pytest.mark.system
 
-KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gemma2"]
-"""Among them: norms of the divided heads, experts, latent attention, which is not divided, softcaps and windows."""
+KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gemma2", "gpt_oss", "llama4_text"]
+"""Among them: norms of the divided heads, experts, latent attention, which is not divided, softcaps, windows, attention
+whose last layer has a bias, so that only experts are divided."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
