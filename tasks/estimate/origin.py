@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks.estimate.measured import processor_name
+from tasks.trainer.interpreter import versions
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("torch", "transformers", "vllm")
@@ -21,13 +22,14 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 @cache
 def origin() -> dict[str, str]:
     """The "version" of r1flow, the "commit" of its code, "dirty" (whether tracked files differ from it), the "user",
-    the "machine" (its GPUs, else its processor), and versions of installed libraries. Unknown values are left out."""
+    the "machine" (its GPUs, else its processor), and versions of the trainers' libraries. Unknown values are left
+    out."""
     code = code_version()
     known = {"version": _version("r1flow"), "user": _user(), "machine": _gpus() or processor_name()}
     if code != known["version"]:
         commit = code.removesuffix(_DIRTY)
         known |= {"commit": commit, "dirty": str(commit != code).lower()}
-    known |= {name: _version(name) for name in LIBRARIES}
+    known |= versions(LIBRARIES)
     return {name: value for name, value in known.items() if value}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from grpo.errors import InputError
 from grpo.processes.metrics_log import COMPLETIONS
 from grpo.processes.notices import PREFIX
 from tasks.trainer import fork_client
+from tasks.trainer.interpreter import trainer_python
 from tasks.trainer.outcome import StageFailed, read_result
 from tasks.trainer.process_group import command, run_watched, trainer_environment
 from tasks.trainer.rendezvous import ENDPOINT, RANK, Rendezvous
@@ -30,7 +32,8 @@ __all__ = ["COMPLETIONS", "LOG", "hardware_of", "launch", "preload", "read_metri
 
 def preload() -> None:
     """If trainers may be forks, starts loading in the background what the next trainer needs."""
-    fork_client.preload(trainer_environment({}, "", 1))
+    if trainer_python() == sys.executable:
+        fork_client.preload(trainer_environment({}, "", 1))
 
 
 def launch(

@@ -11,15 +11,14 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import grpo
 from grpo.processes.cpu_instructions import instruction_variables
 from tasks.trainer.fork_client import MARK, ForkedTrainer, fork_trainer
+from tasks.trainer.interpreter import library_path, trainer_python
 from tasks.trainer.outcome import StageFailed
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ Child = subprocess.Popen[bytes] | ForkedTrainer
 def command(job_path: Path, processes: int, nodes: int = 1) -> list[str]:
     """The command that runs the job here: one Python process, or torchrun with one process per accelerator."""
     counts = ["--processes", str(processes), "--nodes", str(nodes)]
-    return [sys.executable, "-m", "grpo.train", *counts, str(job_path)]
+    return [trainer_python(), "-m", "grpo.train", *counts, str(job_path)]
 
 
 def run_watched(
@@ -86,8 +85,7 @@ def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> 
     if processes > 1:  # torchrun's default of 1 thread wastes a host with many cores
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # The trainer imports the same grpo as this process, wherever the flow was started.
-    home = str(Path(grpo.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
+    env["PYTHONPATH"] = os.pathsep.join([library_path(), *filter(None, [env.get("PYTHONPATH")])])
     # Unbuffered, so that the last message is the last line of the log even after a kill.
     return env | {"R1FLOW_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", MARK: mark}
 

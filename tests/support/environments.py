@@ -1,0 +1,23 @@
+"""Environments of Python beside the one that the tests run in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def bare_environment(folder: Path) -> str:
+    """The Python of an environment without packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def other_environment(folder: Path) -> str:
+    """The Python of an environment with the packages of this one, but without an editable r1flow: files with imports,
+    such as its own, count only in the environment that they are in."""
+    python = bare_environment(folder)
+    [site] = (folder / "lib").glob("python*/site-packages")
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
