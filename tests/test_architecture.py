@@ -18,7 +18,7 @@ FORBIDDEN = {
 }
 LAYERS = {
     "grpo": [
-        {"secret_values"},
+        {"secret_values", "other_environments"},
         {"errors", "settings"},
         {"processes", "http", "algorithms"},
         {"sandbox", "data", "model_folder"},
@@ -43,7 +43,8 @@ LAYERS = {
         {"fork_server"},
     ],
     "tasks": [
-        {"store", "problems", "judges", "estimate", "trainer", "gates"},
+        {"store", "problems", "judges", "trainer", "gates"},
+        {"estimate"},
         {"sft_data"},
         {"preferences"},
         {"evaluation"},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 from typing import Any
 
 from flows.cli.models import find_model
+from tasks.trainer.interpreter import library_path, trainer_python
 
 
 def add(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Starts a chat in its own process. Returns the exit code of that process."""
     path, template = find_model(args.model)
-    command = [sys.executable, "-m", "grpo.chat", str(path), "--temperature", str(args.temperature)]
+    command = [trainer_python(), "-m", "grpo.chat", str(path), "--temperature", str(args.temperature)]
     command += ["--max-new-tokens", str(args.max_new_tokens)]
     if template is not None:
         command += ["--template", "r1_zero", "--zero-template", str(template)]
@@ -30,6 +30,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_path() -> str:
-    from grpo.other_environments import FOUND_IN
-
-    return os.pathsep.join(filter(None, [FOUND_IN, os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [library_path(), os.environ.get("PYTHONPATH")]))

@@ -69,7 +69,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _is_installed(package: str) -> bool:
-    return next(importlib.metadata.distributions(name=package), None) is not None
+    return any(True for _ in importlib.metadata.distributions(name=package))
 
 
 @cache
