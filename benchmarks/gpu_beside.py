@@ -16,7 +16,6 @@ from statistics import mean
 from typing import Any
 
 from gpu_throughput import (
-    NEVER_ENDS,
     SHAPES,
     SMALL_SHAPES,
     VOCABULARY,
@@ -63,11 +62,12 @@ def vllm_samplers(
     from grpo.config.engines import VLLM
     from grpo.generation.vllm.local import LocalVLLM
 
-    engine = LocalVLLM(str(folder), VLLM(kind="local"), eos_id=NEVER_ENDS, dtype=dtype)
+    last = (512 if args.small else VOCABULARY) - 1  # vLLM wants a token of the vocabulary; this one is rare
+    engine = LocalVLLM(str(folder), VLLM(kind="local"), eos_id=last, dtype=dtype)
     common = dict(n=rows, temperature=1.0, max_tokens=settings.max_new_tokens, ignore_eos=True, detokenize=False)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
 
-    def generate(**further: int) -> Callable[[], Any]:
+    def generate(**further: Any) -> Callable[[], Any]:
         parameters = SamplingParams(**common, **further)
         return lambda: engine._llm.generate(asked, parameters, use_tqdm=False)
 
@@ -75,7 +75,7 @@ def vllm_samplers(
         "engine": lambda: list(engine.sample(prompts, rows, settings, [1, 2, 3, 4])),
         "vllm": generate(),
         "vllm_seeds": generate(seed=1),
-        "vllm_seeds_logprobs": generate(seed=1, logprobs=0),
+        "vllm_seeds_logprobs": generate(seed=1, logprobs=0, flat_logprobs=True),
     }
     # In turns, because an engine is slower at first.
     rounds = [

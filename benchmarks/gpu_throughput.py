@@ -18,7 +18,7 @@ SHAPES = {
     "1.5B": dict(hidden=1536, layers=28, heads=12, key_heads=2, feed_forward=8960, tied=True),
     "7B": dict(hidden=3584, layers=28, heads=28, key_heads=4, feed_forward=18944, tied=False),
 }
-SMALL_SHAPES = {"small": dict(hidden=64, layers=2, heads=4, key_heads=2, feed_forward=128, tied=True)}
+SMALL_SHAPES = {"small": dict(hidden=64, layers=2, heads=2, key_heads=1, feed_forward=128, tied=True)}
 GROUPS = {"7B": 1}
 """Groups of completions of an update's one micro-batch, by shape; else 4. With one, activations are recomputed."""
 VOCABULARY = 151_936

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -53,6 +54,7 @@ class LocalVLLM:
 
     def _start(self, model: str, settings: VLLM, dtype: str) -> Any:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this process instead of a child
+        _make_readable(sys.modules.get("llvmlite.binding.ffi"))
         vllm: Any = importlib.import_module("vllm")
         platform = importlib.import_module("vllm.platforms").current_platform
         cache = settings.kv_cache_gb
@@ -90,7 +92,9 @@ class LocalVLLM:
         try:
             for own, index, prompt, seed in self._everyones(prompts, seeds):
                 sampling_parameters = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
-                request = params.SamplingParams(**sampling_parameters, output_kind=params.RequestOutputKind.FINAL_ONLY)
+                kind = params.RequestOutputKind.FINAL_ONLY
+                # Log-probabilities in lists of numbers: an object for each token takes longer to make.
+                request = params.SamplingParams(**sampling_parameters, output_kind=kind, flat_logprobs=True)
                 self._requests += 1
                 name = f"r1flow-{self._requests}"
                 engine.add_request(name, {"prompt_token_ids": list(prompt)}, request)
@@ -128,7 +132,10 @@ class LocalVLLM:
         tokens = list(choice.token_ids)
         logprobs: list[float] = []
         if self._logprobs:
-            logprobs = [at[token].logprob for at, token in zip(choice.logprobs, tokens, strict=True)]
+            sampled = choice.logprobs  # of each token, with no others
+            if [*sampled.token_ids] != tokens:
+                raise TrainingStopped("vllm: log-probabilities of other tokens than it sampled")
+            logprobs = [*sampled.logprobs]
         return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
 
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -184,6 +191,21 @@ class LocalVLLM:
             importlib.import_module("vllm.distributed.parallel_state").destroy_model_parallel()
         else:
             client.shutdown()
+
+
+def _make_readable(ffi: Any) -> None:
+    """On a CPU, vLLM 0.32 reads the `__dict__` of whatever modules hold. llvmlite's library has none, and answers that
+    name, like any other, with a function of that name."""
+    if ffi is None or not hasattr(ffi.lib, "__dict__"):
+        return
+    kind, own = type(ffi.lib), type(ffi.lib).__getattr__
+
+    def named(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return own(self, name)
+
+    kind.__getattr__ = named
 
 
 @contextlib.contextmanager
