@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from grpo.config.common import Hardware, Lora, Optimizer
 from grpo.distributed import checkpoint
-from grpo.distributed.fsdp import clip_grad_norm, local
+from grpo.distributed.fsdp import clip_grad_norm, compute_dtype, local
 from grpo.distributed.process_group import Parallel, sequence_group_of
 from grpo.distributed.sequence_group import sharing_tokens
 from grpo.errors import InputError
@@ -134,6 +134,20 @@ def weights_used(parallel: Parallel, folder: str, names: list[str]) -> dict[str,
     with sharing_tokens(parallel.sequence):
         sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0).sum().backward()
     return used
+
+
+def mixed(parallel: Parallel, folder: str, size: int) -> Any:
+    """Log-probabilities in bfloat16 arithmetic on float32 weights, and the norm of the gradients of their sum."""
+    settings = Hardware(
+        device="cpu", dtype="bfloat16", mixed_precision=True, processes=parallel.world, tensor_parallel=size
+    )
+    parallel = sharing(parallel, settings)
+    sharded = load_sharded(folder, settings.to_train(), parallel, dtype=compute_dtype(settings))
+    with sharing_tokens(parallel.sequence):
+        logprobs = sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0)
+    (logprobs.sum() * float(parallel.data_rank == 0)).backward()
+    assert {p.dtype for p in sharded.parameters()} == {torch.float32}
+    return logprobs.detach().numpy(), clip_grad_norm(sharded.parameters(), 1e9)
 
 
 def two_steps(

@@ -35,8 +35,9 @@ from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, lo
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = {torch.float64: 1e-2, torch.float32: 1e-2, torch.bfloat16: 0.3}
-"""Largest difference of log-probabilities, nats, that is taken for rounding, by type of the arithmetic."""
+ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Largest mean difference of log-probabilities, nats, that is taken for rounding, by type of the arithmetic. With
+bfloat16 a router may choose another expert."""
 
 
 def load_sharded(
@@ -111,7 +112,7 @@ def _check_divided(sharded: Sharded, model: str, group: SequenceGroup) -> None:
         whole = sharded(completion_logprobs, prompts, completions, 1.0)
         with sharing_tokens(group):
             divided = sharded(completion_logprobs, prompts, completions, 1.0)
-    difference = (whole - divided).abs().max().item()
+    difference = (whole - divided).abs().sum().item() / sum(map(len, completions))
     if not difference <= ROUNDING[sharded.dtype or next(sharded.parameters()).dtype]:
         raise InputError(
             f"{setting}: {model} computes other log-probabilities with its layers divided, by {difference:.2g}; take "

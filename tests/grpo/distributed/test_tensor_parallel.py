@@ -52,6 +52,14 @@ def test_with_other_settings(hardware: dict[str, Any], team: Team, tmp_path: Pat
     assert_equal(team, tmp_path, hardware)
 
 
+def test_mixed_precision(team: Team, tmp_path: Path) -> None:
+    """Without experts: in bfloat16 a router may choose others."""
+    build("qwen2", tmp_path)
+    expected, norm = sequence_jobs.mixed(ALONE, str(tmp_path), 1)
+    for logprobs, divided in team(sequence_jobs.mixed, str(tmp_path), 2):
+        assert 0 < np.abs(logprobs - expected).mean() < 0.02 and divided == pytest.approx(norm, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [
