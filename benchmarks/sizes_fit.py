@@ -154,7 +154,8 @@ def recommended(a: Architecture) -> tuple[str, Fit] | None:
     return None
 
 
-def smallest_gathered(a: Architecture) -> float:
-    engine = {"kind": "local"}
-    settings = RL.model_validate(settings_of("all weights, no penalty", COUNTS[-1], True, MICRO_BATCHES[-1], engine))
+def smallest_gathered(a: Architecture, layers: int) -> float:
+    """Bytes of weights and gradients that a process gathers if `layers` processes divide each layer."""
+    fields = settings_of("all weights, no penalty", COUNTS[-1], True, MICRO_BATCHES[-1], {"kind": "local"})
+    settings = RL.model_validate({**fields, "hardware": {**fields["hardware"], "tensor_parallel": layers}})
     return step_memory(a, settings, DeviceMemory(), LENGTHS).update["gathered"]

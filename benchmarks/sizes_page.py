@@ -156,16 +156,18 @@ def _settings(fit: Fit, title: str) -> list[str]:
 
 def _limits() -> list[str]:
     deepseek, llama = (Architecture.from_config(CONFIGS[name]) for name in ("DeepSeek-V3", "Llama-3.1-70B"))
-    whole, large = smallest_gathered(llama) / GB, smallest_gathered(deepseek) / GB
+    whole, large, divided = (
+        smallest_gathered(a, layers) / GB for a, layers in ((llama, 1), (deepseek, 1), (deepseek, 8))
+    )
     ratio = deepseek.weights() / deepseek.weights(active=True)
     reasons = [
         """**What is whole on each device.** The policy and the reference are read in shards and measured block by
-        block. But with LoRA each device loads the whole model and gathers it to measure, and so it does to sample
-        without vLLM. Reward models and PPO's value model are loaded whole, too.""",
+        block. But with LoRA each device gathers the whole model to measure, and so it does to sample without vLLM.
+        Reward models and PPO's value model are loaded whole.""",
         f"""**FSDP2's memory.** It brings together the weights of two blocks and the gradients of one. With the
         embeddings that is {whole:.0f} GB for Llama-3.1-70B, but {large:.0f} GB for DeepSeek-V3, each of whose blocks
-        has {deepseek.largest_block / 1e9:.1f} B weights, on any number of devices. Its experts must stay divided
-        (expert parallelism).""",
+        has {deepseek.largest_block / 1e9:.1f} B weights, on any number of devices. With its experts divided among
+        eight (`hardware.tensor_parallel`) it is {divided:.0f} GB; small models have run so, in four processes.""",
         f"""**FSDP2's messages.** For each micro-batch a weight travels twice in bfloat16 and its gradient once in
         float32: 8 bytes, for 8 operations a token (with checkpointing). Where a device computes C operations a second
         and receives B bytes, messages hide behind arithmetic from C / B tokens a micro-batch on, for any size: 8,000
@@ -175,9 +177,9 @@ def _limits() -> list[str]:
         are 256 micro-batches of 16,384. With more devices, some must share a sequence or the layers.""",
     ]
     verdict = """
-    So dense models up to 70B need no pipeline: FSDP2, and vLLM with tensor parallelism, are enough. DeepSeek-V3 needs
-    expert parallelism, and pipeline parallelism with it. This library has neither. What has, by its own documentation
-    (none of it was run here):
+    So dense models up to 70B need no pipeline: FSDP2, and vLLM with tensor parallelism, are enough. For DeepSeek-V3
+    this library has expert parallelism, but not the pipelines that those who train it use beside it. What has them, by
+    its own documentation (none of it was run here):
     """
     engines = [
         """[NeMo RL](https://docs.nvidia.com/nemo/rl/latest/design-docs/training-backends.html): GRPO; Megatron-Core as

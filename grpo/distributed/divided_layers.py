@@ -187,7 +187,7 @@ def _whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def parts_within(modules: Sequence[nn.Module], part: nn.Module) -> list[nn.Module]:
+def parts_within(modules: Sequence[nn.Module], part: Any) -> list[nn.Module]:
     """Those of `modules` that are in `part`."""
     inside = {*part.modules()}
     return [module for module in modules if module in inside]

@@ -41,6 +41,7 @@ class Sharded(nn.Module):
         super().__init__()
         self.model, self.parallel = model, parallel
         self.dtype: torch.dtype | None = None
+        self._divide: Callable[[Any], None] = lambda _: None
         self._empty: list[Any] = []  # a list keeps the copy from being registered as a submodule
 
     def __call__(self, function: Callable[..., T], *args: Any) -> T:
@@ -68,6 +69,19 @@ class Sharded(nn.Module):
             yield model
         finally:
             _set_weights(model, model, lambda p: p.to("meta"))
+
+    def add_adapters(self, add: Callable[[Any], Any]) -> None:
+        """Adds adapters to the sharded model, and shards them. `add` must draw the same numbers in all processes."""
+        before = [*self.model.modules()]
+        self.model = add(self.model)
+        self._empty = [add(model).eval() for model in self._empty]
+        new = [m for m in self.model.modules() if m not in {*before} and [*m.parameters(recurse=False)]]
+        for part in before:
+            if isinstance(part, FSDPModule) and (inside := parts_within(new, part)):
+                self._divide(inside)
+                new = [module for module in new if module not in inside]
+        if new:
+            self._divide(new)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -138,7 +152,9 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
     adding = torch.promote_types(dtype or own, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=adding, cast_forward_inputs=False)
 
-    def divide(part: Any, mesh: DeviceMesh) -> None:
+    everyone = parallel.mesh()
+
+    def divide(part: Any, mesh: DeviceMesh = everyone) -> None:
         fully_shard(part, mesh=mesh, mp_policy=policy)
         for fsdp in part if isinstance(part, list) else [part]:
             fsdp.set_gradient_divide_factor(1.0)
@@ -152,7 +168,8 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
             if inside := parts_within(divided, part):
                 divide(inside, copies["copies"])
     for part in [*parts, sharded]:
-        divide(part, parallel.mesh())
+        divide(part)
+    sharded._divide = divide
     return sharded
 
 

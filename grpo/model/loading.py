@@ -54,7 +54,7 @@ def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any
     decide_way(policy, model, hardware)
     prepare_training(policy, model, hardware)
     if lora is not None:
-        policy = _with_adapters(policy, model, lora)
+        policy = with_adapters(policy, model, lora)
     return policy.to(choose_device(hardware)).eval()
 
 
@@ -74,7 +74,8 @@ def prepare_training(policy: Any, model: str, hardware: Hardware) -> None:
     without_noise(policy)
 
 
-def _with_adapters(policy: Any, model: str, lora: Lora) -> Any:
+def with_adapters(policy: Any, model: str, lora: Lora) -> Any:
+    """A policy with new adapters, of which alone gradients are computed. Raises InputError if it cannot have them."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(

@@ -84,8 +84,7 @@ def devices(settings: RL) -> int:
 
 def loads_whole(settings: Supervised | RL) -> bool:
     """Whether each process loads the whole model, instead of its shards."""
-    sharded = isinstance(settings, SFT | RL) and settings.lora is None
-    return not sharded or settings.hardware.processes * settings.hardware.nodes == 1
+    return not isinstance(settings, SFT | RL) or settings.hardware.processes * settings.hardware.nodes == 1
 
 
 def moment_bytes(settings: RL) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from grpo.config.common import Hardware
+from grpo.config.common import Hardware, Lora
 from grpo.config.experts import Experts
 from grpo.distributed.fsdp import Sharded, shard
 from grpo.distributed.process_group import Parallel
@@ -55,11 +55,13 @@ def _own_memory() -> int:
 
 
 def cost_of_loading(parallel: Parallel, small: str, folder: str, way: str = "shards") -> dict[str, float]:
-    """Bytes at the peak of loading `folder` by shards, or "whole" first, and seconds. `small` was loaded before, which
-    imports and compiles what it takes."""
+    """Bytes at the peak of loading `folder` by shards, also with "adapters", or "whole" first, and seconds. `small` was
+    loaded before, which imports and compiles what it takes."""
 
     def load(model: str) -> Sharded:
-        return load_sharded(model, CPU, parallel) if way == "shards" else shard(load_policy(model, CPU), parallel)
+        if way == "whole":
+            return shard(load_policy(model, CPU), parallel)
+        return load_sharded(model, CPU, parallel, lora=Lora(rank=2, alpha=4) if way == "adapters" else None)
 
     load(small)
     began = time.monotonic()

@@ -24,7 +24,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.distributed.sequence_group import SequenceGroup, sharing_tokens
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
-from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training
+from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training, with_adapters
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.by_rows import runs_by_rows
@@ -54,7 +54,7 @@ def load_sharded(
     `experts`: how its routers are prepared; `marked_routers` returns them.
 
     A process never holds more than its shards and the first blocks of the model, which are probed whole. Exceptions,
-    for which each process loads the whole model first: one process, adapters, a model that cannot be shortened.
+    for which each process loads the whole model first: one process, a model that cannot be shortened.
     """
     sharded = _load_sharded(model, hardware, parallel, dtype, lora, experts if experts != Experts() else None, trained)
     if trained and parallel.sequence is not None:
@@ -73,9 +73,13 @@ def _load_sharded(
     experts: Experts | None,
     trained: bool,
 ) -> Sharded:
-    if parallel.world > 1 and lora is None and (probed := _probed_blocks(model, hardware)) is not None:
-        sharded = _read_shards(model, hardware, parallel, dtype, experts, trained, *probed)
+    random = torch.get_rng_state()  # reading shards draws numbers, not equally many in each process
+    if parallel.world > 1 and (probed := _probed_blocks(model, hardware)) is not None:
+        sharded = _read_shards(model, hardware, parallel, dtype, experts, trained and lora is None, *probed)
         if sharded is not None:
+            if lora is not None:
+                torch.set_rng_state(parallel.broadcast(random))
+                sharded.add_adapters(lambda policy: with_adapters(policy, model, lora))
             return sharded
     policy = load_policy(model, hardware, lora)
     if experts is not None:

@@ -28,15 +28,21 @@ def team(request):
     started.dismiss()
 
 
-def test_a_process_holds_its_shares_and_the_first_layer(team: parallel_jobs.Team, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["shards", "adapters"])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_process_holds_its_shares_and_the_first_layer(count: int, way: str, tmp_path: Path) -> None:
     build("llama", tmp_path / "small")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": LAYERS, "num_attention_heads": 8}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=512, tie_word_embeddings=False, **sizes))
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     assert whole == 4 * (LAYERS * LAYER + 2 * 512 * 512 + 512)  # 218 MB
     model.bfloat16().save_pretrained(tmp_path / "large")  # read as float32: no process can just map the file
-    count = len(team.processes)
-    for cost in team(shard_jobs.cost_of_loading, str(tmp_path / "small"), str(tmp_path / "large")):
+    team = parallel_jobs.Team(count)  # a new one: processes keep the memory that they have freed
+    try:
+        costs = team(shard_jobs.cost_of_loading, str(tmp_path / "small"), str(tmp_path / "large"), way)
+    finally:
+        team.dismiss()
+    for cost in costs:
         allowed = 1.3 * whole / count + 4 * LAYER + 8 * MB
         assert whole / count < cost["bytes"] < allowed, f"{cost['bytes'] / MB:.0f} of {whole / MB:.0f} MB"
 

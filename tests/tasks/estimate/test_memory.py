@@ -193,10 +193,10 @@ def test_a_micro_batch_holds_at_least_a_sequence() -> None:
     assert of({"micro_batch_tokens": 110}).update["activations"] > of({"micro_batch_tokens": 109}).update["activations"]
 
 
-def test_with_lora_each_process_loads_and_measures_the_whole_model() -> None:
-    two = of({"lora": {"rank": 3}, "hardware": {"processes": 2}})
-    assert two.reference_pass["gathered reference"] == 348 * 4
-    assert two.loading == (348 + 384) * 4 / 2  # more than the 348 x 4 of the model before it is sharded
+def test_with_lora_each_process_measures_the_whole_model_and_loads_its_shards() -> None:
+    four = of({"lora": {"rank": 3}, "hardware": {"processes": 4}})
+    assert four.reference_pass["gathered reference"] == 348 * 4
+    assert four.loading == (44 + 152) * 4  # the first block, more than a quarter of 348 + 384
 
 
 def test_each_process_loads_a_whole_value_model() -> None:
