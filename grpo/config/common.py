@@ -132,7 +132,7 @@ class Hardware(Settings):
         description="Neighbouring processes that divide attention, MLPs and experts among themselves (tensor and "
         "expert parallelism, Megatron), for layers that one GPU cannot gather. They share tokens as well, as with "
         "sequence_parallel, which must then be 1. Divides processes * nodes, the model's number of attention heads "
-        "and its number of key heads. RL and SFT of packed models, without adapters.",
+        "and its number of key heads. RL, except PPO, and SFT of packed models, without adapters.",
     )
     trainer: Verl | None = Field(
         None,

@@ -229,6 +229,8 @@ class RL(Settings):
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
         self.hardware.check_adapters(self.lora)
+        if self.hardware.tensor_parallel > 1 and self.method == "ppo":
+            raise ValueError("tensor_parallel divides no value model; set it to 1, or take sequence_parallel")
         if self.hardware.sharing > 1 and (self.experts.replay or self.experts.balance_coef):
             raise ValueError(
                 "experts.replay and experts.balance_coef count the tokens of whole sequences; set "

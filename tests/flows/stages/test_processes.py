@@ -20,6 +20,9 @@ pytestmark = pytest.mark.system
 STAGE = ("--only", "cold_start_sft", "--set", "cold_start_sft.max_steps=3")
 
 
+WAYS = ("={processes=4,sequence_parallel=2}", "={processes=4,tensor_parallel=2}")
+
+
 def only_stage(result: dict[str, Any]) -> dict[str, Any]:
     (stage,) = result["stages"]
     return stage
@@ -29,8 +32,8 @@ def test_where_and_how_a_stage_computes_is_no_part_of_the_key() -> None:
     from flows.stages.cold_start_sft import STAGE as stage
 
     keys = {
-        key_of(stage, load_recipe("tiny", [f"cold_start_sft.hardware.{field}"]).cold_start_sft, 0, {})
-        for field in ("device=cpu", "fused=false", "processes=8", "nodes=4")
+        key_of(stage, load_recipe("tiny", [f"cold_start_sft.hardware{field}"]).cold_start_sft, 0, {})
+        for field in (".device=cpu", ".fused=false", ".processes=8", ".nodes=4", *WAYS)
     }
     assert len(keys) == 1
     mixed = "cold_start_sft.hardware={dtype='bfloat16',mixed_precision=true}"
@@ -46,12 +49,29 @@ def test_where_and_how_a_stage_computes_is_no_part_of_the_key() -> None:
             "sft.hardware.mixed_precision=true",
             "sft.hardware: mixed_precision is bfloat16 arithmetic on float32 weights",
         ),
+        ("sft.hardware.tensor_parallel=2", "sft.hardware: tensor_parallel (2) must divide processes * nodes (1)"),
+        (
+            "sft.hardware={processes=4,tensor_parallel=2,sequence_parallel=2}",
+            "sft.hardware: tensor_parallel shares tokens among the same processes; leave sequence_parallel out",
+        ),
+        (
+            "reward_models.helpful.hardware={processes=2,tensor_parallel=2}",
+            "reward_models.helpful.hardware: tensor_parallel is for RL and SFT; set it to 1 here",
+        ),
+        (
+            "sft.lora={}; sft.hardware={processes=2,tensor_parallel=2}",
+            "sft: tensor_parallel divides no layers with adapters",
+        ),
+        (
+            "reasoning_rl.method='ppo'; reasoning_rl.hardware={processes=2,tensor_parallel=2}",
+            "reasoning_rl: tensor_parallel divides no value model",
+        ),
         ("sft.optimizer.kind='adam8'", "sft.optimizer.kind: Input should be 'adamw' or 'adamw_8bit' (got 'adam8')"),
     ],
 )
 def test_wrong_settings_are_one_line(override: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        load_recipe("tiny", [override])
+        load_recipe("tiny", override.split("; "))
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
