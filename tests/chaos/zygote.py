@@ -74,8 +74,9 @@ def main() -> None:
     prepare_environment()
     import mlflow  # noqa: F401
 
+    import flows.cli.main
     import flows.prefect_flows  # noqa: F401
-    from flows.cli.main import main as r1
+    from flows.cli.__main__ import main as r1
 
     for line in sys.stdin:
         question = json.loads(line)
@@ -100,8 +101,9 @@ def _become(stderr: str) -> None:
 
 
 def _run(r1, arguments: list[str]) -> int:  # type: ignore[no-untyped-def]
+    sys.argv = ["r1", *arguments]  # as the program itself: `r1` sets what Python does with a signal in a destructor
     try:
-        code = r1(arguments)
+        code = r1()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
     except BaseException:
