@@ -27,6 +27,12 @@ def need(*modules: str) -> None:
         stop(f"{', '.join(missing)} not installed; install with: {sys.executable} -m pip install {packages}")
 
 
+def need_vllm() -> None:
+    """Stops if this Python has no vLLM, which is no extra: it cannot be installed beside Prefect."""
+    if importlib.util.find_spec("vllm") is None:
+        stop(f"{sys.executable} has no vllm; `make vllm` installs it in build/vllm")
+
+
 def need_smollm2(folder: Path) -> None:
     """Stops if SmolLM2 is neither in `folder` nor can be converted from its GGUF file."""
     if not (folder / SMOLLM2 / "config.json").is_file():

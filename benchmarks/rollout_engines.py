@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from extras import need
+from extras import need_vllm
 from measure import high_water_mb
 
 Prompts = list[list[int]]
@@ -146,7 +146,7 @@ def measure(case: Case, engine: Engine) -> dict[str, Any]:
 
 def main(name: str, case_file: str) -> None:
     if name == "vllm":
-        need("vllm")
+        need_vllm()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     case = Case(**json.loads(Path(case_file).read_text()))
     print(json.dumps(measure(case, ENGINES[name](case))), flush=True)

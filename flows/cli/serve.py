@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
 def _engine(asked: str | None) -> str:
     """The server to start."""
     missing = {
-        engine: [name for name in names if importlib.util.find_spec(name) is None] for engine, names in MODULES.items()
+        "vllm": [name for name in MODULES["vllm"] if not has_module(name)],
+        "transformers": [name for name in MODULES["transformers"] if importlib.util.find_spec(name) is None],
     }
-    missing["vllm"] = [] if has_module("vllm") else ["vllm"]
     for engine in MODULES if asked is None else [asked]:
         if not missing[engine]:
             return engine

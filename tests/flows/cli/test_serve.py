@@ -38,7 +38,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_a_server_one_line_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "MODULES", {"vllm": ("no_such_vllm",), "transformers": ("no_such_openai", "uvicorn")})
-    with pytest.raises(InputError, match=r"needs no_such_vllm: .*r1flow\[vllm\].*needs no_such_openai: .*\[serve\]"):
+    with pytest.raises(
+        InputError, match=r"needs no_such_vllm: .*R1FLOW_TRAINER_PYTHON.*needs no_such_openai: .*\[serve\]"
+    ):
         serve.run(given("dev3"))
 
 
