@@ -64,13 +64,13 @@ def test_mixed_precision(team: Team, tmp_path: Path) -> None:
     ("kind", "parts"),
     [
         ("qwen3_moe", {".q_proj": ((16, 32), 64), ".o_proj": ((32, 16), 64), ".experts": ((2, 32, 24), 32)}),
-        ("deepseek_v3", {".o_proj": ((32, 64), 32), "mlp.gate_proj": ((32, 32), 64), ".experts": ((2, 32, 24), 32)}),
+        ("deepseek_v3", {".o_proj": ((32, 48), 32), "mlp.gate_proj": ((24, 32), 64), ".experts": ((2, 32, 24), 32)}),
     ],
 )
 def test_a_process_computes_with_its_part_of_weights_and_all_tokens(
     kind: str, parts: dict[str, tuple[tuple[int, ...], int]], team: Team, tmp_path: Path
 ) -> None:
-    """Half of 32 columns or rows, two of four experts; 63 tokens, as in test_sequence_parallel.py, and one of padding.
+    """Half of 32 or 48 columns or rows, two of four experts; 63 tokens, as in test_sequence_parallel.py, and one of padding.
     Experts gather tokens themselves. Latent attention is not divided."""
     build(kind, tmp_path)
     for used in team(sequence_jobs.weights_used, str(tmp_path), [*parts]):
