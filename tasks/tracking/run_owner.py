@@ -73,6 +73,7 @@ def delete_repeats(connection: Connection, token: str, run_id: str) -> None:
     runs = connection.client.search_runs(connection.experiments(), f"tags.`{START_TAG}` = '{token}'")
     for run in runs:
         if run.info.run_id != run_id:
+            connection.client.set_terminated(run.info.run_id, "KILLED")  # a deleted run keeps its status
             connection.client.delete_run(run.info.run_id)
 
 

@@ -70,7 +70,7 @@ def test_mixed_precision(team: Team, tmp_path: Path) -> None:
 def test_a_process_computes_with_its_part_of_weights_and_all_tokens(
     kind: str, parts: dict[str, tuple[tuple[int, ...], int]], team: Team, tmp_path: Path
 ) -> None:
-    """Half of 32 or 48 columns or rows, two of four experts; 63 tokens, as in test_sequence_parallel.py, and one of padding.
+    """Half of 32 or 48 columns or rows, two of four experts; 63 tokens, as in test_sequence_parallel.py, and a pad.
     Experts gather tokens themselves. Latent attention is not divided."""
     build(kind, tmp_path)
     for used in team(sequence_jobs.weights_used, str(tmp_path), [*parts]):
