@@ -23,6 +23,7 @@ PACKAGES = ("deployments", "flows", "tasks", "grpo")
 NOT_INSTALLED = {
     "deployments/Dockerfile",
     "deployments/Dockerfile.dockerignore",
+    "deployments/Dockerfile.verl",
     "grpo/requirements.txt",
     "grpo/trainers/verl/requirements.txt",
 }
