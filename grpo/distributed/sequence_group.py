@@ -8,7 +8,7 @@ arXiv 2205.05198).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -53,25 +53,20 @@ class SequenceGroup:
     def all_tokens(self, part: Tensor, dim: int) -> Tensor:
         """All tokens, along `dim`, from this process's part of them. Each process gets the gradient of its part: the
         sum over the processes."""
-        whole: Tensor = _AllTokens.apply(part, self, dim)
+        whole: Tensor = _Collect.apply(part, self, dim, True)
         return whole
 
     def sum_of_part(self, whole: Tensor, dim: int) -> Tensor:
         """This process's part of the tokens, along `dim`, in the sum of the processes' tensors."""
-        part: Tensor = _SumOfPart.apply(whole, self, dim)
+        part: Tensor = _Collect.apply(whole, self, dim, False)
         return part
 
-    def gather(self, part: Tensor, dim: int) -> Tensor:
-        return self._collect(part, dim, part.shape[dim] * self.size, dist.all_gather_into_tensor)
-
-    def reduce(self, whole: Tensor, dim: int) -> Tensor:
-        return self._collect(whole, dim, whole.shape[dim] // self.size, dist.reduce_scatter_tensor)
-
-    def _collect(self, sent: Tensor, dim: int, tokens: int, collective: Callable[..., Any]) -> Tensor:
-        before, after = sent.shape[:dim], sent.shape[dim + 1 :]
+    def collect(self, sent: Tensor, dim: int, gathers: bool) -> Tensor:
+        before, (tokens, *after) = sent.shape[:dim], sent.shape[dim:]
         if before.numel() != 1:
             raise RuntimeError(f"several packs at once: {tuple(sent.shape)}")  # their tokens would be mixed
-        received = sent.new_empty(*before, tokens, *after)
+        received = sent.new_empty(*before, tokens * self.size if gathers else tokens // self.size, *after)
+        collective = dist.all_gather_into_tensor if gathers else dist.reduce_scatter_tensor
         collective(received.view(-1), sent.contiguous().view(-1), group=self.group)
         return received
 
@@ -106,26 +101,17 @@ class _Sum(torch.autograd.Function):
         return gradient, None
 
 
-class _AllTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: SequenceGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.gather(part, dim)
+class _Collect(torch.autograd.Function):
+    """Gathers all tokens, or sums those of this process's part: each is the other's backward pass."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group.reduce(gradient, ctx.dim), None, None
-
-
-class _SumOfPart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: SequenceGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.reduce(whole, dim)
+    def forward(ctx: Any, states: Tensor, group: SequenceGroup, dim: int, gathers: bool) -> Tensor:
+        ctx.group, ctx.dim, ctx.gathers = group, dim, gathers
+        return group.collect(states, dim, gathers)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group.gather(gradient, ctx.dim), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.group.collect(gradient, ctx.dim, not ctx.gathers), None, None, None
 
 
 _SHARING: ContextVar[SequenceGroup | None] = ContextVar("sequence group", default=None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -21,7 +22,7 @@ from grpo.model.logprobs import completion_logprobs
 from grpo.model.sharded.loading import load_sharded
 from grpo.model.value_head import Value, values_of
 from grpo.training.optimizer import make_optimizer
-from tests.support.parallel_jobs import sequences
+from tests.support.parallel_jobs import ALONE, Team, sequences
 from tests.support.shard_jobs import PeakMemory
 
 PROMPTS = [[5, 6, 7]] * 3 + [[8, 9]] * 3 + [[4], [*range(3, 15)]]
@@ -134,6 +135,20 @@ def weights_used(parallel: Parallel, folder: str, names: list[str]) -> dict[str,
     with sharing_tokens(parallel.sequence):
         sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0).sum().backward()
     return used
+
+
+def assert_gradients_of_one_process(
+    team: Team, folder: Path, size: int, hardware: dict[str, Any], lora: bool = False, kind: str = "sequence_parallel"
+) -> None:
+    """`gradients` of a team, of which `size` processes share, are those of one process, up to rounding."""
+    logprobs, expected = gradients(ALONE, str(folder), 1, hardware, lora)
+    largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
+    assert largest > 0.1
+    for found, shared in team(gradients, str(folder), size, hardware, lora, kind):
+        np.testing.assert_allclose(found, logprobs, atol=4e-6, rtol=0)
+        assert shared.keys() == expected.keys()
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(shared[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
 
 
 def mixed(parallel: Parallel, folder: str, size: int) -> Any:

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.tiny_models import build
 from tests.support import sequence_jobs
 from tests.support.parallel_jobs import ALONE, Team
+from tests.support.sequence_jobs import assert_gradients_of_one_process
 
 pytestmark = pytest.mark.system
 
@@ -28,38 +29,27 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
     started.dismiss()
 
 
-def assert_equal(team: Team, folder: Path, size: int, hardware: dict[str, Any], lora: bool = False) -> None:
-    logprobs, gradients = sequence_jobs.gradients(ALONE, str(folder), 1, hardware, lora)
-    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
-    assert largest > 0.1
-    for found, shared in team(sequence_jobs.gradients, str(folder), size, hardware, lora):
-        np.testing.assert_allclose(found, logprobs, atol=2e-6, rtol=0)
-        assert shared.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            np.testing.assert_allclose(shared[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Path) -> None:
     build(kind, tmp_path)
-    assert_equal(team, tmp_path, len(team.processes), {})
+    assert_gradients_of_one_process(team, tmp_path, len(team.processes), {})
 
 
 def test_groups_have_micro_batches_of_their_own(team: Team, tmp_path: Path) -> None:
     build("qwen3", tmp_path)
     if len(team.processes) > 2:
-        assert_equal(team, tmp_path, 2, {})
+        assert_gradients_of_one_process(team, tmp_path, 2, {})
 
 
 @pytest.mark.parametrize("hardware", [{"gradient_checkpointing": True}, {"fused": False}], ids=str)
 def test_with_other_settings(hardware: dict[str, Any], team: Team, tmp_path: Path) -> None:
     build("qwen3", tmp_path)
-    assert_equal(team, tmp_path, len(team.processes), hardware)
+    assert_gradients_of_one_process(team, tmp_path, len(team.processes), hardware)
 
 
 def test_adapters(team: Team, tmp_path: Path) -> None:
     build("llama", tmp_path)
-    assert_equal(team, tmp_path, len(team.processes), {}, lora=True)
+    assert_gradients_of_one_process(team, tmp_path, len(team.processes), {}, lora=True)
 
 
 def test_each_process_has_its_part_of_the_tokens(team: Team, tmp_path: Path) -> None:

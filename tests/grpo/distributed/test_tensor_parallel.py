@@ -30,14 +30,7 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
 
 def assert_equal(team: Team, folder: Path, hardware: dict[str, Any]) -> None:
     """Pairs of processes divide layers; with four processes, FSDP shards each part among two."""
-    logprobs, gradients = sequence_jobs.gradients(ALONE, str(folder), 1, hardware)
-    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
-    assert largest > 0.1
-    for found, divided in team(sequence_jobs.gradients, str(folder), 2, hardware, False, "tensor_parallel"):
-        np.testing.assert_allclose(found, logprobs, atol=4e-6, rtol=0)
-        assert divided.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            np.testing.assert_allclose(divided[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
+    sequence_jobs.assert_gradients_of_one_process(team, folder, 2, hardware, kind="tensor_parallel")
 
 
 @pytest.mark.parametrize("kind", KINDS)

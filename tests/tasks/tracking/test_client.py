@@ -23,7 +23,6 @@ from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
 from tasks.tracking.database import make_database
 from tasks.tracking.names import metric_name
-from tasks.tracking.run_owner import START_TAG, delete_repeats
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {"model": "tiny", "rl": {"lr": 1e-6, "steps": 3, "domains": ["math", "code"]}, "seed": None, "ema": True}
@@ -57,18 +56,6 @@ def client(home):
 @pytest.fixture
 def run(tracking):
     return tracking.stage_run(None, "r1", "sft", CONFIG, {})
-
-
-def test_runs_that_a_repeated_request_began_are_ended_and_deleted(tracking, client):
-    """MLflow leaves a deleted run its status: RUNNING would last."""
-    first, second = (tracking.recipe_run("repeats", name, {}, {START_TAG: "t"}) for name in ("lost", "kept"))
-    delete_repeats(tracking, "t", second)
-    lost, kept = (client.get_run(run).info for run in (first, second))
-    assert (lost.lifecycle_stage, lost.status, kept.lifecycle_stage, kept.status) == (
-        *("deleted", "KILLED"),
-        *("active", "RUNNING"),
-    )
-    tracking.finish(second, "FINISHED")
 
 
 def history(client, run, name):
