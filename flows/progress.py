@@ -37,6 +37,7 @@ class Progress:
         self._began = time.monotonic()
         self._job: tuple[str, str] | None = None
         self._first: tuple[float, int] = (0.0, 0)
+        self._step = 0
         self._logged = 0.0
         self._told = -LOG_EVERY_S
 
@@ -56,9 +57,10 @@ class Progress:
         """Shows one record of a job's metrics: step, main metric, speed, time left. Returns it as text."""
         now = time.monotonic()
         step, of = int(record["step"]), int(record.get("of", 0))
-        if self._job != (stage, job):
+        if self._job != (stage, job) or step < self._step:  # another job, or the job's next batch
             self._job, self._first = (stage, job), (now, step)
             self._told = -LOG_EVERY_S
+        self._step = step
         since, from_step = self._first
         parts = [f"step {step}/{of}"]
         parts += [f"{name} {record[name]:.3f}" for name in _SHOWN if name in record][:1]

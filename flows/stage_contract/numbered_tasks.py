@@ -9,9 +9,14 @@ _R = TypeVar("_R")
 
 
 def run_numbered(
-    function: Callable[[int], _R], name: str, run_names: Sequence[Callable[[], str]], at_once: int
+    function: Callable[[int], _R],
+    name: str,
+    run_names: Sequence[Callable[[], str]],
+    at_once: int,
+    on_progress: Callable[[int, int], None],
 ) -> list[_R]:
-    """Results of function(0), function(1) and so on, one for each of `run_names`.
+    """Results of function(0), function(1) and so on, one for each of `run_names`. `on_progress` is told how many are
+    there, and how many there will be.
 
     At most `at_once` are submitted at a time, because Prefect starts a thread for each waiting task, and a set of a
     million samples has thousands of shards. With 1 they run in the caller's thread.
@@ -21,10 +26,11 @@ def run_numbered(
 
     numbered = task(name=name, cache_policy=NO_CACHE)(function)
     named = [numbered.with_options(task_run_name=run_name) for run_name in run_names]
-    if at_once == 1:
-        return [run(number) for number, run in enumerate(named)]
     results: list[_R] = []
     for start in range(0, len(named), at_once):
-        futures = [run.submit(start + i) for i, run in enumerate(named[start : start + at_once])]
-        results += [future.result() for future in futures]
+        batch = list(enumerate(named[start : start + at_once], start))
+        futures = [run.submit(number) for number, run in batch] if at_once > 1 else []
+        for number, run in batch:
+            results.append(futures[number - start].result() if futures else run(number))
+            on_progress(len(results), len(named))
     return results

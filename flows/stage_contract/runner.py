@@ -15,6 +15,7 @@ from flows.progress import Progress
 from flows.stage_contract.references import Input
 from flows.stage_contract.run_page import RunPage, table
 from flows.stage_contract.stage import ALONE, Context, Outcome, RunContext, Stage, find_key, hashed_config
+from flows.stage_contract.stage_progress import StageProgress
 from grpo.errors import InputError
 from grpo.secret_values import secret_in
 from tasks.estimate.measured import usage
@@ -120,7 +121,8 @@ def _build(
         for name, item in inputs.items():
             if item.manifest is not None:
                 _record_input(record, run_id, name, item.manifest)
-        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, progress, page)
+        shown = StageProgress(stage.name, progress, page)
+        context = Context(stage, config, seed, inputs, attempt, where, record, run_id, shown)
         with system_metrics(record, run_id):
             outcome = stage.build(context)
         record.settle(run_id)  # publishing removes the file with the metrics

@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.home import home
-from flows.progress import Progress
 from flows.recipe.schema import Recipe
 from flows.stage_contract.references import Input, named_files, resolve
+from flows.stage_contract.stage_progress import StageProgress
 from grpo.errors import InputError
 from tasks.store.attempt import Attempt
 from tasks.store.manifest import ONCE_HASHED, InputRef, Manifest, artifact_key
@@ -30,9 +30,6 @@ from tasks.tracking.results import CompletionsTable
 from tasks.trainer.launch import COMPLETIONS, LOG, hardware_of, launch, read_metrics
 from tasks.trainer.processes import PEAK_MEMORY_FILE
 from tasks.trainer.rendezvous import Rendezvous
-
-if TYPE_CHECKING:  # imports Prefect, which `r1 plan` does not need
-    from flows.stage_contract.run_page import RunPage
 
 NOT_HASHED = {
     *("device", "fused", "attention", "sampler", "workers", "processes", "nodes", "budget_requests", "budget_tokens"),
@@ -147,8 +144,7 @@ class Context:
     where: RunContext
     tracking: Tracking
     run_id: str
-    progress: Progress
-    page: RunPage
+    progress: StageProgress
 
     @property
     def out(self) -> Path:
@@ -220,10 +216,7 @@ class Context:
         return result
 
     def _on_metrics(self, prefix: str, records: list[dict[str, Any]]) -> None:
-        lines = [self.progress.update(self.stage.name, prefix.rstrip("/"), record) for record in records]
-        if records:
-            last = records[-1]
-            self.page.progress(prefix.rstrip("/"), int(last["step"]), int(last.get("of", 0)), lines[-1])
+        self.progress.show(prefix.rstrip("/"), records)
         named = [{(k if k == "step" else prefix + k): v for k, v in r.items() if k != "of"} for r in records]
         self.tracking.log_metrics(self.run_id, named)
 

@@ -58,7 +58,7 @@ def build(context: Context) -> Outcome:
     problems = {problem.id: problem for problem in read_problems(held_out)}
     sets = _ask_sets(context)
     sampling_judge = judge_of_samples(config.judge, held_out, *sets.values())
-    judge = make_judge(config.judge, context.attempt.state / "judge")
+    judge = make_judge(config.judge, context.attempt.state / "judge", context.progress.of("judge"))
     if set(OPPONENTS) & set(stages.values()):
         general = [problem for problem in problems.values() if problem.domain == "general"]
         check_comparable(judge, general[: config.general])

@@ -46,6 +46,7 @@ def build(context: Context) -> Outcome:
     by_source: dict[str, bool] = {}  # id -> whether it is held out, if the source itself says so
     counts: dict[str, int] = {}
     bad: list[dict[str, Any]] = []
+    show = context.progress.of("")
     for number, source in enumerate(config.sources):
         if isinstance(source, EverydaySource):
             result, evaluated = load_everyday(source, context.seed), load_held_out(source, context.seed)
@@ -58,7 +59,7 @@ def build(context: Context) -> Outcome:
         problems += [with_style(problem, style) for problem in result.problems]
         bad += [{"source": number, "fault": fault} for fault in result.bad_records]
         counts |= {f"source{number}_{name}": count for name, count in result.counts.items()}
-        context.progress.update("problems", "", {"step": number + 1, "of": len(config.sources)})
+        show(number + 1, len(config.sources))
     problems, counts["duplicates_across_sources"] = drop_duplicates(problems)
     # Later stages take the first N problems, which must be a fair sample of all sources.
     random.Random(f"problems/{context.seed}").shuffle(problems)

@@ -123,7 +123,7 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
     context.run_job("sample", name="responses", out=raw, tasks=[task], hardware=config.helpful.hardware)
     problems = {problem.id: problem for problem in read_problems(train)}
     samples = read_samples(raw / "responses")
-    judge = make_judge(config.judge, context.attempt.state / "judge")
+    judge = make_judge(config.judge, context.attempt.state / "judge", context.progress.of("judge"))
     judged = pairs(
         samples,
         problems,

@@ -212,7 +212,8 @@ def _select(
 
         names = [shard.source.name if isinstance(shard, GivenShard) else shard.source for shard in shards]
         titles = [context.name_task(f"filter {number} {name}") for number, name in enumerate(names)]
-        for counts_of_shard in run_numbered(of_shard, "filter shard", titles, at_once=8 * workers or 1):
+        show = context.progress.of("filters")
+        for counts_of_shard in run_numbered(of_shard, "filter shard", titles, 8 * workers or 1, show):
             counts.merge(counts_of_shard)
     return paths, counts
 

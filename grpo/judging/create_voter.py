@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
-from grpo.judging.chat_models import ChatModel
+from grpo.judging.chat_models import ChatModel, OnProgress
 from grpo.judging.endpoint import EndpointModel
 from grpo.judging.local import LocalModel
 from grpo.judging.reply_cache import RememberingModel
@@ -16,10 +16,12 @@ MODELS: dict[str, Callable[[JudgeSettings], ChatModel]] = {"local": LocalModel, 
 """Kinds of judges that are models."""
 
 
-def make_voter(settings: JudgeSettings, folder: Path | None = None, processes: int = 1) -> Voter:
+def make_voter(
+    settings: JudgeSettings, folder: Path | None = None, processes: int = 1, on_progress: OnProgress | None = None
+) -> Voter:
     """Creates the voter of a judge whose kind is one of MODELS. `folder`: where replies are stored, so that no question
     is asked twice. `processes`: number of the job's processes, which share the budget equally."""
     model = MODELS[settings.kind](settings)
     if folder is not None or settings.budget_requests is not None or settings.budget_tokens is not None:
         model = RememberingModel(model, settings, folder, processes)
-    return Voter(settings, model)
+    return Voter(settings, model, on_progress)

@@ -140,7 +140,10 @@ class RememberingModel(ChatModel):
         replies = {i: reply for i, key in enumerate(keys) if (reply := self._store.get(key))}
         self.counts.add("remembered", len(replies))
         missing = [i for i in range(len(keys)) if i not in replies]
-        watch = _Watch(self, [keys[i] for i in missing])
+        if on_reply:
+            for i, reply in replies.items():
+                on_reply.end(i, reply)
+        watch = _Watch(self, keys, missing, on_reply)
         asked = (
             self.model.reply_all([dialogues[i] for i in missing], [draws[i] for i in missing], watch) if missing else []
         )
@@ -174,14 +177,20 @@ class RememberingModel(ChatModel):
 
 
 class _Watch(OnReply):
-    def __init__(self, model: RememberingModel, keys: Sequence[str]):
-        self.model, self.keys = model, keys
+    """Follows the requests that are not stored yet, which are `missing` of all `keys`."""
+
+    def __init__(self, model: RememberingModel, keys: Sequence[str], missing: Sequence[int], on_reply: OnReply | None):
+        self.model, self.keys, self.missing, self.on_reply = model, keys, missing, on_reply
 
     def begin(self, index: int) -> None:
         self.model.begin()
+        if self.on_reply:
+            self.on_reply.begin(self.missing[index])
 
     def end(self, index: int, reply: Reply | None) -> None:
-        self.model.end(self.keys[index], reply)
+        self.model.end(self.keys[self.missing[index]], reply)
+        if self.on_reply:
+            self.on_reply.end(self.missing[index], reply)
 
 
 def _part(budget: int | None, processes: int) -> int | None:

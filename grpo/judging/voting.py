@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
-from grpo.judging.chat_models import ChatModel
+from grpo.judging.chat_models import ChatModel, CountedReplies, OnProgress
 from grpo.judging.questions import prompt
 from grpo.judging.replies import ASK_AGAIN, Reading, again, read
 
@@ -36,8 +36,9 @@ class Check(NamedTuple):
 class Voter:
     """A model that is asked for verdicts. Thread-safe where its model is."""
 
-    def __init__(self, settings: JudgeSettings, model: ChatModel):
+    def __init__(self, settings: JudgeSettings, model: ChatModel, on_progress: OnProgress | None = None):
         self.settings, self.model, self.counts = settings, model, model.counts
+        self.on_progress = on_progress
 
     def correct_all(self, claims: Sequence[Claim]) -> list[bool | None]:
         """Whether each answer means the same as its reference; None if undecided."""
@@ -73,7 +74,8 @@ class Voter:
         before."""
         dialogues: list[list[Message]] = [[{"role": "user", "content": text}] for text in prompts]
         draws = _draws(prompts, numbers)
-        replies = self.model.reply_all(dialogues, draws)
+        counted = CountedReplies(len(prompts), self.on_progress) if self.on_progress else None
+        replies = self.model.reply_all(dialogues, draws, counted)
         readings = [read(reply, key, verdicts) for reply in replies]
         if self.settings.ask_again and (broken := [i for i, r in enumerate(readings) if r.outcome in ASK_AGAIN]):
             repaired = self.model.reply_all(

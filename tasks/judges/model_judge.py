@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.config.judge import JudgeSettings
+from grpo.judging.chat_models import OnProgress
 from grpo.judging.create_voter import make_voter
 from grpo.judging.questions import prompt
 from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
@@ -21,8 +22,8 @@ class ModelJudge(Judge):
 
     fallible = True
 
-    def __init__(self, settings: JudgeSettings, replies: Path | None = None):
-        self.settings, self.voter = settings, make_voter(settings, replies)
+    def __init__(self, settings: JudgeSettings, replies: Path | None = None, on_progress: OnProgress | None = None):
+        self.settings, self.voter = settings, make_voter(settings, replies, on_progress=on_progress)
         self.counts = self.voter.counts
 
     def correct_all(self, claims: Sequence[Claim]) -> list[Verdict]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from flows.stage_contract.stage_flow import completed, stage_flow
 from flows.stage_flows import STAGE_FLOWS
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from grpo.judging.chat_models import CountedReplies
 from tests.support.prefect_server import DEADLINE_S, Server, start_run
 from tests.support.r1 import R1, ROOT
 
@@ -110,6 +112,34 @@ def recipe(dispatched: bool = False) -> None:
     run_step = dispatch if dispatched else run_here
     key = link_result(run_step(FIRST, Report(), {}, 0, RunContext()))
     link_result(run_step(SECOND, Report(), {"made": key}, 0, RunContext()))
+
+
+def judging(context: Context) -> Outcome:
+    replies = CountedReplies(8, context.progress.of("judge"))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda index: replies.end(index, None), range(8)))
+    return build(context)
+
+
+@stage_flow("judged")
+def judged(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
+    return completed(run_stage(Stage("judged", 1, (), judging), config, inputs or {}, seed, where or RunContext()))
+
+
+def test_items_that_threads_finish_are_a_bar_on_the_runs_page(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        run = str(judged(Report(), return_state=True).state_details.flow_run_id)
+    of_run = {"flow_run_id": {"any_": [run]}, "type": {"any_": ["progress"]}}
+    (bar,) = server.ask("POST", "/artifacts/filter", artifacts=of_run)
+    assert (bar["key"], bar["data"], bar["description"].split(" · ")[0]) == (
+        "progress-judged-judge",
+        100.0,
+        "judge: step 8/8",
+    )
 
 
 def assert_read_follows_made(server: Server, recipe_run: Any) -> None:

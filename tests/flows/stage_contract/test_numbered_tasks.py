@@ -16,6 +16,7 @@ from flows.stage_contract.numbered_tasks import run_numbered
 @pytest.mark.parametrize(("at_once", "threads"), [(1, 1), (2, 2)])
 def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_once: int, threads: int) -> None:
     ran: dict[int, str] = {}
+    told: list[tuple[int, int]] = []
     working, most = 0, 0
     lock = threading.Lock()
     together = threading.Barrier(threads)
@@ -38,8 +39,10 @@ def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_o
 
     @flow
     def all_of_them() -> list[int]:
-        return run_numbered(square, "filter", [named(number) for number in range(4)], at_once)
+        names = [named(number) for number in range(4)]
+        return run_numbered(square, "filter", names, at_once, lambda done, of: told.append((done, of)))
 
     with prefect_test_harness():
         assert all_of_them() == [0, 1, 4, 9]
     assert ran == {number: f"filter {number} of 4" for number in range(4)} and most == threads
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -10,6 +10,7 @@ import pytest
 
 from flows.recipe.load import load_recipe
 from flows.stage_contract.stage import Context, RunContext
+from flows.stage_contract.stage_progress import StageProgress
 from flows.stages import sft_data
 from grpo.config.judge import JudgeSettings
 
@@ -26,7 +27,7 @@ def test_they_name_stage_shard_source_recipe_and_seed(
 ) -> None:
     names: list[str] = []
 
-    def run_numbered(function: Any, name: str, run_names: Any, at_once: int) -> list[Any]:
+    def run_numbered(function: Any, name: str, run_names: Any, at_once: int, on_progress: Any) -> list[Any]:
         names.extend(run_name() for run_name in run_names)  # functions: Prefect would fill in the braces of strings
         return [function(number) for number in range(len(names))]
 
@@ -39,7 +40,8 @@ def test_they_name_stage_shard_source_recipe_and_seed(
     attempt: Any = SimpleNamespace(state=tmp_path)
     unused: Any = None
     where = RunContext(label=label)
-    context = Context(sft_data.STAGE, config, 3, inputs, attempt, where, unused, "", unused, unused)
+    progress = StageProgress("sft_data", unused, unused)
+    context = Context(sft_data.STAGE, config, 3, inputs, attempt, where, unused, "", progress)
     shards: Any = [SimpleNamespace(source="gsm8k"), SimpleNamespace(source="code")]
     paths, _ = sft_data._select(context, shards, tmp_path)
     assert names == [f"sft_data: filter 0 gsm8k, {shown}", f"sft_data: filter 1 code, {shown}"]

@@ -73,6 +73,19 @@ def test_a_reply_that_was_changed_on_disk_is_asked_for_again(endpoint: FaultyEnd
     second.close()
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_progress_counts_stored_replies_too(endpoint: FaultyEndpoint, tmp_path: Path, stored: bool) -> None:
+    first = voter(endpoint, tmp_path if stored else None)
+    first.correct_all(CLAIMS[:4])
+    told: list[tuple[int, int]] = []
+    first.on_progress = lambda done, of: told.append((done, of))
+    assert first.correct_all(CLAIMS) == EXPECTED and len(endpoint.bodies) == (6 if stored else 10)
+    assert told == sorted(told) and told[-1] == (6, 6)
+    if stored:
+        assert (4, 6) in told
+    first.close()
+
+
 def test_votes_are_remembered_one_by_one(endpoint: FaultyEndpoint, tmp_path: Path) -> None:
     first = voter(endpoint, tmp_path, votes=3, temperature=0.7)
     assert first.correct_all(CLAIMS[:1]) == [False] and len(endpoint.bodies) == 2  # the third could change nothing
