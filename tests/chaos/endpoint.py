@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
@@ -12,8 +13,8 @@ from typing import Any
 
 from tests.support.faulty_endpoint import FaultyEndpoint
 
-PORT = 18473
-"""It is in the configuration of a stage, thus in its key."""
+PORT = int(os.environ.get("CHAOS_PORT", "18473"))
+"""It is in the configuration of a stage, thus in its key. Suites that run side by side need different ones."""
 URL = f"http://127.0.0.1:{PORT}/v1/"
 TAGS = ("reference_answer", "answer_to_check")
 VERDICTS = {"correctness": "", "safety": "safe", "quality": "good", "refusal": "answered", "verdict": "A>>B"}
