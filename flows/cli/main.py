@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = parser()
     completion.complete(top)
     args = top.parse_args(arguments, argparse.Namespace(arguments=arguments))
-    from tasks.trainer.processes import check_limit
+    from tasks.trainer.processes import check_limit, is_full
 
     try:
         check_limit()
@@ -119,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE
         if error.errno not in _OF_THE_DISK:
             return _unexpected(error)
-        print(f"error: {error.filename or home()}: {error.strerror}", file=sys.stderr)
+        place = error.filename or (home() if is_full(home()) else "the output, or a file that was being written")
+        print(f"error: {place}: {error.strerror}", file=sys.stderr)
         return 2
     except Exception as error:
         return _unexpected(error)

