@@ -103,10 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = parser()
     completion.complete(top)
     args = top.parse_args(arguments, argparse.Namespace(arguments=arguments))
-    from tasks.trainer.processes import check_limit, is_full
+    from tasks.trainer.processes import LEAST_BYTES, RUN_BYTES, check_limit, is_full
 
     try:
-        check_limit()
+        check_limit(RUN_BYTES if args.command == "run" else LEAST_BYTES)
         prepare_environment()
         code = COMMANDS[args.command](args)
         sys.stdout.flush()  # here, where a closed pipe is noticed

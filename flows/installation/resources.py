@@ -20,7 +20,6 @@ from prefect.utilities.templating import apply_values
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.home import GPU_LIMIT
-from flows.recipe.form_secrets import without_secrets
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
 from flows.stage_flows import STAGE_FLOWS
@@ -154,6 +153,7 @@ def _deployments(entries: list[dict[str, Any]]) -> Iterator[Resource]:
             where = ".".join(map(str, first["loc"]))
             raise InputError(f"prefect.yaml: {values.get('entrypoint')}: {where}: {first['msg']}") from None
         flow = load(deployment.entrypoint)
+        form = parameter_schema(flow).model_dump(exclude_unset=True)
         fields = {
             "entrypoint": deployment.entrypoint,
             "version": deployment.version,
@@ -164,7 +164,8 @@ def _deployments(entries: list[dict[str, Any]]) -> Iterator[Resource]:
             "job_variables": deployment.work_pool.job_variables,
             "parameters": deployment.parameters,
             "schedules": {s.slug: {**_cron(s), "parameters": s.parameters} for s in deployment.schedules},
-            "parameter_openapi_schema": without_secrets(parameter_schema(flow).model_dump(exclude_unset=True)),
+            # Prefect's own command has no rule for parameters that a flow lacks, and would store them.
+            "parameter_openapi_schema": {**form, "additionalProperties": False},
             "enforce_parameter_schema": deployment.enforce_parameter_schema,
             "pull_steps": [],
         }

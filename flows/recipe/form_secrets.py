@@ -6,40 +6,51 @@ The rule is that of `grpo.secret_values.secret_in`, which is checked again when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from pydantic import RootModel
 
 from grpo.secret_values import ASSIGNED_PATTERN, NAME_PATTERN, UNNAMED_PATTERN, VALUE_PATTERN
 
 
-def without_secrets(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a form, changed to refuse secrets: in any field at any depth, and in any override of a
-    recipe."""
-    table = {
-        "propertyNames": _none_of("SecretValue"),
-        "patternProperties": {
-            "": {"$ref": "#/definitions/AnySetting"},
-            NAME_PATTERN: _none_of("Something"),
-            "_env$": _none_of("KeyInsteadOfName"),
-        },
-    }
-    any_setting = {**_none_of("SecretValue"), "items": {"$ref": "#/definitions/AnySetting"}, **table}
-    overrides = {"^overrides$": {"items": _none_of("SecretAssigned")}}
-    definitions = {**form.get("definitions", {}), **_SECRETS, "AnySetting": any_setting}
-    whole = {**table, "patternProperties": {**table["patternProperties"], **overrides}}
-    return {**form, **whole, "definitions": definitions}
+class WithoutSecrets:
+    """In `Annotated`: a parameter of a form that takes no secret, at any depth."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        # "then" and not "allOf", from which Prefect's interface would make the field.
+        return {**handler(schema), "if": True, "then": handler(AnySetting.__pydantic_core_schema__)}
 
 
-_SECRETS = {
-    "SecretValue": {"type": "string", "pattern": VALUE_PATTERN},
-    "SecretAssigned": {"type": "string", "pattern": ASSIGNED_PATTERN},
-    "KeyInsteadOfName": {"type": "string", "pattern": UNNAMED_PATTERN},
-    "Something": {"type": ["string", "number", "array", "object"], "minLength": 1, "minItems": 1, "minProperties": 1},
-}
-"""Schemas of what a form refuses. "Something" is refused only under the name of a secret."""
+class AnySetting(RootModel["list[AnySetting]"]):
+    """A value of any type without secrets. Only its JSON schema is used; a list, so that the schema has a reference to
+    itself."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        this = handler(schema)["items"]
+        something = {"type": ["string", "number", "array", "object"], "minLength": 1, "minItems": 1, "minProperties": 1}
+        return {
+            **_refuse_text(VALUE_PATTERN),
+            "items": this,
+            "propertyNames": _refuse_text(VALUE_PATTERN),
+            "patternProperties": {
+                "": this,
+                NAME_PATTERN: _refuse(something),
+                "_env$": _refuse_text(UNNAMED_PATTERN),
+            },
+        }
 
 
-def _none_of(kind: str) -> dict[str, Any]:
-    # The server's answer quotes this: "'...' should not be valid under {'description': 'a secret; ...'}".
+def _refuse(values: dict[str, Any]) -> dict[str, Any]:
+    # The server's answer quotes the schema below "not", which therefore has no pattern: "'...' should not be valid
+    # under {'description': 'a secret; ...'}".
     why = "a secret, which would be recorded; put it into an environment variable and its name into api_key_env"
-    return {"not": {"description": why, "$ref": f"#/definitions/{kind}"}}
+    return {"if": values, "then": {"not": {"description": why}}}
+
+
+def _refuse_text(pattern: str) -> dict[str, Any]:
+    return _refuse({"type": "string", "pattern": pattern})
+
+
+NO_SECRET_ASSIGNED = _refuse_text(ASSIGNED_PATTERN)
+"""JSON schema of an override that assigns no secret."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import core_schema
 
 from flows.recipe.form_groups import CHOICES, GROUPS
+from flows.recipe.form_secrets import NO_SECRET_ASSIGNED, WithoutSecrets
 from flows.recipe.load import shipped
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class _Arranged:
 
 
 REFERENCE = "latest, a key or digest (or its beginning), RUN:STAGE of a run in MLflow, or a path that begins with . / ~"
-_Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=")]
+_Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=", json_schema_extra=NO_SECRET_ASSIGNED)]
 
 # Parameters of recipes, in the order of the form.
 RecipeName = Annotated[str, Field(min_length=1), Explained("A recipe that comes with r1flow.", shipped)]
@@ -151,12 +152,11 @@ def _form_field(
 ) -> inspect.Parameter:
     field = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
     if _is_model(field.annotation):
-        return field.replace(annotation=Annotated[field.annotation, _Arranged()])
+        return field.replace(annotation=Annotated[field.annotation, WithoutSecrets(), _Arranged()])
+    kind, *constraints, explained = get_args(field.annotation)
     if choices is not None:
-        kind, *constraints, explained = get_args(field.annotation)
-        field = field.replace(
-            annotation=Annotated[(kind, *constraints, replace(explained, choices=choices, others=others))]
-        )
+        explained = replace(explained, choices=choices, others=others)
+    field = field.replace(annotation=Annotated[(kind, WithoutSecrets(), *constraints, explained)])
     if field.default is None:
         field = field.replace(annotation=Annotated[field.annotation, _MayBeLeftOut()], default=inspect.Parameter.empty)
     return field
@@ -192,7 +192,7 @@ def _arrange(model: dict[str, Any]) -> None:
     for position, field in enumerate(sorted(properties, key=lambda field: order.get(field, len(order)))):
         values = properties[field]
         if values.get("default", "none") is None and (alone := _or_null(values)) is not None:
-            values = {key: value for key, value in values.items() if key not in ("anyOf", "default")} | alone
+            values = {key: value for key, value in alone.items() if key != "default"}
         title = values.get("title") or field.replace("_", " ").title()
         if subject := subject_of.get(field):
             values = {**values, "title": f"{subject} · {title}"}
@@ -202,7 +202,9 @@ def _arrange(model: dict[str, Any]) -> None:
 
 
 def _or_null(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The type of an optional field, without null."""
+    """The schema of an optional field, without null."""
     kinds = [kind for kind in values.get("anyOf", ()) if kind != {"type": "null"}]
     alone = len(kinds) == 1 and len(values["anyOf"]) == 2 and "type" in kinds[0]
-    return kinds[0] if alone and not kinds[0].keys() & {"enum", "const"} else None
+    if not alone or kinds[0].keys() & {"enum", "const"}:
+        return None
+    return {key: value for key, value in values.items() if key != "anyOf"} | kinds[0]

@@ -17,6 +17,9 @@ OUT_OF_MEMORY = (
 )
 LEAST_BYTES = 200_000_000
 """Below this limit on a process's data, NumPy's OpenBLAS ends the process while it is loaded, in words of its own."""
+RUN_BYTES = 600_000_000
+"""Below this limit a run fails at a place that depends on the limit, also in libraries that end the process in words of
+their own. At 450 MB it failed, at 550 MB a small one did not."""
 LOADING_S = 60.0
 """Processor seconds after which a process that loads libraries is ended; it takes about five."""
 CANNOT_LOAD = signal.SIGPROF
@@ -34,11 +37,13 @@ def says_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def check_limit() -> None:
-    """Raises InputError if a limit (`ulimit -d`) leaves this process less than LEAST_BYTES."""
+def check_limit(needed: int = LEAST_BYTES) -> None:
+    """Raises InputError if a limit (`ulimit -d`) leaves this process less than `needed` bytes."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if allowed != resource.RLIM_INFINITY and allowed < LEAST_BYTES:
-        raise InputError(f"{OUT_OF_MEMORY}; this process may hold {allowed / 1e6:.0f} MB")
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise InputError(
+            f"{OUT_OF_MEMORY}; this process may hold {allowed / 1e6:.0f} MB and needs {needed / 1e6:.0f} MB"
+        )
 
 
 @contextmanager

@@ -3,14 +3,16 @@ detection of full disks and of memory that is exhausted or too little."""
 
 from grpo.processes.disk import is_full, says_full
 from grpo.processes.lifetime import adopt_orphans, descendants, die_with_parent, end_descendants, process_name
-from grpo.processes.memory import OUT_OF_MEMORY, check_limit, says_out_of_memory
+from grpo.processes.memory import LEAST_BYTES, OUT_OF_MEMORY, RUN_BYTES, check_limit, says_out_of_memory
 from grpo.processes.peak_memory import FILE as PEAK_MEMORY_FILE
 from grpo.processes.pool import Pool
 from grpo.processes.worker_handle import Failure
 
 __all__ = [
+    "LEAST_BYTES",
     "OUT_OF_MEMORY",
     "PEAK_MEMORY_FILE",
+    "RUN_BYTES",
     "Failure",
     "Pool",
     "adopt_orphans",

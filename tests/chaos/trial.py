@@ -63,6 +63,7 @@ class Trial:
     extra: dict[str, str] = field(default_factory=dict)
     more: list[str] = field(default_factory=list)
     killed_flow: bool = False
+    killed_other: bool = False  # a command beside the one that is judged, which leaves its run to the next command
     seen_home: Path | None = None
     struck: bool | None = None
     notes: list[str] = field(default_factory=list)
@@ -188,12 +189,13 @@ def finish(trial: Trial, first: Ended) -> tuple[str, str]:
     if left := leftovers(trial.homes.home, GONE_S):
         return WRONG, f"left processes: {', '.join(left)}"
     if first.code == 0:
-        wrong = broken(trial)
-        if wrong is None and left_running(trial.home):
+        wrong, left = broken(trial), left_running(trial.home)
+        if wrong is None and left and not trial.killed_other:
             wrong = "a run is left RUNNING in MLflow"
-        trial.heal()
-        return (WRONG, wrong) if wrong else (HEALED, first.last_line[:200])
-    if not trial.killed_flow and not first.is_clear:
+        if wrong or not left:
+            trial.heal()
+            return (WRONG, wrong) if wrong else (HEALED, first.last_line[:200])
+    elif not trial.killed_flow and not first.is_clear:
         return WRONG, f"exit code {first.code} without one clear line: {first.last_line[:300]}"
     trial.heal()
     with trial.running() as again:
@@ -205,7 +207,7 @@ def finish(trial: Trial, first: Ended) -> tuple[str, str]:
         return WRONG, f"the rerun: {wrong}"
     if left_running(trial.home):
         return WRONG, "the rerun leaves a run RUNNING in MLflow"
-    return (BY_RERUN if trial.killed_flow else CLEAR), first.last_line[:200]
+    return (BY_RERUN if trial.killed_flow or trial.killed_other else CLEAR), first.last_line[:200]
 
 
 def clean(trial: Trial) -> None:

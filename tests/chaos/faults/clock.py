@@ -64,7 +64,7 @@ def twice_one_killed(trial: Trial) -> Ended:
     time.sleep(trial.chance.uniform(0, 3))
     with trial.running() as other:
         trial.moment(command, 12.0)
-        trial.struck = command.process.poll() is None
+        trial.struck = trial.killed_other = command.process.poll() is None
         command.kill()
     return other.wait()
 

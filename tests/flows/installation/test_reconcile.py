@@ -19,7 +19,6 @@ from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessJobConfiguration
 
-from flows.recipe.form_secrets import without_secrets
 from tests.flows.run import test_gates_prefect
 from tests.flows.run.test_gates_prefect import Server
 from tests.support.r1 import R1, ROOT
@@ -239,7 +238,7 @@ def everything(server: Server) -> dict[str, dict[str, Any]]:
     return {made["name"]: settled(made) for made in server.ask("POST", "/deployments/filter")}
 
 
-def test_prefects_own_command_registers_the_same_but_for_the_refusal_of_secrets(
+def test_prefects_own_command_registers_the_same_but_for_parameters_that_a_flow_lacks(
     deployed: Server, home: R1, tmp_path: Path
 ) -> None:
     assert deploy(home, deployed, "--yes").returncode == 0
@@ -250,14 +249,15 @@ def test_prefects_own_command_registers_the_same_but_for_the_refusal_of_secrets(
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     theirs = everything(deployed)
-    # Prefect's command computes the schema of a form from the flow's signature, which holds no rule for all fields.
-    for made in theirs.values():
-        made["parameter_openapi_schema"] = without_secrets(made["parameter_openapi_schema"])
+    for made in ours.values():  # Prefect's command takes no rule for the whole form
+        assert made["parameter_openapi_schema"].pop("additionalProperties") is False
     assert theirs == ours
     made = deployment(deployed, "train-r1/train-r1")
     assert not made["pull_steps"] and not made["path"]
     assert deploy(home, deployed, "--yes").returncode == 0
-    assert everything(deployed) == ours
+    for made in everything(deployed).values():
+        assert made["parameter_openapi_schema"].pop("additionalProperties") is False
+        assert made == ours[made["name"]]
     assert deploy(home, deployed).stdout.splitlines()[-1] == "nothing to change"
 
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from flows.installation.reconcile import apply, compare
 from flows.installation.resources import desired
-from flows.recipe.form_secrets import without_secrets
+from flows.recipe.form_secrets import WithoutSecrets
+from flows.recipe.forms import Overrides
 from tests.support.prefect_server import Server
 
-FORM = without_secrets(
-    {
-        "type": "object",
-        "properties": {
-            "config": {"type": "object"},
-            "overrides": {"type": "array", "items": {"type": "string"}},
-            "path": {"type": "string"},
-        },
-    }
-)
+
+def parameters(
+    config: Annotated[Any, WithoutSecrets()] = None,
+    overrides: Annotated[Overrides, WithoutSecrets()] = None,
+    path: Annotated[str, WithoutSecrets()] = "",
+) -> None: ...
+
+
+FORM = parameter_schema(parameters).model_dump(exclude_unset=True)
 PLANT = "planted-in-a-form"
 SECRETS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"judge": {"request": {"api_key": PLANT}}}}, "config.judge.request.api_key"),
@@ -49,7 +50,7 @@ OTHERS: list[dict[str, Any]] = [
     {"config": {"options": {"eos_token": "</s>", "password": "", "token": None, "use_auth": True, "key": "question"}}},
     {"overrides": ["reasoning_rl.kl_coef=0.01", 'sft_data.judge.api_key_env="JUDGE_KEY"', "sft.max_tokens=256"]},
     {"overrides": ['sft_data.judge={kind="openai",base_url="http://h:1/v1",model="m"}', "base.eos_token='</s>'"]},
-    {"config": [1.5, None, {"a": [[]]}], "path": "/data/a@b/model", "overrides": None},
+    {"config": [1.5, None, {"a": [[]]}], "path": "/data/a@b/model"},
 ]
 
 
@@ -64,8 +65,7 @@ def test_a_form_refuses_a_secret_and_says_where_and_what_to_do(parameters: dict[
 
 @pytest.mark.parametrize("parameters", OTHERS)
 def test_a_form_takes_other_settings(parameters: dict[str, Any]) -> None:
-    anything = {**FORM, "properties": {}}
-    validate(parameters, anything, raise_on_error=True)
+    validate(parameters, FORM, raise_on_error=True)
 
 
 async def registered(url: str) -> None:
@@ -99,6 +99,8 @@ def test_a_server_creates_no_run_with_a_secret_and_stores_none(tmp_path: Path) -
             assert not checked["valid"] and "put it into an environment variable" in str(checked["errors"])
             refused = httpx.post(server.url + path, json={"parameters": parameters}, timeout=60)
             assert refused.status_code == 409, refused.text
+        unknown = httpx.post(server.url + path, json={"parameters": {"api_key": PLANT}}, timeout=60)
+        assert unknown.status_code == 409 and "('api_key' was unexpected)" in unknown.text
         assert server.ask("POST", "/flow_runs/filter") == []
         accepted = {"overrides": ["sft_data.judge.request.max_tokens=5"]}
         assert server.ask("POST", path, parameters=accepted)["parameters"]["overrides"] == accepted["overrides"]
