@@ -32,7 +32,8 @@ class Progress:
     _current: ClassVar[Progress | None] = None
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        # Rich takes 80 columns for the width of a file or a pipe, whose lines are not wrapped.
+        self.console = console or Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._status: Any = None
         self._began = time.monotonic()
         self._job: tuple[str, str] | None = None
@@ -87,7 +88,9 @@ class Progress:
         self._clear()
         took = duration(seconds) if status == "ran" else "reused"
         shares = {name: value for name, value in metrics.items() if isinstance(value, float)}
-        self.console.print(f"{stage:<16} {took:>8}  {_numbers(shares, 4)}", markup=False)
+        overflow: Any = None if self.console.soft_wrap else "ellipsis"  # a row is cut
+        row = f"{stage:<16} {took:>8}  {_numbers(shares, 4)}"
+        self.console.print(row, markup=False, no_wrap=True, overflow=overflow)
         self.tell(finished_line(stage, status, seconds, {**counts, **metrics}))
 
     def failed(self, stage: str, reason: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.options import add_selection, selection_of
-from flows.cli.terminal import width
+from flows.cli.terminal import print_text, width
 from flows.home import home, tracking
 from grpo.errors import InputError
 from grpo.secret_values import masked
@@ -113,8 +113,9 @@ def _run(start: Callable[[], dict[str, Any]], args: argparse.Namespace, recipe: 
         print(f"{kind}: {failed.stage}: {why}", file=sys.stderr)
         return 2 if isinstance(failed.cause, InputError) else 1
     _print_table(result)
-    print(f"report: {result['report']}", file=sys.stderr)
-    print(f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}", file=sys.stderr)
+    print_text(f"report: {result['report']}", sys.stderr)
+    where = f"MLflow experiment {recipe.name!r}, run {result['run_id']}; everything lies in {home()}"
+    print_text(where, sys.stderr)
     if args.json:
         print(json.dumps(result))
     return 0
@@ -122,8 +123,9 @@ def _run(start: Callable[[], dict[str, Any]], args: argparse.Namespace, recipe: 
 
 def _stopped(gate: Any, arguments: Sequence[str]) -> int:
     if gate.can_be_approved:
+        # Not folded, so that it can be copied.
         print(f"to go on: {shlex.join(['r1', *arguments, '--approve', gate.gate])}", file=sys.stderr)
-    print(f"stopped: {_one_line(gate)}", file=sys.stderr)
+    print_text(f"stopped: {_one_line(gate)}", sys.stderr)
     return 1
 
 

@@ -56,6 +56,26 @@ def test_a_failure_is_an_error_without_its_secrets(told: list[logging.LogRecord]
     assert "hunter2" not in told[0].getMessage() and told[0].getMessage().startswith("sft: failed: no answer from ")
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_row_is_cut_on_a_terminal_and_a_message_goes_on_in_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    monkeypatch.setattr(module.sys, "stderr", written)
+    monkeypatch.setenv("COLUMNS", "48")
+    progress = Progress()
+    progress.finished("sft", "ran", 200, {"loss": 0.4124, "accuracy": 0.5, "format": 0.75}, {})
+    progress.say("word " * 30 + "end")
+    row, *message = written.getvalue().splitlines()
+    whole = "sft                 3m20s  loss 0.412 · accuracy 0.500 · format 0.750"
+    if terminal:
+        assert row == whole[:47] + "…" and len(message) == 4 and all(40 < len(line) <= 48 for line in message[:3])
+    else:
+        assert row == whole and len(message) == 1
+    assert " ".join(" ".join(message).split()) == "word " * 30 + "end"
+
+
 def test_a_checkpoint_is_a_line_of_its_numbers() -> None:
     assert checkpoint_line("dev1", {"pass@1": 0.5, "pass@1_ci95": [0.4, 0.6], "k": 4}) == "dev1: pass@1 0.500"
 

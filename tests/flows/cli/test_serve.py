@@ -44,6 +44,15 @@ def test_without_a_server_one_line_says_what_to_install(model: Path, monkeypatch
         serve.run(given("dev3"))
 
 
+@pytest.mark.parametrize(("missing", "started"), [((), "vllm"), (("vllm",), "transformers")])
+def test_the_server_that_is_installed_is_started_vllm_first(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], started: str
+) -> None:
+    monkeypatch.setattr(serve, "has_module", lambda name: name not in missing)
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: object())
+    assert serve._engine(None) == started
+
+
 def test_a_port_in_use_is_one_line(model: Path) -> None:
     pytest.importorskip("openai", reason="pip install 'r1flow[serve]'")
     with socket.socket() as taken:
