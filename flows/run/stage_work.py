@@ -30,8 +30,10 @@ STAGE_S = 0.2
 """Seconds that any stage needs to read its inputs, publish and record. Assumed."""
 START_S = 5.0
 """Seconds until a job has loaded its libraries and its model. Assumed."""
-RECORD_S = 5e-4
+RECORD_S = 3e-4
 """Seconds per problem or example that is made outside of trainers. Assumed."""
+TOKENIZER_S = 0.5
+"""Seconds until a stage that makes examples has loaded a tokenizer. Assumed."""
 JOBS = {"reward_models": 3, "process_reward_model": 3}
 """Number of jobs, for stages that have more than one."""
 _TAGS = 4  # tokens that grpo.training.pretrain adds to its vocabulary
@@ -42,6 +44,7 @@ def computed(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator
     estimate = _work(step, config, recipe, estimator)
     jobs = (estimate.memory is not None) * JOBS.get(re.sub(r"_\d+$", "", step.name), 1)
     start = STAGE_S + START_S * jobs + RECORD_S * _records(config, recipe)
+    start += TOKENIZER_S * isinstance(config, ColdStartData)
     seconds, held = estimate.seconds + start, estimate.device_seconds + start * estimate.devices
     if _is_split_by_megatron(config):  # whose memory and messages are not those of FSDP2
         estimate = replace(estimate, memory=None, host=0.0, network=0.0)
