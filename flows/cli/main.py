@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE
         if error.errno not in _OF_THE_DISK:
             return _unexpected(error)
+        _drop_what_cannot_be_printed()
         place = error.filename or (home() if is_full(home()) else "the output, or a file that was being written")
         print(f"error: {place}: {error.strerror}", file=sys.stderr)
         return 2
@@ -136,8 +137,20 @@ def _nobody_reads() -> bool:
     output.register(1, 0)
     if not output.poll(0):  # of a pipe without a reader it says POLLERR
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _drop_output()
     return True
+
+
+def _drop_what_cannot_be_printed() -> None:
+    """Keeps Python from writing output to a full disk again when it exits, which would change the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _unexpected(error: Exception) -> int:

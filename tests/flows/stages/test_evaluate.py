@@ -13,6 +13,7 @@ from flows.stages import evaluate
 from flows.stages.problems import HELD_OUT
 from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
+from tests.support.stage_progress import progress_of
 
 
 def problem(name: str, text: str, domain: str = "general", verifier: str = "none", **metadata: Any) -> Problem:
@@ -42,6 +43,7 @@ def build(tmp_path: Path, problems: list[Problem], stages: tuple[str, ...] = ("s
         out=tmp_path,
         attempt=SimpleNamespace(state=tmp_path),
         run_job=run_job,
+        progress=progress_of("evaluate"),
     )
     evaluate.build(context)
 

@@ -10,9 +10,9 @@ import pytest
 
 from flows.recipe.load import load_recipe
 from flows.stage_contract.stage import Context, RunContext
-from flows.stage_contract.stage_progress import StageProgress
 from flows.stages import sft_data
 from grpo.config.judge import JudgeSettings
+from tests.support.stage_progress import progress_of
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,7 @@ def test_they_name_stage_shard_source_recipe_and_seed(
     attempt: Any = SimpleNamespace(state=tmp_path)
     unused: Any = None
     where = RunContext(label=label)
-    progress = StageProgress("sft_data", unused, unused)
-    context = Context(sft_data.STAGE, config, 3, inputs, attempt, where, unused, "", progress)
+    context = Context(sft_data.STAGE, config, 3, inputs, attempt, where, unused, "", progress_of("sft_data"))
     shards: Any = [SimpleNamespace(source="gsm8k"), SimpleNamespace(source="code")]
     paths, _ = sft_data._select(context, shards, tmp_path)
     assert names == [f"sft_data: filter 0 gsm8k, {shown}", f"sft_data: filter 1 code, {shown}"]

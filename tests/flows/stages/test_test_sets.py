@@ -13,6 +13,7 @@ from flows.recipe.sections import Problems
 from flows.stages import problems
 from grpo.data.records import read_problems, read_samples
 from tests.support.r1 import R1
+from tests.support.stage_progress import progress_of
 from tests.support.test_set_files import IFEVAL, write_set
 
 LEAK = "Ann has 3 pens and buys 4 more. How many has she?"
@@ -36,7 +37,7 @@ def test_training_problems_that_a_test_set_holds_are_dropped_and_counted(tmp_pat
     )
     out = tmp_path / "out"
     out.mkdir()
-    context: Any = SimpleNamespace(config=config, seed=0, out=out, progress=SimpleNamespace(update=lambda *a: None))
+    context: Any = SimpleNamespace(config=config, seed=0, out=out, progress=progress_of("problems"))
     outcome = problems.build(context)
     train = [problem.text for problem in read_problems(out / problems.TRAIN)]
     assert not any(LEAK in text for text in train) and len(train) > 30

@@ -14,6 +14,7 @@ from flows.stage_contract.stage import hashed_config
 from flows.stages import problems, r1_zero
 from grpo.data.records import read_problems
 from grpo.errors import InputError
+from tests.support.stage_progress import progress_of
 
 SHARE = "problems.validation_share=0.2"
 FEW = [f"problems.sources.{number}.count=150" for number in range(3)]
@@ -22,7 +23,7 @@ FEW = [f"problems.sources.{number}.count=150" for number in range(3)]
 def split(folder: Path, *overrides: str) -> tuple[dict[str, list[str]], dict[str, int]]:
     """Texts of each file that the stage writes, and its counts."""
     folder.mkdir()
-    progress = SimpleNamespace(update=lambda *_: None)
+    progress = progress_of("problems")
     config = load_recipe("tiny", [*FEW, *overrides]).problems
     outcome = problems.build(SimpleNamespace(config=config, seed=0, out=folder, progress=progress))  # type: ignore[arg-type]
     return {path.stem: [p.text for p in read_problems(path)] for path in folder.glob("*.parquet")}, outcome.counts
