@@ -154,10 +154,10 @@ def test_the_evaluations_form_as_it_opens_is_taken(pages: Pages, r1flow: Install
 def test_a_stage_that_does_not_exist_is_said_on_the_runs_page(pages: Pages) -> None:
     pages.open_form("train-distill")  # whose students have any names
     pages.field("only").get_by_role("button", name="Another name").click()
-    pages.fill("only", "distill_nobody")
+    pages.fill("only", "student_nobody")
     pages.open_run(pages.submit())
     pages.see_state("Failed")
-    pages.page.get_by_text("unknown stage 'distill_nobody'; the stages are problems, base").first.wait_for()
+    pages.page.get_by_text("unknown stage 'student_nobody'; the stages are problems, base").first.wait_for()
 
 
 def test_two_runs_are_compared_in_mlflow(pages: Pages, r1flow: Installation, finished: str) -> None:
