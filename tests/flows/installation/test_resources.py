@@ -203,6 +203,14 @@ def test_objectives_are_a_list_to_choose_from(resources: list[Resource]) -> None
     assert isinstance(table, ast.Dict) and [ast.literal_eval(key) for key in table.keys if key] == list(OBJECTIVES)
 
 
+def test_every_field_of_every_form_refuses_secrets_and_no_other_field_is_taken(resources: list[Resource]) -> None:
+    for name, fields in deployments(resources).items():
+        form = fields["parameter_openapi_schema"]
+        rules = {field: shown.get("then", {}).get("$ref") for field, shown in form["properties"].items()}
+        assert rules and {*rules.values()} == {"#/definitions/AnySetting"}, (name, rules)
+        assert form["additionalProperties"] is False
+
+
 def test_help_names_no_files(resources: list[Resource]) -> None:
     for name, fields in deployments(resources).items():
         assert (

@@ -82,23 +82,29 @@ def test_a_job_holds_a_slot_for_each_of_its_gpus(server: Server, monkeypatch: py
             pass
 
 
-@stage_flow("made")
-def made(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    return completed(run_stage(Stage("made", 1, (), build), config, inputs or {}, seed, where or RunContext()))
-
-
-@stage_flow("read")
-def read(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    return completed(run_stage(Stage("read", 1, ("made",), build), config, inputs or {}, seed, where or RunContext()))
-
-
 def build(context: Context) -> Outcome:
     (context.out / "words").write_text("1")
     return Outcome()
 
 
-FIRST = Step(Stage("made", 1, (), build))
-SECOND = Step(Stage("read", 1, ("made",), build))
+def judging(context: Context) -> Outcome:
+    replies = CountedReplies(8, context.progress.of("judge"))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda index: replies.end(index, None), range(8)))
+    return build(context)
+
+
+def flow_of(stage: Stage) -> Any:
+    @stage_flow(stage.name)
+    def run(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
+        return completed(run_stage(stage, config, inputs or {}, seed, where or RunContext()))
+
+    return run
+
+
+MADE, READ = Stage("made", 1, (), build), Stage("read", 1, ("made",), build)
+FIRST, SECOND = Step(MADE), Step(READ)
+made, read, judged = flow_of(MADE), flow_of(READ), flow_of(Stage("judged", 1, (), judging))
 
 
 @pytest.fixture(autouse=True)
@@ -112,18 +118,6 @@ def recipe(dispatched: bool = False) -> None:
     run_step = dispatch if dispatched else run_here
     key = link_result(run_step(FIRST, Report(), {}, 0, RunContext()))
     link_result(run_step(SECOND, Report(), {"made": key}, 0, RunContext()))
-
-
-def judging(context: Context) -> Outcome:
-    replies = CountedReplies(8, context.progress.of("judge"))
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda index: replies.end(index, None), range(8)))
-    return build(context)
-
-
-@stage_flow("judged")
-def judged(config: Report, inputs: Inputs = None, seed: Seed = 0, where: RunContext | None = None) -> State:
-    return completed(run_stage(Stage("judged", 1, (), judging), config, inputs or {}, seed, where or RunContext()))
 
 
 def test_items_that_threads_finish_are_a_bar_on_the_runs_page(
