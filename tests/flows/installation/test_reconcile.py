@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessJobConfiguration
+from pydantic import SecretStr
 
 from tests.flows.run import test_gates_prefect
 from tests.flows.run.test_gates_prefect import Server
@@ -28,6 +30,12 @@ SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems
 SERVICES = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
 
 pytestmark = pytest.mark.slow
+
+
+class StoreKeys(Block):
+    """A block with fields, as those of an object store are."""
+
+    access_key: SecretStr
 
 
 def wait(found: Callable[[], Any], what: str) -> Any:
@@ -163,14 +171,17 @@ def test_what_was_changed_by_hand_is_shown_and_set_right_but_switches_and_defaul
 def test_gpus_are_a_limit_and_credentials_a_reference_to_their_block(deployed: Server, home: R1) -> None:
     with temporary_settings({PREFECT_API_URL: deployed.url}):
         Secret(value="hunter2").save("hf-token")
-    arguments = ("--gpus", "2", "--credential", "HF_TOKEN=secret/hf-token")
+        StoreKeys(access_key="key of the store").save("store")
+    credentials = ("--credential", "HF_TOKEN=secret/hf-token", "--credential", "STORE_KEY=storekeys/store.access_key")
+    arguments = ("--gpus", "2", *credentials)
     assert deploy(home, deployed, *arguments, "--yes").returncode == 0
     assert deployed.ask("GET", "/v2/concurrency_limits/r1-gpus")["limit"] == 2
     template = deployed.ask("GET", "/work_pools/r1-gpu")["base_job_template"]
-    assert "hunter2" not in str(template)
+    assert "hunter2" not in str(template) and "key of the store" not in str(template)
     with temporary_settings({PREFECT_API_URL: deployed.url}):
         made = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, {}))
-    assert made.env["HF_TOKEN"] == "hunter2" and made.env["PREFECT_CLIENT_MAX_RETRIES"] == "20"
+    assert (made.env["HF_TOKEN"], made.env["STORE_KEY"]) == ("hunter2", "key of the store")
+    assert made.env["PREFECT_CLIENT_MAX_RETRIES"] == "20"
     for again in (arguments, ()):  # what a later call leaves out stays
         assert deploy(home, deployed, *again).stdout.splitlines()[-1] == "nothing to change"
 

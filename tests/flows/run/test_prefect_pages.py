@@ -61,6 +61,16 @@ def test_names_of_runs_say_recipe_seed_and_overrides(server: Server, runs: dict[
     assert runs["problems"]["name"] == f"problems {label}"
 
 
+def test_names_of_tasks_say_them_too(server: Server, tmp_path: Path) -> None:
+    settings = ["base.pretrain.steps=2", "base.documents=200"]
+    process = start_run(R1(tmp_path), server, settings, ("--only", "base"))
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors[-2000:]
+    flows = {"name": {"any_": ["base"]}}
+    (task,) = server.ask("POST", "/task_runs/filter", flows=flows)
+    assert task["name"] == " · ".join(["base: trainer, tiny seed 0", *settings])
+
+
 def test_a_job_holds_a_slot_for_each_of_its_gpus(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_slots, "gpus", lambda: ["0", "1"])
     hardware = Hardware(device="cuda", processes=2)
