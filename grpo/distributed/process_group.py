@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -24,6 +24,7 @@ from grpo.errors import InputError
 from grpo.processes import malloc
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 PATIENCE = timedelta(hours=1)
 """Timeout of collectives; longer than rollouts of uneven length, or saving a large model, take. If a process dies, the
@@ -54,6 +55,11 @@ class Parallel:
             bound = device if device.type == "cuda" else None
             dist.init_process_group(_backend(device), timeout=PATIENCE, device_id=bound)
         return cls(rank, world, local_rank, device, sequence_group_of(rank, world, hardware))
+
+    @classmethod
+    def alone(cls, device: torch.device) -> Parallel:
+        """This process by itself, even if its job has others."""
+        return cls(0, 1, 0, device)
 
     @property
     def data_world(self) -> int:
@@ -102,6 +108,15 @@ class Parallel:
             for name, value in measured.items():
                 total[name] = _merge(name, total[name], value) if name in total else value
         return total
+
+    def map_together(self, function: Callable[[T], U], items: Sequence[T], filler: T) -> list[U]:
+        """`function` of each item. All processes must call it; they call `function` equally often, as calls of sharded
+        models need, and those with fewer items with `filler`."""
+        rounds = max(self.all_gather(len(items)))  # agreed on before the first call, which waits for the others
+        results = [function(item) for item in items]
+        for _ in range(rounds - len(items)):
+            function(filler)
+        return results
 
     def barrier(self) -> None:
         """Waits until all processes have called it."""

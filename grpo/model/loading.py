@@ -6,7 +6,9 @@ import logging
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,30 @@ from grpo.model_folder import check_vocabulary, load_checked
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: its name in messages, and how transformers loads it. `new`: weights that a folder may lack,
+    which are then drawn at random."""
+
+    name: str
+    loader: Any
+    new: tuple[str, ...] = ()
+    of_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, model: str, hardware: Hardware, config: Any = None, **options: Any) -> Any:
+        """The model on the CPU, as it comes from its files. `config`: another one than the folder's."""
+        options |= self.of_config if config is None else {"config": config}
+        dtype = getattr(torch, hardware.dtype)
+        return load_checked(
+            self.loader, model, self.name, self.new, remote_code=hardware.remote_code, dtype=dtype, **options
+        )
+
+
+POLICY = Kind("language model", AutoModelForCausalLM)
+REWARD_MODEL = Kind("reward model", AutoModelForSequenceClassification, ("score.weight",), {"num_labels": 1})
+"""A language model with a scalar head; the head is new if the folder has only a policy's weights."""
+
+
 def choose_device(hardware: Hardware) -> torch.device:
     """The device of a job; 'auto' takes a GPU if there is one."""
     if hardware.device != "auto":
@@ -45,33 +71,35 @@ def load_tokenizer(model: str) -> Any:
 
 
 def load_policy(model: str, hardware: Hardware, lora: Lora | None = None) -> Any:
-    """Loads a causal language model onto its device, with dropout off (dropout would add noise to a policy's ratio).
+    """Loads a causal language model. With `lora` only adapters are trained."""
+    return load_model(POLICY, model, hardware, lora)
 
-    With `lora` only adapters are trained.
-    """
+
+def load_model(kind: Kind, model: str, hardware: Hardware, lora: Lora | None = None) -> Any:
+    """Loads a model onto its device, with dropout off (dropout would add noise to a policy's ratio)."""
     # The probe runs where the model will: a CPU would take longer, and other kernels would go unchecked.
-    policy = _load_policy(model, hardware).to(choose_device(hardware))
-    decide_way(policy, model, hardware)
-    prepare_training(policy, model, hardware)
+    loaded = kind.load(model, hardware).to(choose_device(hardware))
+    decide_way(loaded, model, hardware)
+    prepare_training(loaded, model, hardware)
     if lora is not None:
-        policy = with_adapters(policy, model, lora)
-    return policy.to(choose_device(hardware)).eval()
+        loaded = with_adapters(loaded, model, lora)
+    return loaded.to(choose_device(hardware)).eval()
 
 
-def decide_way(policy: Any, model: str, hardware: Hardware) -> None:
-    """Makes a loaded policy run packed or plain, in place, and says so if it is slower than others."""
-    _warn_if_slower(policy, model, choose_way(policy, model, hardware))
+def decide_way(loaded: Any, model: str, hardware: Hardware) -> None:
+    """Makes a loaded model run packed or plain, in place, and says so if it is slower than others."""
+    _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
 
 
-def prepare_training(policy: Any, model: str, hardware: Hardware) -> None:
+def prepare_training(loaded: Any, model: str, hardware: Hardware) -> None:
     """Turns dropout off and, if the settings say so, recomputation of activations on, in place."""
     if hardware.gradient_checkpointing:
         try:
-            policy.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
+            loaded.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_layout})
         except ValueError as error:
             raise InputError(f"hardware.gradient_checkpointing: {model}: {error}") from None
-        policy.enable_input_require_grads()
-    without_noise(policy)
+        loaded.enable_input_require_grads()
+    without_noise(loaded)
 
 
 def with_adapters(policy: Any, model: str, lora: Lora) -> Any:
@@ -88,36 +116,15 @@ def with_adapters(policy: Any, model: str, lora: Lora) -> Any:
         raise InputError(f"lora.target_modules: {model} cannot have these adapters ({message})") from None
 
 
-def load_reward_model(model: str, hardware: Hardware) -> Any:
-    """Loads a language model with a scalar head; the head is new if the folder has only a policy's weights."""
-    loaded = load_checked(
-        AutoModelForSequenceClassification,
-        model,
-        "reward model",
-        new=("score.weight",),
-        num_labels=1,
-        remote_code=hardware.remote_code,
-        dtype=getattr(torch, hardware.dtype),
-    ).to(choose_device(hardware))
-    _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
-    without_noise(loaded)
-    return loaded
-
-
-def _load_policy(model: str, hardware: Hardware) -> Any:
-    dtype = getattr(torch, hardware.dtype)
-    return load_checked(AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype)
-
-
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
     """How a policy would run, 'packed' or 'plain', and what packing gets wrong. Raises InputError if it cannot run."""
-    policy = _load_policy(model, hardware)
+    policy = POLICY.load(model, hardware)
     check_vocabulary(policy, load_tokenizer(model), model)
     way = choose_way(policy.to(choose_device(hardware)), model, hardware)
     return "packed" if way.packed else "plain", way.problem
 
 
-def _warn_if_slower(policy: Any, model: str, way: Way) -> None:
+def _warn_if_slower(loaded: Any, model: str, way: Way) -> None:
     if way.problem is not None:
         logger.warning(
             "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
@@ -125,7 +132,7 @@ def _warn_if_slower(policy: Any, model: str, way: Way) -> None:
             model,
             way.problem,
         )
-    elif way.packed and is_policy(policy) and not way.decodes:
+    elif way.packed and is_policy(loaded) and not way.decodes:
         parts = f", with {', '.join(way.by_rows)} on rows of one sequence" if way.by_rows else ""
         logger.warning("%s: trains packed%s; sampled by transformers' generate", model, parts)
 

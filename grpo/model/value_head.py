@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo.model.lm_head import backbone_of
 from grpo.model.logprobs import completion_states, whole_table
 
 
@@ -23,10 +24,17 @@ class Value(nn.Module):
         if own_backbone:
             self.trunk = backbone  # this name is part of the tensors' names in checkpoints
         self._backbone = [backbone]  # a list, so that the policy's backbone is not registered as a submodule
-        example = next(backbone.parameters())
-        self.head = nn.Linear(backbone.config.hidden_size, 1, device=example.device, dtype=torch.float32)
+        device = next(backbone.parameters()).device
+        # The weights of a model on the meta device are about to be read; those of the head are in no file.
+        device = torch.device("cpu") if device.type == "meta" else device
+        self.head = nn.Linear(backbone.config.hidden_size, 1, device=device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+
+def own_value(policy: Any) -> Value:
+    """The value function with the transformer of `policy` as its own."""
+    return Value(backbone_of(policy), True)
 
 
 def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:

@@ -48,7 +48,7 @@ class RolloutCollector:
         parallel: Parallel,
     ):
         self.settings, self.method, self.models, self.parallel = job.settings, method, models, parallel
-        self.tokenizer, self.orders = tokenizer, orders
+        self.tokenizer, self.scorer, self.orders = tokenizer, scorer, orders
         engine = make_engine(job.model, self.settings, models, tokenizer.eos_token_id)
         self.prefetcher = Prefetcher(job, engine, models, tokenizer, scorer, parallel)
         self.prefetched: RolloutRequest | None = None
@@ -139,9 +139,9 @@ class RolloutCollector:
         measured = self._measured(prompts, [[c.tokens for c in group] for group in completions], self._inexact(request))
         failures = Failures()
         groups: list[CompletionGroup] = []
-        for position, number in enumerate(request.mine):
-            scores = results[number][1]
-            scored = scores.finish()
+        pending = [results[number][1] for number in request.mine]
+        finished = self.scorer.finish(pending)
+        for position, (number, scores, scored) in enumerate(zip(request.mine, pending, finished, strict=True)):
             failures.add(scored.failures)
             rewards = torch.tensor([total(b, self.weights) for b in scored.breakdowns])
             steps = None

@@ -19,12 +19,12 @@ from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
-from grpo.model.loading import decodes_exactly, load_policy
+from grpo.model.loading import decodes_exactly
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.routers import marked_routers
 from grpo.model.sharded.loading import load_sharded
-from grpo.model.value_head import Value
+from grpo.model.value_head import Value, own_value
 from grpo.rl.method_table import Method
 from grpo.rl.per_token_values import PerToken
 
@@ -44,8 +44,10 @@ class Models:
         self.routers = marked_routers(self.policy.model)
         self.value: Sharded | None = None
         if kind:
-            trunk = backbone_of(load_policy(model, kept) if kind == "model" else self.policy.model)
-            self.value = shard(Value(trunk, kind == "model"), parallel, dtype=computed)
+            if kind == "model":
+                self.value = load_sharded(model, kept, parallel, dtype=computed, part=own_value)
+            else:
+                self.value = shard(Value(backbone_of(self.policy.model), False), parallel, dtype=computed)
         self.initial: Sharded | None = None
         if method.keeps_reference(settings):
             self.initial = load_sharded(model, hardware, parallel, trained=False)

@@ -14,7 +14,7 @@ PerToken = Callable[[list[list[int]], list[list[int]]], Tensor]
 """(prompts, completions) -> one value per completion token, [B, C]."""
 
 
-FILLER = ([0], [0])
+FILLER = ([[0]], [[0]])
 """A prompt and a completion for a process that has none."""
 
 
@@ -26,14 +26,10 @@ def measure(
 
     All processes must call it. They call `of` equally often, because a sharded model gathers weights for each call.
     """
-    results: dict[int, Tensor] = {}
     units = [[i] for i in range(len(tokens))]
     # No activations are kept for a backward pass, so larger micro-batches fit; larger matrix products are faster.
     batches = micro_batches(prompts, tokens, units, 4 * micro_batch_tokens)
-    rounds = max(parallel.all_gather(len(batches)))  # agreed on before the first one, which waits for the others
-    for batch in batches:
-        table = of([prompts[i] for i in batch], [tokens[i] for i in batch]).float().cpu()
-        results |= {i: row[: len(tokens[i])].clone() for i, row in zip(batch, table, strict=True)}
-    for _ in range(rounds - len(batches)):
-        of([FILLER[0]], [FILLER[1]])
-    return [results[i] for i in range(len(tokens))]
+    pairs = [([prompts[i] for i in batch], [tokens[i] for i in batch]) for batch in batches]
+    tables = parallel.map_together(lambda pair: of(*pair).float().cpu(), pairs, FILLER)
+    rows = {i: row for batch, table in zip(batches, tables, strict=True) for i, row in zip(batch, table, strict=True)}
+    return [rows[i][: len(tokens[i])].clone() for i in range(len(tokens))]

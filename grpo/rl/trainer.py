@@ -91,7 +91,7 @@ class Trainer:
                 return GivenPairs(self.job, self.tokenizer, self.models)
             return Demonstrations(self.job, self.tokenizer)
         models = self.job.helpful_model, self.job.safe_model
-        self.scorer.load_models(*models, self.settings.hardware, self.settings.uncertainty_penalty)
+        self.scorer.load_models(*models, self.settings.hardware, self.settings.uncertainty_penalty, self.parallel)
         return RolloutCollector(
             self.job, self.method, self.models, self.tokenizer, self.scorer, self.orders, self.parallel
         )

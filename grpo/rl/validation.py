@@ -48,8 +48,9 @@ class Validator:
             self.problems, step, _DRAW, sampling=choice.sampling, completions=choice.samples_per_problem
         )
         failures, mine = Failures(), dict[int, list[dict[str, float]]]()
-        for number, (completions, scores) in request.results.result().items():
-            scored = scores.finish()
+        sampled = request.results.result()
+        finished = self.collect.scorer.finish([scores for _, scores in sampled.values()])
+        for (number, (completions, _)), scored in zip(sampled.items(), finished, strict=True):
             failures.add(scored.failures)
             lengths = [{"tokens": float(len(c.tokens)), "truncated": float(not c.finished)} for c in completions]
             rewards = [{REWARD: total(breakdown, weights), **breakdown} for breakdown in scored.breakdowns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ import torch
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.data.records import Message
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model, load_tokenizer
+from grpo.model.loading import REWARD_MODEL, choose_device, load_tokenizer
 from grpo.model.logprobs import token_states
 from grpo.model.packed.packing import shared_prefix
+from grpo.model.sharded.loading import load_sharded
 from grpo.model_folder import check_vocabulary
+
+FILLER = [[0, 0]]
+"""Token ids of a conversation, for a process that has none."""
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
@@ -27,29 +33,44 @@ def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) 
 class RewardModelScorer:
     """One trained reward model, or an ensemble of several."""
 
-    def __init__(self, path: str, hardware: Hardware, batch_size: int = 64, uncertainty_penalty: float = 0.0):
-        """Loads a model from the folder `path`, or an ensemble from its subfolders, one per member."""
+    def __init__(
+        self,
+        path: str,
+        hardware: Hardware,
+        batch_size: int = 64,
+        uncertainty_penalty: float = 0.0,
+        parallel: Parallel | None = None,
+    ):
+        """Loads a model from the folder `path`, or an ensemble from its subfolders, one per member, sharded over the
+        processes of `parallel`. None: this process has them whole."""
+        self.parallel = parallel or Parallel.alone(choose_device(hardware))
         members = member_folders(path)
         self.tokenizer = load_tokenizer(members[0])
-        self.models = [load_reward_model(member, hardware) for member in members]
-        if not all(hasattr(model, "score") for model in self.models) or self.tokenizer.chat_template is None:
+        options: dict[str, Any] = {"kind": REWARD_MODEL, "trained": False}
+        self.members = [load_sharded(member, hardware, self.parallel, **options) for member in members]
+        models = [member.model for member in self.members]
+        if not all(hasattr(model, "score") for model in models) or self.tokenizer.chat_template is None:
             raise InputError(
                 f"{path}: cannot score conversations; a reward model is a decoder with a head `score` of one output, "
                 "and its tokenizer has a chat template"
             )
-        for member, model in zip(members, self.models, strict=True):
+        for member, model in zip(members, models, strict=True):
             check_vocabulary(model, self.tokenizer, member)
         self.batch_size, self.uncertainty_penalty = batch_size, uncertainty_penalty
 
     @torch.inference_mode()
     def __call__(self, messages: Sequence[list[Message]], responses: Sequence[str]) -> list[float]:
-        """One score per response, unbounded; higher is better."""
-        rows = [conversation_tokens(self.tokenizer, m, r) for m, r in zip(messages, responses, strict=True)]
-        scores: list[float] = []
-        for start in range(0, len(rows), self.batch_size):
-            batch = rows[start : start + self.batch_size]
-            member_scores = torch.stack([score_rows(model, batch) for model in self.models])
-            scores += ensemble_score(member_scores, self.uncertainty_penalty).tolist()
+        """One score per response, unbounded; higher is better. All processes must call it together, each with its
+        responses; neighbours to the same messages share the computation of the prompt."""
+        batches: list[list[list[int]]] = []
+        for asked, together in itertools.groupby(zip(messages, responses, strict=True), key=lambda pair: pair[0]):
+            rows = [conversation_tokens(self.tokenizer, asked, response) for _, response in together]
+            batches += (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
+        return [score for scores in self.parallel.map_together(self._score, batches, FILLER) for score in scores]
+
+    def _score(self, rows: list[list[int]]) -> list[float]:
+        member_scores = torch.stack([member(score_rows, rows) for member in self.members])
+        scores: list[float] = ensemble_score(member_scores, self.uncertainty_penalty).tolist()
         return scores
 
 

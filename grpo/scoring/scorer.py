@@ -17,6 +17,7 @@ from grpo.config.scoring import Scoring
 from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
 from grpo.judging.background_verdicts import AnswerJudge
 from grpo.processes.pool import Failure, Pool
@@ -43,7 +44,7 @@ def responses_of(
 class Scorer:
     """Computes reward breakdowns: rules run in a pool of killable processes, reward models in this process.
 
-    Scoring begins with `start` and runs in the background; `Scores.finish` waits for it. On general prompts the
+    Scoring begins with `start` and runs in the background; `finish` waits for it. On general prompts the
     helpful model reads only the final summary, and the safety model reads the whole response (R1, stage 4). Steps of
     reasoning problems are scored by a rule in the pool or by a process reward model in this process.
     """
@@ -78,19 +79,25 @@ class Scorer:
         safe_model: str | None,
         hardware: Hardware,
         uncertainty_penalty: float = 0.0,
+        parallel: Parallel | None = None,
     ) -> None:
-        """Loads reward models for general prompts, each from the folder of a model or of an ensemble.
+        """Loads reward models for general prompts, each from the folder of a model or of an ensemble, and the process
+        reward model; sharded over the processes of `parallel`. None: this process has them whole.
 
         Raises InputError if `uncertainty_penalty` is set and no path is an ensemble.
         """
         paths = [path for path in (helpful_model, safe_model) if path]
         if uncertainty_penalty and paths and all(len(member_folders(path)) == 1 for path in paths):
             raise InputError(f"uncertainty_penalty needs an ensemble, {paths[0]} is one model; set the penalty to 0")
-        options: dict[str, Any] = {"hardware": hardware, "uncertainty_penalty": uncertainty_penalty}
+        options: dict[str, Any] = {
+            "hardware": hardware,
+            "uncertainty_penalty": uncertainty_penalty,
+            "parallel": parallel,
+        }
         self.helpful = RewardModelScorer(helpful_model, **options) if helpful_model else None
         self.safe = RewardModelScorer(safe_model, **options) if safe_model else None
         if self.step_reward is not None and is_folder(self.step_reward):
-            self.step_model = StepScorer(self.step_reward, hardware)
+            self.step_model = StepScorer(self.step_reward, hardware, parallel=parallel)
 
     def start(self, problem: Problem, responses: Sequence[Response]) -> Scores:
         """Starts scoring the responses to a problem."""
@@ -108,6 +115,34 @@ class Scorer:
             steps = [submit(step_rewards, self.step_reward, problem, response.text) for response in responses]
         together = submit(score_many, quick, problem, list(responses)) if quick else None
         return Scores(self, problem, list(responses), [*rules], quick, together, slow, steps, judged)
+
+    def finish(self, groups: Sequence[Scores]) -> list[Scored]:
+        """Waits for the rules and the judge of the responses to each problem, then runs the reward models on all of
+        them. If these are sharded, all processes must call it together, each with its problems.
+
+        A failed reward is counted and scores 0: an answer that breaks its verifier is not correct. A response whose
+        step reward failed has no step scores.
+        """
+        scored = [group.by_rules() for group in groups]
+        general = [i for i, group in enumerate(groups) if group.problem.domain == "general"]
+        messages = [groups[i].problem.messages for i in general for _ in groups[i].responses]
+        responses = [response for i in general for response in groups[i].responses]
+        breakdowns = [breakdown for i in general for breakdown in scored[i].breakdowns]
+        if self.helpful:
+            scores = self.helpful(messages, [response.parts.summary for response in responses])
+            for breakdown, score in zip(breakdowns, scores, strict=True):
+                breakdown["helpful"] = score
+        if self.safe:
+            scores = self.safe(messages, [response.text for response in responses])
+            for breakdown, score in zip(breakdowns, scores, strict=True):
+                # The head returns a logit; the probability of "safe" is bounded, as a reward should be.
+                breakdown["safe"] = torch.tensor(score).sigmoid().item()
+        if self.step_model:
+            reasoning = [i for i, group in enumerate(groups) if group.problem.domain == "reasoning"]
+            chains = [(groups[i].problem.messages, [r.text for r in groups[i].responses]) for i in reasoning]
+            for i, steps in zip(reasoning, self.step_model(chains), strict=True):
+                scored[i].steps = steps
+        return scored
 
     def close(self) -> None:
         self.pool.close()
@@ -180,11 +215,11 @@ class Scores:
         return all(future.done() for future in futures) and (self.judged is None or self.judged.ready)
 
     def finish(self) -> Scored:
-        """Waits for the rules and the judge, then runs the reward models.
+        """`Scorer.finish` for these alone."""
+        return self.scorer.finish([self])[0]
 
-        A failed reward is counted and scores 0: an answer that breaks its verifier is not correct. A response whose
-        step reward failed has no step scores.
-        """
+    def by_rules(self) -> Scored:
+        """Waits for the rules and the judge."""
         quick = self._quick()
         slow = [{name: future.result() for name, future in pending.items()} for pending in self.slow]
         results = [{name: (q | s)[name] for name in self.rules} for q, s in zip(quick, slow, strict=True)]
@@ -196,11 +231,7 @@ class Scores:
         for i, result in enumerate(results):
             values = [*result.values(), *(() if steps is None else (steps[i],)), *undecided[i]]
             failures.count([value for value in values if isinstance(value, Failure)])
-        if self.problem.domain == "general":
-            self._score_by_models(breakdowns)
         step_scores = None if steps is None else [[] if isinstance(step, Failure) else step for step in steps]
-        if self.scorer.step_model is not None and self.problem.domain == "reasoning":
-            step_scores = self.scorer.step_model(self.problem.messages, [response.text for response in self.responses])
         return Scored(breakdowns, step_scores, failures)
 
     def _quick(self) -> list[dict[str, Any]]:
@@ -212,15 +243,3 @@ class Scores:
             single = [{n: submit(score_one, n, o, problem, r) for n, o in self.quick.items()} for r in self.responses]
             results = [{name: future.result() for name, future in pending.items()} for pending in single]
         return results
-
-    def _score_by_models(self, breakdowns: list[dict[str, float]]) -> None:
-        messages = [self.problem.messages] * len(breakdowns)
-        if self.scorer.helpful:
-            scores = self.scorer.helpful(messages, [response.parts.summary for response in self.responses])
-            for breakdown, score in zip(breakdowns, scores, strict=True):
-                breakdown["helpful"] = score
-        if self.scorer.safe:
-            scores = self.scorer.safe(messages, [response.text for response in self.responses])
-            for breakdown, score in zip(breakdowns, scores, strict=True):
-                # The head returns a logit; the probability of "safe" is bounded, as a reward should be.
-                breakdown["safe"] = torch.tensor(score).sigmoid().item()

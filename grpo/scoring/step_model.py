@@ -15,10 +15,13 @@ from grpo.config.common import Hardware
 from grpo.data.examples import Example, compact
 from grpo.data.records import Message
 from grpo.data.template import continuation, opened_reasoning, prompt_tokens
+from grpo.distributed.fsdp import Sharded
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model, load_tokenizer
+from grpo.model.loading import REWARD_MODEL, choose_device, load_tokenizer
 from grpo.model.logprobs import token_states
 from grpo.model.packed.packing import micro_batches
+from grpo.model.sharded.loading import load_sharded
 from grpo.rewards.steps import split_steps
 
 MARK = "r1flow_step_label"
@@ -33,6 +36,10 @@ class Steps(Example):
 
     places: tuple[int, ...] = ()
     labels: tuple[float, ...] = ()  # in [0, 1], one per step
+
+
+FILLER = [Steps([compact([0])], [compact([0])], weight=1, places=(0,))]
+"""A chain of one step, for a process that has none."""
 
 
 def steps_of(
@@ -57,34 +64,45 @@ def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
 
 
 @torch.inference_mode()
-def score_steps(model: Any, examples: Sequence[Steps], max_tokens: int) -> list[list[float]]:
-    """A score in [0, 1] for each step of each example: the estimated probability that a correct answer can follow."""
-    units = [[i] for i in range(len(examples))]
-    prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
-    scores: list[list[float]] = [[] for _ in examples]
-    for batch in micro_batches(prompts, rests, units, max_tokens):
-        scores_in_batch = iter(step_logits(model, [examples[i] for i in batch]).sigmoid().tolist())
-        for i in batch:
-            scores[i] = [next(scores_in_batch) for _ in examples[i].places]
-    return scores
+def score_steps(
+    model: Sharded, groups: Sequence[Sequence[Steps]], max_tokens: int, parallel: Parallel
+) -> list[list[list[float]]]:
+    """A score in [0, 1] for each step of each example of each group: the estimated probability that a correct answer
+    can follow. A micro-batch has examples of one group. All processes must call it together, each with its groups."""
+    batches: list[list[Steps]] = []
+    for examples in groups:
+        prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
+        units = [[i] for i in range(len(examples))]
+        batches += ([examples[i] for i in batch] for batch in micro_batches(prompts, rests, units, max_tokens))
+    scored = parallel.map_together(lambda batch: model(step_logits, batch).sigmoid().tolist(), batches, FILLER)
+    scores: dict[int, list[float]] = {}
+    for batch, of_batch in zip(batches, map(iter, scored), strict=True):
+        scores |= {id(example): [next(of_batch) for _ in example.places] for example in batch}
+    return [[scores[id(example)] for example in examples] for examples in groups]
 
 
 class StepScorer:
     """A trained process reward model."""
 
-    def __init__(self, folder: str, hardware: Hardware, max_tokens: int = 16384):
+    def __init__(self, folder: str, hardware: Hardware, max_tokens: int = 16384, parallel: Parallel | None = None):
+        """Loads the model from a folder, sharded over the processes of `parallel`. None: this process has it whole."""
+        self.parallel = parallel or Parallel.alone(choose_device(hardware))
         self.tokenizer = load_tokenizer(folder)
-        self.model = load_reward_model(folder, hardware)
+        self.model = load_sharded(folder, hardware, self.parallel, kind=REWARD_MODEL, trained=False)
         self.max_tokens = max_tokens
-        if not hasattr(self.model.config, MARK):
+        if not hasattr(self.model.model.config, MARK):
             raise InputError(f"{folder}: no process reward model; jobs of kind process_reward_model train one")
 
-    def __call__(self, messages: list[Message], responses: Sequence[str]) -> list[list[tuple[int, float]]]:
-        """For each response to a prompt: the character offset of each step's end, and the step's score in [0, 1]."""
-        ends = [[end for _, end in split_steps(response)] for response in responses]
-        some = [(i, of) for i, of in enumerate(ends) if of]
-        examples = [steps_of(self.tokenizer, messages, responses[i], of) for i, of in some]
-        steps: list[list[tuple[int, float]]] = [[] for _ in responses]
-        for (i, of), scores in zip(some, score_steps(self.model, examples, self.max_tokens), strict=True):
-            steps[i] = list(zip(of, scores, strict=True))
+    def __call__(self, groups: Sequence[tuple[list[Message], Sequence[str]]]) -> list[list[list[tuple[int, float]]]]:
+        """For each response to each prompt: the character offset of each step's end, and the step's score in [0, 1].
+        All processes must call it together, each with its prompts."""
+        ends = [[[end for _, end in split_steps(response)] for response in responses] for _, responses in groups]
+        examples = [
+            [steps_of(self.tokenizer, messages, r, of) for r, of in zip(responses, of_group, strict=True) if of]
+            for (messages, responses), of_group in zip(groups, ends, strict=True)
+        ]
+        steps: list[list[list[tuple[int, float]]]] = []
+        scored = score_steps(self.model, examples, self.max_tokens, self.parallel)
+        for of_group, scores in zip(ends, map(iter, scored), strict=True):
+            steps.append([list(zip(of, next(scores), strict=True)) if of else [] for of in of_group])
         return steps

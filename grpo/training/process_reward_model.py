@@ -17,10 +17,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from grpo.config.jobs import ProcessRewardJob
 from grpo.data.held_out import write_held_out
 from grpo.data.records import read_columns
-from grpo.distributed.fsdp import compute_dtype, shard
+from grpo.distributed.fsdp import compute_dtype
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.model.loading import REWARD_MODEL, load_tokenizer, save_tokenizer
+from grpo.model.sharded.loading import load_sharded
 from grpo.processes.metrics_log import write_result
 from grpo.scoring.step_model import MARK, Steps, score_steps, step_logits, steps_of
 from grpo.training.supervised import fit, planned_steps
@@ -59,16 +60,17 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     held_out = [(row, example) for row, example in fitting if row["held_out"]]
     if not train:
         raise InputError(f"{job.data}: nothing to train on fits in max_tokens={settings.max_tokens} ({len(rows)} rows)")
-    torch.manual_seed(job.seed)  # the head is initialized from the seed
-    model = load_reward_model(job.model, settings.hardware.to_train())
-    model.config.pad_token_id = tokenizer.pad_token_id
-    setattr(model.config, MARK, settings.label)
-    steps = planned_steps(len(train), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
+    torch.manual_seed(job.seed)  # the head is initialized from the seed
+    hardware, computed = settings.hardware.to_train(), compute_dtype(settings.hardware)
+    sharded = load_sharded(job.model, hardware, parallel, kind=REWARD_MODEL, dtype=computed)
+    config = sharded.model.config
+    config.pad_token_id = tokenizer.pad_token_id
+    setattr(config, MARK, settings.label)
+    steps = planned_steps(len(train), settings, settings.epochs, settings.max_steps)
     done = fit(job, sharded, train, step_loss, settings, steps)
-    with sharded.gathered() as trained:
-        scores = score_steps(trained, [example for _, example in held_out], settings.micro_batch_tokens)
+    # Each process scores all of them.
+    (scores,) = score_steps(sharded, [[example for _, example in held_out]], settings.micro_batch_tokens, parallel)
     sharded.save(job.out)
     if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)

@@ -13,10 +13,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from grpo.config.jobs import RewardModelJob
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import is_correct, write_held_out
-from grpo.distributed.fsdp import compute_dtype, shard
+from grpo.distributed.fsdp import Sharded, compute_dtype
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model, load_tokenizer, save_tokenizer
+from grpo.model.loading import REWARD_MODEL, load_tokenizer, save_tokenizer
+from grpo.model.sharded.loading import load_sharded
 from grpo.processes.metrics_log import write_result
 from grpo.scoring.reward_model import score_sequences
 from grpo.training.preferences import Preferences, Row, bootstrap, elements, read_preferences
@@ -74,15 +75,14 @@ def train_reward_model(job: RewardModelJob) -> None:
     if job.loss == "pairs":
         counts |= {"train_pairs": _rows(train), "held_out_pairs": _rows(held_out)}
     learnt = bootstrap(train, job.seed) if job.bootstrap else train
-    torch.manual_seed(job.seed)  # the head is initialized from the seed
-    model = load_reward_model(job.model, settings.hardware.to_train())
-    model.config.pad_token_id = tokenizer.pad_token_id
-    steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     parallel = Parallel.start(settings.hardware)
-    sharded = shard(model, parallel, dtype=compute_dtype(settings.hardware))
+    torch.manual_seed(job.seed)  # the head is initialized from the seed
+    hardware, computed = settings.hardware.to_train(), compute_dtype(settings.hardware)
+    sharded = load_sharded(job.model, hardware, parallel, kind=REWARD_MODEL, dtype=computed)
+    sharded.model.config.pad_token_id = tokenizer.pad_token_id
+    steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     done = fit(job, sharded, learnt, _LOSSES[job.loss](settings), settings, steps)
-    with sharded.gathered() as trained:
-        scored = _score(trained, held_out, settings.micro_batch_tokens, parallel)
+    scored = _score(sharded, held_out, settings.micro_batch_tokens) if held_out else []
     sharded.save(job.out)
     if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)
@@ -122,7 +122,7 @@ def _rows(examples: Sequence[Preferences]) -> int:
 
 
 @torch.inference_mode()
-def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, parallel: Parallel) -> list[Row]:
+def _score(model: Sharded, examples: Sequence[Preferences], max_tokens: int) -> list[Row]:
     """Rows of the examples, in order, with their scores. Each process scores its share of the batches."""
     batches: list[list[Preferences]] = []
     room = 0
@@ -132,8 +132,11 @@ def _score(model: Any, examples: Sequence[Preferences], max_tokens: int, paralle
             room = max_tokens
         batches[-1].append(example)
         room -= example.tokens
-    mine = {i: _scores(model, batches[i]).tolist() for i in range(parallel.rank, len(batches), parallel.world)}
-    scores = {i: score for part in parallel.all_gather(mine) for i, score in part.items()}
+    parallel = model.parallel
+    mine = range(parallel.rank, len(batches), parallel.world)
+    own = parallel.map_together(lambda i: model(_scores, batches[i]).tolist(), mine, 0)
+    parts = parallel.all_gather(dict(zip(mine, own, strict=True)))
+    scores = {i: score for part in parts for i, score in part.items()}
     rows: list[Row] = []
     for i, batch in enumerate(batches):
         left = iter(scores[i])

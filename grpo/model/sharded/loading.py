@@ -1,4 +1,4 @@
-"""Loading of policies for training: each of several processes reads only its shards from the files.
+"""Loading of models by shards: each of several processes reads only its shards from the files.
 
 transformers reads the shard of a parameter that is a DTensor. So the model is sharded (FSDP2) on the meta device, after
 it has its final form and before its weights are read.
@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grpo.config.common import Hardware, Lora
@@ -24,14 +25,14 @@ from grpo.distributed.process_group import Parallel
 from grpo.distributed.sequence_group import SequenceGroup, sharing_tokens
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
-from grpo.model.loading import choose_device, decide_way, load_policy, prepare_training, with_adapters
+from grpo.model.loading import POLICY, Kind, choose_device, decide_way, load_model, prepare_training, with_adapters
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.by_rows import runs_by_rows
 from grpo.model.rope import rope_limit
 from grpo.model.routers import mark_routers, prepare_routers
 from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
-from grpo.model_folder import check_model_folder, hub_snapshot, load_checked, loading_options, stored_dtype
+from grpo.model_folder import check_model_folder, hub_snapshot, loading_options, stored_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -45,46 +46,37 @@ def load_sharded(
     hardware: Hardware,
     parallel: Parallel,
     *,
+    kind: Kind = POLICY,
     dtype: torch.dtype | None = None,
     lora: Lora | None = None,
     experts: Experts | None = None,
     trained: bool = True,
+    part: Callable[[Any], nn.Module] | None = None,
 ) -> Sharded:
-    """A policy sharded over the processes. All of them must call it. `dtype`: as for `grpo.distributed.fsdp.shard`.
-    `experts`: how its routers are prepared; `marked_routers` returns them.
+    """A model sharded over the processes. All of them must call it. `dtype`: as for `grpo.distributed.fsdp.shard`.
+    `experts`: how its routers are prepared; `marked_routers` returns them. `part`: makes the module that is kept, from
+    the whole model.
 
     A process never holds more than its shards and the first blocks of the model, which are probed whole. Exceptions,
     for which each process loads the whole model first: one process, a model that cannot be shortened.
     """
-    sharded = _load_sharded(model, hardware, parallel, dtype, lora, experts if experts != Experts() else None, trained)
-    if trained and parallel.sequence is not None:
+    random = torch.get_rng_state()  # reading shards draws numbers, not equally many in each process
+    experts = experts if experts != Experts() else None
+    sharded = _read_shards(model, hardware, parallel, kind, dtype, experts, trained and lora is None, part)
+    if sharded is None:
+        loaded = load_model(kind, model, hardware, lora)
+        if experts is not None:
+            prepare_routers(loaded, model, experts)
+        kept = loaded if part is None else part(loaded)
+        sharded = shard(kept if trained else kept.requires_grad_(False), parallel, dtype=dtype)
+    elif lora is not None:
+        torch.set_rng_state(parallel.broadcast(random))
+        sharded.add_adapters(lambda policy: with_adapters(policy, model, lora))
+    if trained and part is None and parallel.sequence is not None:
         _check_can_share(backbone_of(sharded.model), model, parallel.sequence)
         if parallel.sequence.divides_layers:
             _check_divided(sharded, model, parallel.sequence)
     return sharded
-
-
-def _load_sharded(
-    model: str,
-    hardware: Hardware,
-    parallel: Parallel,
-    dtype: torch.dtype | None,
-    lora: Lora | None,
-    experts: Experts | None,
-    trained: bool,
-) -> Sharded:
-    random = torch.get_rng_state()  # reading shards draws numbers, not equally many in each process
-    if parallel.world > 1 and (probed := _probed_blocks(model, hardware)) is not None:
-        sharded = _read_shards(model, hardware, parallel, dtype, experts, trained and lora is None, *probed)
-        if sharded is not None:
-            if lora is not None:
-                torch.set_rng_state(parallel.broadcast(random))
-                sharded.add_adapters(lambda policy: with_adapters(policy, model, lora))
-            return sharded
-    policy = load_policy(model, hardware, lora)
-    if experts is not None:
-        prepare_routers(policy, model, experts)
-    return shard(policy if trained else policy.requires_grad_(False), parallel, dtype=dtype)
 
 
 def _check_can_share(backbone: Any, model: str, group: SequenceGroup) -> None:
@@ -136,23 +128,23 @@ def load_to_copy(model: str, hardware: Hardware) -> Any:
     types become float32, and the whole model is in memory.
     """
     hardware = hardware.model_copy(update={"dtype": stored_dtype(hub_snapshot(model))})
-    if _probed_blocks(model, hardware) is None:
-        return load_policy(model, hardware.model_copy(update={"device": "cpu"}))
-    return _load(model, hardware)
+    if _probed_blocks(POLICY, model, hardware) is None:
+        return load_model(POLICY, model, hardware.model_copy(update={"device": "cpu"}))
+    return POLICY.load(model, hardware)
 
 
-def _probed_blocks(model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
+def _probed_blocks(kind: Kind, model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
     """A model's first blocks and the model of them, which runs as the whole one should. None: they do not run without
     the others."""
     check_model_folder(model, hardware.remote_code)
     try:
-        first = FirstBlocks.of(_described(model, hardware))
+        first = FirstBlocks.of(_described(kind, model, hardware))
     except Exception:  # of an untrusted folder; loading the whole model says in one line what is wrong with it
         return None
     if first is None:
         return None
     with _without_report():
-        short = _load(model, hardware, config=first.config, shortened=True).to(choose_device(hardware))
+        short = kind.load(model, hardware, config=first.config, shortened=True).to(choose_device(hardware))
     try:
         decide_way(short, model, hardware)
     except InputError:
@@ -164,16 +156,20 @@ def _read_shards(
     model: str,
     hardware: Hardware,
     parallel: Parallel,
+    kind: Kind,
     dtype: torch.dtype | None,
     experts: Experts | None,
     trained: bool,
-    first: FirstBlocks,
-    short: Any,
+    part: Callable[[Any], nn.Module] | None,
 ) -> Sharded | None:
-    """The sharded model; None if transformers cannot read shards of one of its weights, such as of one that it joins
-    from several along the dimension that is divided."""
+    """The sharded model; None for one process, for a model that cannot be shortened, and if transformers cannot read
+    shards of one of its weights, such as of one that it joins from several along the dimension that is divided."""
+    if parallel.world == 1 or (probed := _probed_blocks(kind, model, hardware)) is None:
+        return None
+    first, short = probed
     routers = prepare_routers(short, model, experts) if experts is not None else []
     expected: dict[str, Tensor] = {}
+    shards: dict[str, nn.Parameter] = {}
     found: list[Sharded] = []
 
     def divide(whole: Any) -> None:
@@ -183,19 +179,25 @@ def _read_shards(
         whole.requires_grad_(trained)
         if experts is not None:
             mark_routers(whole, first.modules_like(whole, short, routers), experts)
-        found.append(shard(whole, parallel, dtype=dtype))
-        shards = dict(found[0].model.named_parameters())
-        expected.update({name: _share(p, shards[name], parallel).clone() for name, p in short.named_parameters()})
+        found.append(shard(whole if part is None else part(whole), parallel, dtype=dtype))
+        for module in _not_kept(whole, found[0]):  # their weights are read as well
+            fully_shard(module, mesh=parallel.mesh())
+        divided = dict(whole.named_parameters())
+        expected.update({name: _share(p, divided[name], parallel).clone() for name, p in short.named_parameters()})
         short.to("meta")  # its memory is needed for the shards
 
     problem = None
     try:
         with _before_reading(divide):
-            _load(model, hardware)
+            whole = kind.load(model, hardware)
     except InputError as error:  # raised again by reading it whole, if that is the folder's fault
         problem = str(error)
-    weights = dict(found[0].model.named_parameters()) if found else {}
-    differing = (name for name, share in expected.items() if not torch.equal(local(weights[name]).to(share), share))
+    else:
+        shards = dict(whole.named_parameters())
+        for name in expected:
+            if name.endswith(kind.new):  # each process drew its own, if the folder has none
+                local(shards[name].detach()).copy_(expected[name])
+    differing = (name for name, share in expected.items() if not torch.equal(local(shards[name]).to(share), share))
     problem = problem or next((f"{name} differs" for name in differing), None)
     if problem := next(filter(None, parallel.all_gather(problem)), None):
         logger.warning("%s: each process loads it whole, because its shards cannot be read (%s)", model, problem)
@@ -206,6 +208,16 @@ def _read_shards(
     sharded.to(parallel.device)  # FSDP takes the weights as they are now
     sharded.share_buffers()
     return sharded
+
+
+def _not_kept(whole: Any, kept: nn.Module) -> list[nn.Module]:
+    """Modules of a model, inner ones first, with weights of their own that are not in the part that is kept."""
+    mine = {id(parameter) for parameter in kept.parameters()} | {id(module) for module in kept.modules()}
+    return [
+        module
+        for module in reversed([*whole.modules()])
+        if id(module) not in mine and any(id(p) not in mine for p in module.parameters(recurse=False))
+    ]
 
 
 def _copy_from_files(sharded: Sharded) -> None:
@@ -227,17 +239,10 @@ def _share(weight: Tensor, sharded: Tensor, parallel: Parallel) -> Tensor:
     return shares[number] if number < len(shares) else weight[:0]
 
 
-def _described(model: str, hardware: Hardware) -> Any:
+def _described(kind: Kind, model: str, hardware: Hardware) -> Any:
     options = {"trust_remote_code": loading_options(hardware.remote_code)["trust_remote_code"]}
-    config = AutoConfig.from_pretrained(model, **options)
-    return on_meta(AutoModelForCausalLM, config, getattr(torch, hardware.dtype), **options)
-
-
-def _load(model: str, hardware: Hardware, **options: Any) -> Any:
-    dtype = getattr(torch, hardware.dtype)
-    return load_checked(
-        AutoModelForCausalLM, model, "language model", remote_code=hardware.remote_code, dtype=dtype, **options
-    )
+    config = AutoConfig.from_pretrained(model, **options, **kind.of_config)
+    return on_meta(kind.loader, config, getattr(torch, hardware.dtype), **options)
 
 
 @contextlib.contextmanager

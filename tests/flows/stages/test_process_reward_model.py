@@ -126,8 +126,10 @@ def test_it_is_trained_and_learnt_from_in_tiny(r1: Any, first_run: dict[str, Any
     assert made["held_out_accuracy"] >= made["held_out_majority"] - 0.1 and 0 < made["label_soft"] < 1
     rows = pq.read_table(out / "labels").to_pylist()
     assert rows and all(len(row["right"]) == len(row["ends"]) for row in rows)
-    scored = StepScorer(str(out / "model"), Hardware(device="cpu"))(rows[0]["messages"], [rows[0]["response"]])
-    assert [end for end, _ in scored[0]] == rows[0]["ends"] and all(0 < score < 1 for _, score in scored[0])
+    ((scored,),) = StepScorer(str(out / "model"), Hardware(device="cpu"))(
+        [(rows[0]["messages"], [rows[0]["response"]])]
+    )
+    assert [end for end, _ in scored] == rows[0]["ends"] and all(0 < score < 1 for _, score in scored)
 
 
 @pytest.mark.slow

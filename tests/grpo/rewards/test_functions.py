@@ -324,9 +324,9 @@ def test_preference_models_score_general_prompts_only():
 
     def model(name, score):
         def scores(messages, responses):
-            assert messages == [GENERAL.messages]
-            read[name] = responses
-            return [score]
+            assert messages == [GENERAL.messages] * len(responses)
+            read[name] = read.get(name, []) + responses
+            return [score] * len(responses)
 
         return scores
 

@@ -20,7 +20,7 @@ from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem, Sample, write_rows
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model
+from grpo.model.loading import REWARD_MODEL, load_model
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
 from grpo.scoring.reward_model import score_rows
@@ -83,7 +83,7 @@ def test_a_score_is_read_at_the_token_that_ends_the_step(tokenizer, model_folder
     up_to = [tokenizer.decode(read.rests[0][: place + 1]) for place in read.places]
     assert [text.rstrip() for text in up_to] == [TEXT[:end] for end in ENDS]
     assert (len(read.rests[0]), read.weight, read.labels) == (read.places[-1] + 1, 2, (1.0, 0.0))
-    model = load_reward_model(model_folder, Hardware(device="cpu"))
+    model = load_model(REWARD_MODEL, model_folder, Hardware(device="cpu"))
     with torch.no_grad():
         # The head at a step's end is what the model says of the sequence that ends there.
         expected = [score_rows(model, [read.prompts[0] + read.rests[0][: place + 1]]).item() for place in read.places]
@@ -233,8 +233,8 @@ def test_its_scores_are_the_rewards_of_steps(trained):
     assert [breakdown["accuracy"] for breakdown in scored.breakdowns] == [1, 0, 1] and without == []
     assert [end for end, _ in sound] == [end for _, end in split_steps(texts[0])]
     assert min(score for _, score in sound) > 0.5 > max(score for _, score in lost[1:])
-    alone = StepScorer(str(trained), Hardware(device="cpu"))(problem.messages, texts[1:2])
-    assert [score for _, score in alone[0]] == pytest.approx([score for _, score in lost], abs=1e-5)
+    alone = StepScorer(str(trained), Hardware(device="cpu"))([(problem.messages, texts[1:2])])
+    assert [score for _, score in alone[0][0]] == pytest.approx([score for _, score in lost], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from grpo.config.scoring import Scoring
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.model.loading import load_reward_model
+from grpo.model.loading import REWARD_MODEL, load_model
 from grpo.rewards.functions import Response
 from grpo.scoring.reward_model import RewardModelScorer, conversation_tokens, ensemble_score, score_rows
 from grpo.scoring.scorer import Scorer
@@ -29,7 +29,7 @@ ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]
 @pytest.fixture(scope="module")
 def model(model_folder):
     torch.manual_seed(0)
-    return load_reward_model(model_folder, CPU)
+    return load_model(REWARD_MODEL, model_folder, CPU)
 
 
 def test_bradley_terry_by_hand():
@@ -130,7 +130,7 @@ def test_a_folder_of_members_scores_as_their_mean_less_their_spread(model_folder
     for seed in (0, 1):
         torch.manual_seed(seed)
         folder = tmp_path / f"{MEMBER}{seed}"
-        load_reward_model(model_folder, CPU).save_pretrained(folder)
+        load_model(REWARD_MODEL, model_folder, CPU).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     asked = [[{"role": "user", "content": "What is 1 + 2?"}]] * 2, ["3", "no"]
     first, second = (RewardModelScorer(str(tmp_path / f"{MEMBER}{seed}"), CPU)(*asked) for seed in (0, 1))
