@@ -20,11 +20,14 @@ from grpo.config.experts import Experts
 from grpo.distributed.fsdp import Sharded, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.model.loading import load_policy
+from grpo.model.loading import REWARD_MODEL, load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.routers import marked_routers
 from grpo.model.sharded.loading import load_sharded, load_to_copy
+from grpo.model.value_head import own_value
 from grpo.rl.per_token_values import measure
+from grpo.scoring.reward_model import RewardModelScorer
+from grpo.scoring.step_model import StepScorer
 
 CPU = Hardware(device="cpu")
 
@@ -54,14 +57,26 @@ def _own_memory() -> int:
     return int(held.rss - held.shared)
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "shards": {},
+    "adapters": {"lora": Lora(rank=2, alpha=4)},
+    "reward model": {"kind": REWARD_MODEL},
+    "value model": {"part": own_value},
+}
+"""Ways to load by shards."""
+ASKED = [[{"role": "user", "content": f"What is {i} + 1?"}] for i in range(8)]
+ANSWERS = [f"It is {i + 1}." for i in range(8)]
+CHAINS = [f"<think>\nadd {i}\ncheck\n</think>\n<answer>{i + 1}</answer>" for i in range(8)]
+
+
 def cost_of_loading(parallel: Parallel, small: str, folder: str, way: str = "shards") -> dict[str, float]:
-    """Bytes at the peak of loading `folder` by shards, also with "adapters", or "whole" first, and seconds. `small` was
-    loaded before, which imports and compiles what it takes."""
+    """Bytes at the peak of loading `folder` in one of `WAYS`, or "whole" first, and seconds. `small` was loaded before,
+    which imports and compiles what it takes."""
 
     def load(model: str) -> Sharded:
         if way == "whole":
             return shard(load_policy(model, CPU), parallel)
-        return load_sharded(model, CPU, parallel, lora=Lora(rank=2, alpha=4) if way == "adapters" else None)
+        return load_sharded(model, CPU, parallel, **WAYS[way])
 
     load(small)
     began = time.monotonic()
@@ -84,14 +99,17 @@ def cost_of_copying(parallel: Parallel, small: str, folder: str, out: str) -> di
     return {"bytes": peak.bytes, "seconds": time.monotonic() - began}
 
 
-def loaded(parallel: Parallel, folder: str, experts: Experts | None = None) -> dict[str, Any]:
-    """The weights of a model that was loaded by shards, the share of them in this process, and whether its routers are
-    frozen."""
-    sharded = load_sharded(folder, CPU, parallel, experts=experts)
+def loaded(
+    parallel: Parallel, folder: str, experts: Experts | None = None, way: str = "shards", seed: int = 0
+) -> dict[str, Any]:
+    """The weights of a model that was loaded in one of `WAYS`, new ones drawn from the seed, the share of them in this
+    process, and whether its routers are frozen."""
+    torch.manual_seed(seed)
+    sharded = load_sharded(folder, CPU, parallel, experts=experts, **WAYS[way])
     weights = dict(sharded.full_tensors())
     whole = sum(weight.numel() for weight in weights.values())
     mine = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in sharded.model.parameters())
-    routers = marked_routers(sharded.model)
+    routers = [] if way == "value model" else marked_routers(sharded.model)
     return {
         "weights": {name: weight.detach().numpy() for name, weight in weights.items()},
         "share": mine / whole,
@@ -114,14 +132,7 @@ def measured(parallel: Parallel, folder: str, count: int) -> dict[str, Any]:
     sharded = load_sharded(folder, CPU, parallel, trained=False)
     prompts = [[5 + i, 6, 7] for i in range(count)]
     completions = [[8, 9 + i] for i in range(count)]
-    mine = range(count - 1) if parallel.rank == 0 else range(count - 1, count) if parallel.rank == 1 else range(0)
-    parts = [module for module in sharded.model.modules() if isinstance(module, FSDPModule)]
-    sizes = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
-    held: list[int] = []
-    for part in parts:  # after the hook that gathers it
-        part.register_forward_pre_hook(
-            lambda *_: held.append(sum(p.numel() for p in sharded.model.parameters() if not isinstance(p, DTensor)))
-        )
+    mine, gathered = _share(parallel, count), Gathered(sharded)
     rows = measure(
         lambda p, c: sharded(completion_logprobs, p, c, 1.0),
         [prompts[i] for i in mine],
@@ -129,15 +140,55 @@ def measured(parallel: Parallel, folder: str, count: int) -> dict[str, Any]:
         1,
         parallel,
     )
-    whole = sum(parameter.numel() for parameter in sharded.model.parameters())
-    return {
-        "rows": torch.stack(rows).numpy() if rows else None,
-        "calls": len(held) // len(parts),
-        "most": max(held),
-        "part": max(sizes),
-        "rest": whole - sum(sizes),
-        "left": [name for name, p in sharded.model.named_parameters() if not isinstance(p, DTensor)],
-    }
+    return {"rows": torch.stack(rows).numpy() if rows else None, **gathered.found()}
+
+
+def scored(parallel: Parallel | None, folder: str, count: int) -> dict[str, Any]:
+    """What `measured` tells, of a reward model that scores `count` responses, one at a time."""
+    scorer = RewardModelScorer(folder, CPU, 1, parallel=parallel)
+    mine, gathered = _share(parallel, count), Gathered(scorer.members[0])
+    rows = scorer([ASKED[i] for i in mine], [ANSWERS[i] for i in mine])
+    return {"rows": rows, **gathered.found()}
+
+
+def steps_scored(parallel: Parallel | None, folder: str, count: int) -> dict[str, Any]:
+    """The same of a process reward model, on as many chains of reasoning."""
+    scorer = StepScorer(folder, CPU, parallel=parallel)
+    mine, gathered = _share(parallel, count), Gathered(scorer.model)
+    chains = scorer([(ASKED[i], [CHAINS[i]]) for i in mine])
+    return {"rows": [score for (steps,) in chains for _, score in steps], **gathered.found()}
+
+
+def _share(parallel: Parallel | None, count: int) -> range:
+    """All but one for the first process, one for the second, none for the others; all for one alone."""
+    if parallel is None:
+        return range(count)
+    return range(count - 1) if parallel.rank == 0 else range(count - 1, count) if parallel.rank == 1 else range(0)
+
+
+class Gathered:
+    """Watches how many weights of a sharded model are whole at once."""
+
+    def __init__(self, sharded: Sharded):
+        self.model, self.held = sharded.model, [0]
+        self.parts = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        self.sizes = [sum(parameter.numel() for parameter in part.parameters()) for part in self.parts]
+        for part in self.parts:  # after the hook that gathers it
+            part.register_forward_pre_hook(lambda *_: self.held.append(self._whole()))
+
+    def _whole(self) -> int:
+        return sum(p.numel() for p in self.model.parameters() if not isinstance(p, DTensor))
+
+    def found(self) -> dict[str, Any]:
+        """Calls of the model; the most weights that were whole at once, and those of the largest part and of what is in
+        no part; names of those that stayed whole."""
+        return {
+            "calls": len(self.held) // max(1, len(self.parts)),
+            "most": max(self.held),
+            "part": max(self.sizes, default=0),
+            "rest": sum(parameter.numel() for parameter in self.model.parameters()) - sum(self.sizes),
+            "left": [name for name, p in self.model.named_parameters() if not isinstance(p, DTensor)],
+        }
 
 
 def alone(folder: Path, count: int) -> Any:

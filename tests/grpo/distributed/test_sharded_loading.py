@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.tiny_models import build
 from grpo.config.experts import Experts
+from grpo.model.loading import REWARD_MODEL, load_model, load_tokenizer
+from grpo.scoring.step_model import MARK
 from tests.support import parallel_jobs, shard_jobs
 
 pytestmark = pytest.mark.system
@@ -28,7 +33,7 @@ def team(request):
     started.dismiss()
 
 
-@pytest.mark.parametrize("way", ["shards", "adapters"])
+@pytest.mark.parametrize("way", [*shard_jobs.WAYS])
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_process_holds_its_shares_and_the_first_layer(count: int, way: str, tmp_path: Path) -> None:
     build("llama", tmp_path / "small")
@@ -72,6 +77,56 @@ def test_its_shares_are_those_of_the_files(kind: str, team: parallel_jobs.Team, 
             if name in saved:  # experts are in other files' forms one by one
                 np.testing.assert_array_equal(weight, saved[name], err_msg=name)
         assert len(found["weights"].keys() & saved.keys()) > 10
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe"])  # gemma2's embeddings are its head as well
+def test_a_value_model_is_the_policys_transformer_under_a_new_head(
+    kind: str, team: parallel_jobs.Team, tmp_path: Path
+) -> None:
+    build(kind, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    for found in team(shard_jobs.loaded, str(tmp_path), None, "value model"):
+        assert found["share"] < 1.2 / len(team.processes)
+        assert not found["weights"].pop("head.weight").any() and not found["weights"].pop("head.bias").any()
+        weights = {name.replace("trunk.", "model."): weight for name, weight in found["weights"].items()}
+        for name in weights.keys() & saved.keys():
+            np.testing.assert_array_equal(weights[name], saved[name], err_msg=name)
+        assert len(weights.keys() & saved.keys()) > 10 and "lm_head.weight" not in weights
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_reward_models_new_head_is_the_one_that_a_process_alone_draws(
+    seed: int, team: parallel_jobs.Team, tmp_path: Path
+) -> None:
+    build("llama", tmp_path / "policy")
+    torch.manual_seed(seed)
+    alone = load_model(REWARD_MODEL, str(tmp_path / "policy"), shard_jobs.CPU)
+    alone.save_pretrained(tmp_path / "reward model")
+    head = alone.score.weight.detach().numpy()
+    assert head.std() > 0
+    for folder, drawn in (("policy", seed), ("reward model", seed + 10)):
+        for found in team(shard_jobs.loaded, str(tmp_path / folder), None, "reward model", drawn):
+            np.testing.assert_array_equal(found["weights"]["score.weight"], head)
+            assert found["share"] < 1.2 / len(team.processes)
+
+
+@pytest.mark.parametrize("job", [shard_jobs.scored, shard_jobs.steps_scored])
+def test_reward_models_score_a_layer_at_a_time_and_as_often_in_each_process(
+    job: Callable[..., Any], team: parallel_jobs.Team, model_folder: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = load_model(REWARD_MODEL, model_folder, shard_jobs.CPU)
+    model.config.update({"pad_token_id": 0, MARK: "hard"})
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(tmp_path)
+    load_tokenizer(model_folder).save_pretrained(tmp_path)
+    alone, found = job(None, str(tmp_path), 4)["rows"], team(job, str(tmp_path), 4)
+    np.testing.assert_allclose([*found[0]["rows"], *found[1]["rows"]], alone, atol=1e-5)
+    assert len(found[1]["rows"]) == len(alone) // 4 and np.std(alone) > 0.01
+    for process in found:
+        assert process["calls"] == 3
+        assert process["rest"] < process["most"] <= process["rest"] + 2 * process["part"]
+        assert process["left"] == []
 
 
 def test_a_weight_that_transformers_joins_wrongly_is_noticed(team: parallel_jobs.Team, tmp_path: Path) -> None:

@@ -69,6 +69,21 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
     assert_same(tmp_path, alone, within=1e-5)
 
 
+def test_reward_models_are_shared_too(rl_fields, reward_models, tmp_path):
+    """Of six problems a step three are general, so one process has more of them than the other."""
+    settings = {**STEPS, "prompts_per_step": 6, "general_last_steps": 3, "general_share": 0.5, "validate_every": 3}
+    settings |= {"rewards": {"accuracy": 1, "helpful": 0.1, "safe": 1}, "validation": {"problems": 3}}
+    models = {"helpful_model": reward_models["pairs"] / "out", "safe_model": reward_models["points"] / "out"}
+    for processes in (1, 2):
+        run_in(write_job(tmp_path / str(processes), "rl", **{**rl_fields, **models, "settings": settings}), processes)
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    for ours, theirs in zip(one, two, strict=True):
+        for name in ("reward_helpful", "reward_safe", "reward"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-4)
+    assert one[0]["reward_helpful"] != 0 and 0 < one[0]["reward_safe"] < 1
+    assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
+
+
 @pytest.mark.parametrize("way", ["sequence_parallel", "tensor_parallel"])
 def test_processes_that_share_sequences_make_the_updates_of_one(way, alone, rl_fields, tmp_path):
     settings = {**STEPS, "hardware": {**CPU, "processes": 2, way: 2}}
