@@ -161,9 +161,8 @@ def _limits() -> list[str]:
     )
     ratio = deepseek.weights() / deepseek.weights(active=True)
     reasons = [
-        """**What is whole on each device.** The policy and the reference are read in shards and measured block by
-        block. But with LoRA each device gathers the whole model to measure, and so it does to sample without vLLM.
-        Reward models and PPO's value model are loaded whole.""",
+        """**What is whole on each device.** To sample without vLLM, each device gathers the whole model. Apart from
+        this, all models are read in shards and measure block by block: policy, reference, value and reward models.""",
         f"""**FSDP2's memory.** It brings together the weights of two blocks and the gradients of one. With the
         embeddings that is {whole:.0f} GB for Llama-3.1-70B, but {large:.0f} GB for DeepSeek-V3, each of whose blocks
         has {deepseek.largest_block / 1e9:.1f} B weights, on any number of devices. With its experts divided among

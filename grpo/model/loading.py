@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,25 @@ def with_adapters(policy: Any, model: str, lora: Lora) -> Any:
     except ValueError as error:
         message = textwrap.shorten(str(error), 200)
         raise InputError(f"lora.target_modules: {model} cannot have these adapters ({message})") from None
+
+
+@contextlib.contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """Context in which a model computes without its adapters, if it has any, and they stay trainable.
+
+    PEFT's own `disable_adapter` freezes them meanwhile, and adapters that are frozen when FSDP gathers them for the
+    first time would never be trained.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:

@@ -19,7 +19,7 @@ from grpo.distributed.fsdp import Sharded, compute_dtype, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.lm_head import backbone_of
-from grpo.model.loading import decodes_exactly
+from grpo.model.loading import decodes_exactly, without_adapters
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.routers import marked_routers
@@ -66,13 +66,10 @@ class Models:
     @contextlib.contextmanager
     def reference_logprobs(self, temperature: float) -> Iterator[PerToken]:
         """Log-probabilities by the reference, without gradients. All processes must enter together and call it equally
-        often. With LoRA each process gathers the whole base model, otherwise one block at a time."""
-        if (initial := self.initial) is not None:
-            yield lambda prompts, completions: initial(completion_logprobs, prompts, completions, temperature)
-            return
-        # Not in place: adapters that are switched off when FSDP first gathers them would never be trained.
-        with self.reference() as base:
-            yield lambda prompts, completions: completion_logprobs(base, prompts, completions, temperature)
+        often. Each gathers one block at a time."""
+        reference = self.policy if self.initial is None else self.initial
+        with without_adapters(reference.model):
+            yield lambda prompts, completions: reference(completion_logprobs, prompts, completions, temperature)
 
     @contextlib.contextmanager
     def sampler(self) -> Iterator[Any]:

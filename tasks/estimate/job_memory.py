@@ -49,19 +49,23 @@ class JobMemory:
 def rl_memory(
     a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths, reward_models: int = 0
 ) -> JobMemory:
-    """Memory of reinforcement learning. Each reward model is as large as the policy. A value model has its own
-    gradients and moments."""
+    """Memory of reinforcement learning. Each reward model is as large as the policy, and scores a layer at a time. A
+    value model has its own gradients and moments."""
     step = step_memory(a, settings, device, lengths)
     more: Parts = {}
+    phases = step.phases
     if reward_models:
-        more["reward models"] = reward_models * a.weights() * _BYTES[settings.hardware.dtype]
+        itemsize = _BYTES[settings.hardware.dtype]
+        more["reward models"] = reward_models * a.weights() * itemsize / devices(settings)
+        gathered = (a.outer_weights + 2 * a.largest_block) * itemsize if devices(settings) > 1 else 0
+        phases["measuring"] = max(phases["measuring"], sum(step.held.values()) + gathered)
     if value_model(settings) == "model":
         trained = a.weights() * _BYTES[settings.hardware.to_train().dtype]
         more["value model"] = (2 * trained + 2 * a.weights() * moment_bytes(settings)) / devices(settings)
     return _with_program(
         JobMemory(
             step.held | step.sampling | step.reference_pass | step.update | more,
-            {name: size + sum(more.values()) for name, size in step.phases.items()},
+            {name: size + sum(more.values()) for name, size in phases.items()},
         ),
         device,
         CPU_SAMPLING,

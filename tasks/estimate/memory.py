@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
-from grpo.config.supervised import SFT, Supervised
+from grpo.config.supervised import Pretrain, Supervised
 from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
@@ -45,7 +45,7 @@ class Lengths:
 class StepMemory:
     """Bytes on each device. `held` is present throughout a step; each of the others comes on top of it in one phase.
     `loading` happens before the first step: each device reads its shards of one model after the other, but probes the
-    first blocks of each whole. With LoRA, and for a value model, it loads the whole model and then shards it."""
+    first blocks of each whole."""
 
     loading: float
     held: Parts
@@ -84,7 +84,7 @@ def devices(settings: RL) -> int:
 
 def loads_whole(settings: Supervised | RL) -> bool:
     """Whether each process loads the whole model, instead of its shards."""
-    return not isinstance(settings, SFT | RL) or settings.hardware.processes * settings.hardware.nodes == 1
+    return isinstance(settings, Pretrain) or settings.hardware.processes * settings.hardware.nodes == 1
 
 
 def moment_bytes(settings: RL) -> float:
@@ -170,7 +170,7 @@ def _loading(a: Architecture, settings: RL, held: Parts) -> float:
     probed = a.weights() if loads_whole(settings) else a.first_blocks
     loading = max(probed * trained, held["weights"])
     if value_model(settings) == "model":
-        loading = max(loading, held["weights"] + a.weights() * trained)
+        loading = max(loading, held["weights"] + probed * trained)
     if held["reference"]:
         loading = max(loading, held["weights"] + max(probed * frozen, held["reference"]))
     return loading
@@ -201,16 +201,18 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
     if not reads_reference(settings):
         return {}
     itemsize, tokens = _itemsize(settings.hardware), 4 * settings.micro_batch_tokens
-    # With LoRA, the reference is the policy without its adapters, gathered whole.
-    if settings.lora is not None:
-        gathered = a.weights() if _gathers(settings) else 0
-    else:
-        gathered = a.outer_weights + 2 * a.largest_block if devices(settings) > 1 else 0
     return {
-        "gathered reference": gathered * itemsize,
+        "gathered reference": measuring_weights(a, settings) * itemsize,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
         "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
     }
+
+
+def measuring_weights(a: Architecture, settings: RL) -> int:
+    """Number of weights that are gathered at once when a model measures: two blocks and what is outside of blocks. With
+    LoRA the reference is the policy, which mixed precision copies in one process too."""
+    copied = devices(settings) > 1 if settings.lora is None else _gathers(settings)
+    return a.outer_weights + 2 * a.largest_block if copied else 0
 
 
 def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:

@@ -22,7 +22,7 @@ from grpo.config.common import Hardware, Optimizer
 from grpo.distributed import tensor_io
 from grpo.distributed.fsdp import Sharded, clip_grad_norm, shard
 from grpo.distributed.process_group import Parallel, divide
-from grpo.model.loading import load_policy
+from grpo.model.loading import load_policy, without_adapters
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.sharded.loading import load_sharded
 from grpo.training.optimizer import make_optimizer
@@ -233,7 +233,7 @@ def reference_first(parallel: Parallel) -> tuple[float, int]:
     """The reference is measured with adapters off, before anything is learnt. Returns its distance from the base model,
     and how many weights learn afterwards."""
     base, model = llama(tied=False), shard(with_adapters(llama(tied=False)), parallel)
-    with torch.inference_mode(), model.model.disable_adapter():
+    with torch.inference_mode(), without_adapters(model.model):
         found = model(logits_of, [7, 8, 9])
     model(likelihood, [7, 8, 9], 1.0).backward()
     return (found - logits_of(base, [7, 8, 9])).abs().max().item(), sum(p.grad is not None for p in model.parameters())

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from grpo.data.held_out import read_held_out
+from grpo.data.records import Problem, write_rows
+from grpo.training.selection import PREFIX
 from tests.support.job_runner import COMMAND, CPU, ENVIRONMENT, RL, ROOT, SFT, metrics, run, user, write_job
 
 pytestmark = pytest.mark.system
@@ -71,15 +73,22 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
 
 def test_reward_models_are_shared_too(rl_fields, reward_models, tmp_path):
     """Of six problems a step three are general, so one process has more of them than the other."""
+    asked = [Problem(f"v{i}", user(f"Say {i}!"), "", "none", "general", "en", "test") for i in range(3)]
+    asked += [
+        Problem(f"v{i}+5", user(f"What is {i} + 5?"), str(i + 5), "number", "reasoning", "en", "test") for i in range(3)
+    ]
+    write_rows(tmp_path / "validation.parquet", asked, Problem)
     settings = {**STEPS, "prompts_per_step": 6, "general_last_steps": 3, "general_share": 0.5, "validate_every": 3}
     settings |= {"rewards": {"accuracy": 1, "helpful": 0.1, "safe": 1}, "validation": {"problems": 3}}
     models = {"helpful_model": reward_models["pairs"] / "out", "safe_model": reward_models["points"] / "out"}
+    models["validation_problems"] = [tmp_path / "validation.parquet"]
     for processes in (1, 2):
         run_in(write_job(tmp_path / str(processes), "rl", **{**rl_fields, **models, "settings": settings}), processes)
     one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
     for ours, theirs in zip(one, two, strict=True):
         for name in ("reward_helpful", "reward_safe", "reward"):
             assert ours[name] == pytest.approx(theirs[name], abs=1e-4)
+    assert one[2][PREFIX + "helpful"] == pytest.approx(two[2][PREFIX + "helpful"], abs=1e-3)
     assert one[0]["reward_helpful"] != 0 and 0 < one[0]["reward_safe"] < 1
     assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
 

@@ -193,15 +193,15 @@ def test_a_micro_batch_holds_at_least_a_sequence() -> None:
     assert of({"micro_batch_tokens": 110}).update["activations"] > of({"micro_batch_tokens": 109}).update["activations"]
 
 
-def test_with_lora_each_process_measures_the_whole_model_and_loads_its_shards() -> None:
+def test_with_lora_each_process_measures_with_two_blocks_at_a_time_and_loads_its_shards() -> None:
     four = of({"lora": {"rank": 3}, "hardware": {"processes": 4}})
-    assert four.reference_pass["gathered reference"] == 348 * 4
+    assert four.reference_pass["gathered reference"] == (44 + 2 * 152) * 4
     assert four.loading == (44 + 152) * 4  # the first block, more than a quarter of 348 + 384
 
 
-def test_each_process_loads_a_whole_value_model() -> None:
+def test_each_process_probes_the_first_block_of_a_value_model() -> None:
     two = of({"method": "ppo", "kl_coef": 0, "hardware": {"processes": 2}})
-    assert two.loading == 348 * 4 / 2 + 348 * 4
+    assert two.loading == 348 * 4 / 2 + (44 + 152) * 4
 
 
 def test_of_experts_the_first_blocks_are_the_dense_ones_and_one_more() -> None:
