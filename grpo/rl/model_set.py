@@ -60,7 +60,7 @@ class Models:
             with self.initial.gathered() as model:
                 yield model
         else:
-            with self.policy.gathered() as model, model.disable_adapter():
+            with self.policy.gathered() as model, without_adapters(model):
                 yield model
 
     @contextlib.contextmanager

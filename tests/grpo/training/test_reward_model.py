@@ -184,6 +184,23 @@ def test_a_score_is_the_models_own_at_the_last_token(model, tmp_path):
         torch.testing.assert_close(score_rows(model, [row]), plain(torch.tensor([row])).logits[0], atol=1e-5, rtol=0)
 
 
+def test_activations_that_are_computed_again_do_not_change_the_gradients(model_folder):
+    calls, gradients = [], []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        model = load_model(
+            REWARD_MODEL, model_folder, Hardware(device="cpu", gradient_checkpointing=recomputed)
+        ).train()
+        passes: list[int] = []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        score_rows(model, [[1, 5, 6, 7], [1, 5, 8]]).sum().backward()
+        calls.append(len(passes))
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert calls == [1, 2] and gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 10
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-6, rtol=1e-5)
+
+
 def test_the_scorer_batches_without_changing_a_score(model_folder, model, tmp_path, tokenizer):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
