@@ -29,6 +29,16 @@ LAYER = 4 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH + 2 * HIDDEN)
 MB = 1e6
 
 
+WAYS = {
+    "whole": "whole",
+    "shards": "policy or reference",
+    "adapters": "policy with adapters",
+    "reward model": "reward model",
+    "value model": "value model",
+}
+"""Ways of `shard_jobs.cost_of_loading`, and their names on the page."""
+
+
 def save(folder: Path, layers: int) -> int:
     """Writes the model. Returns its bytes in float32."""
     torch.manual_seed(0)
@@ -68,12 +78,13 @@ def main() -> int:
         rows, wrong = [], []
         for count in args.processes:
             loading = shard_jobs.cost_of_loading
-            costs = {way: peak(count, loading, small, large, way) for way in ("whole", "shards")}
-            cells = [f"{size / MB:,.0f} | {size / whole:.2f} | {seconds:.0f}" for size, seconds in costs.values()]
             allowed = 1.3 * whole / count + LAYER
-            rows.append(f"| {count} | {' | '.join(cells)} | {allowed / MB:,.0f} |")
-            print(rows[-1], flush=True)
-            wrong += [count] if costs["shards"][0] > allowed else []
+            for way, what in WAYS.items():
+                size, seconds = peak(count, loading, small, large, way)
+                limit = "" if way == "whole" else f"{allowed / MB:,.0f}"
+                rows.append(f"| {count} | {what} | {size / MB:,.0f} | {size / whole:.2f} | {seconds:.0f} | {limit} |")
+                print(rows[-1], flush=True)
+                wrong += [count] if way != "whole" and size > allowed else []
         copied = peak(1, shard_jobs.cost_of_copying, small, large, Path(folder) / "copy")
         wrong += [1] if copied[0] > 5 * LAYER else []
     text = page(" ".join(map(str, args.processes)), args.layers, whole, rows, copied)
@@ -92,11 +103,11 @@ def page(processes: str, layers: int, whole: int, rows: list[str], copied: tuple
 
 A Llama of {layers} layers, {whole / MB:,.0f} MB in float32 ({LAYER / MB:.0f} MB a layer), is read from bfloat16 by
 processes that share it. MB that the process with the highest peak holds of its own, their share of the whole, and
-seconds. *Whole*: each process loads the model and then keeps its shards. *Shards*: it reads its shards alone
+seconds. *Whole*: each process loads the model and then keeps its shards. Otherwise it reads its shards alone
 ([`grpo/model/sharded/`](../../grpo/model/sharded)). Allowed: 1.3 / N of the whole and a layer.
 
-| processes | whole, MB | of the whole | s | shards, MB | of the whole | s | allowed, MB |
-|--:|--:|--:|--:|--:|--:|--:|--:|
+| processes | model | MB | of the whole | s | allowed, MB |
+|--:|---|--:|--:|--:|--:|
 {chr(10).join(rows)}
 
 Copied, as by the stage `base`, it takes {copied[0] / MB:,.0f} MB and {copied[1]:.0f} s: the weights keep the type of
