@@ -124,9 +124,11 @@ def without_adapters(model: Any) -> Iterator[None]:
     PEFT's own `disable_adapter` freezes them meanwhile, and adapters that are frozen when FSDP gathers them for the
     first time would never be trained.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    layers: list[Any] = []
+    if hasattr(model, "peft_config"):
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+        layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer._disable_adapters = True
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -66,6 +68,14 @@ def test_offline_methods_sample_from_the_policy_as_it_was(model_folder, method, 
         sampled = logprobs(sampler)
     assert torch.equal(sampled, logprobs(made.policy)) == own
     assert torch.equal(sampled, before) != own
+
+
+def test_jobs_without_adapters_do_not_load_peft(model_folder, monkeypatch):
+    """It takes 50 MB in each process."""
+    monkeypatch.setitem(sys.modules, "peft.tuners.tuners_utils", None)  # an import would fail
+    made = models(model_folder)
+    with torch.no_grad(), made.reference_logprobs(1.0) as of:
+        assert of([[1, 5]], [[6, 7]]).shape == (1, 2)
 
 
 def test_the_reference_becomes_the_policy(model_folder):
