@@ -83,17 +83,17 @@ def shards(args: argparse.Namespace) -> dict[str, Any]:
     from grpo.config.common import Hardware
     from grpo.distributed.fsdp import local, shard
     from grpo.distributed.process_group import Parallel
-    from grpo.model.loading import load_policy
+    from grpo.model.loading import POLICY, load_policy
     from grpo.model.logprobs import completion_logprobs
-    from grpo.model.sharded.loading import _probed_blocks, _read_shards
+    from grpo.model.sharded.loading import _read_shards
 
     hardware = Hardware(device=args.device)
     parallel, dtype = Parallel(0, 1, 0, torch.device(args.device)), torch.bfloat16
     prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
     with tempfile.TemporaryDirectory() as place:
         folder = str(demo_model(Path(place)))
-        probed = _probed_blocks(folder, hardware)  # `load_sharded` would load the whole model for one process
-        read = _read_shards(folder, hardware, parallel, dtype, None, True, *probed) if probed else None
+        # `load_sharded` would load the whole model for one process
+        read = _read_shards(folder, hardware, parallel, POLICY, dtype, None, True, None)
         if read is None:
             return {"read_by_shards": False}
         models = {"read": read, "whole": shard(load_policy(folder, hardware), parallel, dtype=dtype)}

@@ -62,7 +62,9 @@ def load_sharded(
     """
     random = torch.get_rng_state()  # reading shards draws numbers, not equally many in each process
     experts = experts if experts != Experts() else None
-    sharded = _read_shards(model, hardware, parallel, kind, dtype, experts, trained and lora is None, part)
+    sharded = None
+    if parallel.world > 1:
+        sharded = _read_shards(model, hardware, parallel, kind, dtype, experts, trained and lora is None, part)
     if sharded is None:
         loaded = load_model(kind, model, hardware, lora)
         if experts is not None:
@@ -162,9 +164,9 @@ def _read_shards(
     trained: bool,
     part: Callable[[Any], nn.Module] | None,
 ) -> Sharded | None:
-    """The sharded model; None for one process, for a model that cannot be shortened, and if transformers cannot read
-    shards of one of its weights, such as of one that it joins from several along the dimension that is divided."""
-    if parallel.world == 1 or (probed := _probed_blocks(kind, model, hardware)) is None:
+    """The sharded model; None if it cannot be shortened, or if transformers cannot read shards of one of its weights,
+    such as of one that it joins from several along the dimension that is divided."""
+    if (probed := _probed_blocks(kind, model, hardware)) is None:
         return None
     first, short = probed
     routers = prepare_routers(short, model, experts) if experts is not None else []

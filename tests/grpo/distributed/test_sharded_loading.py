@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.system
 LAYER = 4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512
 """Weights of a layer of `large`: four projections of attention, three of the MLP, two norms."""
 LAYERS = 16
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 MB = 1e6
 
 
@@ -33,7 +35,7 @@ def team(request):
     started.dismiss()
 
 
-@pytest.mark.parametrize("way", [*shard_jobs.WAYS])
+@pytest.mark.parametrize("way", ["shards", "adapters", SLOW("reward model"), SLOW("value model")])
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_process_holds_its_shares_and_the_first_layer(count: int, way: str, tmp_path: Path) -> None:
     build("llama", tmp_path / "small")
@@ -79,7 +81,7 @@ def test_its_shares_are_those_of_the_files(kind: str, team: parallel_jobs.Team, 
         assert len(found["weights"].keys() & saved.keys()) > 10
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe"])  # gemma2's embeddings are its head as well
+@pytest.mark.parametrize("kind", ["llama", "gemma2", SLOW("qwen3_moe")])  # gemma2's embeddings are its head as well
 def test_a_value_model_is_the_policys_transformer_under_a_new_head(
     kind: str, team: parallel_jobs.Team, tmp_path: Path
 ) -> None:
@@ -94,7 +96,7 @@ def test_a_value_model_is_the_policys_transformer_under_a_new_head(
         assert len(weights.keys() & saved.keys()) > 10 and "lm_head.weight" not in weights
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, SLOW(4)])
 def test_a_reward_models_new_head_is_the_one_that_a_process_alone_draws(
     seed: int, team: parallel_jobs.Team, tmp_path: Path
 ) -> None:
