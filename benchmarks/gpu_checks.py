@@ -88,7 +88,7 @@ def shards(args: argparse.Namespace) -> dict[str, Any]:
     from grpo.model.sharded.loading import _read_shards
 
     hardware = Hardware(device=args.device)
-    parallel, dtype = Parallel(0, 1, 0, torch.device(args.device)), torch.bfloat16
+    parallel, dtype = Parallel.alone(torch.device(args.device)), torch.bfloat16
     prompts = [[5 + (i + j) % 40 for j in range(12)] for i in range(4)]
     with tempfile.TemporaryDirectory() as place:
         folder = str(demo_model(Path(place)))

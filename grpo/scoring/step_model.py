@@ -64,21 +64,21 @@ def step_logits(model: Any, examples: Sequence[Steps]) -> Tensor:
 
 
 @torch.inference_mode()
-def score_steps(
-    model: Sharded, groups: Sequence[Sequence[Steps]], max_tokens: int, parallel: Parallel
-) -> list[list[list[float]]]:
+def score_steps(model: Sharded, groups: Sequence[Sequence[Steps]], max_tokens: int) -> list[list[list[float]]]:
     """A score in [0, 1] for each step of each example of each group: the estimated probability that a correct answer
     can follow. A micro-batch has examples of one group. All processes must call it together, each with its groups."""
-    batches: list[list[Steps]] = []
-    for examples in groups:
+    batches: list[list[tuple[int, int]]] = []  # numbers of a group and of an example in it
+    for number, examples in enumerate(groups):
         prompts, rests = [e.prompts[0] for e in examples], [e.rests[0] for e in examples]
         units = [[i] for i in range(len(examples))]
-        batches += ([examples[i] for i in batch] for batch in micro_batches(prompts, rests, units, max_tokens))
-    scored = parallel.map_together(lambda batch: model(step_logits, batch).sigmoid().tolist(), batches, FILLER)
-    scores: dict[int, list[float]] = {}
+        batches += ([(number, i) for i in batch] for batch in micro_batches(prompts, rests, units, max_tokens))
+    chains = [[groups[number][i] for number, i in batch] for batch in batches]
+    scored = model.parallel.map_together(lambda batch: model(step_logits, batch).sigmoid().tolist(), chains, FILLER)
+    scores: list[list[list[float]]] = [[[] for _ in examples] for examples in groups]
     for batch, of_batch in zip(batches, map(iter, scored), strict=True):
-        scores |= {id(example): [next(of_batch) for _ in example.places] for example in batch}
-    return [[scores[id(example)] for example in examples] for examples in groups]
+        for number, i in batch:
+            scores[number][i] = [next(of_batch) for _ in groups[number][i].places]
+    return scores
 
 
 class StepScorer:
@@ -86,9 +86,9 @@ class StepScorer:
 
     def __init__(self, folder: str, hardware: Hardware, max_tokens: int = 16384, parallel: Parallel | None = None):
         """Loads the model from a folder, sharded over the processes of `parallel`. None: this process has it whole."""
-        self.parallel = parallel or Parallel.alone(choose_device(hardware))
+        parallel = parallel or Parallel.alone(choose_device(hardware))
         self.tokenizer = load_tokenizer(folder)
-        self.model = load_sharded(folder, hardware, self.parallel, kind=REWARD_MODEL, trained=False)
+        self.model = load_sharded(folder, hardware, parallel, kind=REWARD_MODEL, trained=False)
         self.max_tokens = max_tokens
         if not hasattr(self.model.model.config, MARK):
             raise InputError(f"{folder}: no process reward model; jobs of kind process_reward_model train one")
@@ -102,7 +102,7 @@ class StepScorer:
             for (messages, responses), of_group in zip(groups, ends, strict=True)
         ]
         steps: list[list[list[tuple[int, float]]]] = []
-        scored = score_steps(self.model, examples, self.max_tokens, self.parallel)
+        scored = score_steps(self.model, examples, self.max_tokens)
         for of_group, scores in zip(ends, map(iter, scored), strict=True):
             steps.append([list(zip(of, next(scores), strict=True)) if of else [] for of in of_group])
         return steps

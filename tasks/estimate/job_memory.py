@@ -15,7 +15,16 @@ from grpo.config.supervised import Supervised
 from grpo.data.token_shards import SAMPLE_BYTES
 from grpo.rl.method_table import value_model
 from tasks.estimate.architecture import Architecture
-from tasks.estimate.memory import DeviceMemory, Lengths, Parts, devices, loads_whole, moment_bytes, step_memory
+from tasks.estimate.memory import (
+    DeviceMemory,
+    Lengths,
+    Parts,
+    devices,
+    loads_whole,
+    measuring_weights,
+    moment_bytes,
+    step_memory,
+)
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
@@ -57,7 +66,7 @@ def rl_memory(
     if reward_models:
         itemsize = _BYTES[settings.hardware.dtype]
         more["reward models"] = reward_models * a.weights() * itemsize / devices(settings)
-        gathered = (a.outer_weights + 2 * a.largest_block) * itemsize if devices(settings) > 1 else 0
+        gathered = measuring_weights(a) * itemsize if devices(settings) > 1 else 0
         phases["measuring"] = max(phases["measuring"], sum(step.held.values()) + gathered)
     if value_model(settings) == "model":
         trained = a.weights() * _BYTES[settings.hardware.to_train().dtype]

@@ -201,18 +201,19 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
     if not reads_reference(settings):
         return {}
     itemsize, tokens = _itemsize(settings.hardware), 4 * settings.micro_batch_tokens
+    copied = devices(settings) > 1 if settings.lora is None else _gathers(settings)
     return {
-        "gathered reference": measuring_weights(a, settings) * itemsize,
+        # With LoRA the reference is the policy, which mixed precision copies in one process too.
+        "gathered reference": measuring_weights(a) * itemsize if copied else 0,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
         "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
     }
 
 
-def measuring_weights(a: Architecture, settings: RL) -> int:
-    """Number of weights that are gathered at once when a model measures: two blocks and what is outside of blocks. With
-    LoRA the reference is the policy, which mixed precision copies in one process too."""
-    copied = devices(settings) > 1 if settings.lora is None else _gathers(settings)
-    return a.outer_weights + 2 * a.largest_block if copied else 0
+def measuring_weights(a: Architecture) -> int:
+    """Number of weights that are gathered at once when a sharded model measures: two blocks and what is outside of
+    blocks."""
+    return a.outer_weights + 2 * a.largest_block
 
 
 def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:

@@ -28,7 +28,7 @@ from grpo.model.sharded.loading import load_sharded
 from grpo.training.optimizer import make_optimizer
 
 VOCABULARY = 67
-ALONE = Parallel(0, 1, 0, torch.device("cpu"))
+ALONE = Parallel.alone(torch.device("cpu"))
 FILLER = ([1, 2], 0.0)  # what a process with nothing left to learn learns nothing from
 
 

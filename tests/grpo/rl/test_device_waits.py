@@ -22,7 +22,7 @@ from grpo.rl.update import Update
 from grpo.training.totals import Totals
 from tests.support.device_waits import CAUSAL_BIAS, DeviceWaits, causal_mask
 
-STAND_IN = Parallel(0, 1, 0, torch.device("meta"))
+STAND_IN = Parallel.alone(torch.device("meta"))
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 COMPLETIONS = [[10, 11], [12, 13, 14], [10, 12], [13, 11, 10]]
 
