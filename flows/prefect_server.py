@@ -94,7 +94,7 @@ def prefect_server(logs: Path) -> Iterator[None]:
             PREFECT_API_AUTH_STRING: own.password,
             PREFECT_LOGGING_TO_API_ENABLED: False,  # nobody opens its pages
         }
-        with temporary_settings(settings), without_heartbeat():
+        with temporary_settings(settings), without_heartbeat(), own.must_live():
             _short_lived = True
             yield
     finally:
@@ -139,6 +139,20 @@ class _OwnServer:
             time.sleep(0.05)
         fcntl.flock(self.output, fcntl.LOCK_UN)
         return f"http://{HOST}:{self.port}/api"
+
+    @contextlib.contextmanager
+    def must_live(self) -> Iterator[None]:
+        """Says in one line that the server has ended if a request in the block fails for that reason."""
+        import httpx
+
+        try:
+            yield
+        except httpx.TransportError as error:
+            if is_open(self.port):
+                raise
+            raise InputError(
+                f"the local Prefect server ended ({error}); see {self.log}; the same command again goes on"
+            ) from error
 
     def _answers(self) -> bool:
         """Whether it answers. The kernel also accepts connections for a server that cannot, and Prefect's client would

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.home import home
 from flows.prefect_server import _OwnServer, check_server, free_port, prefect_server
@@ -108,3 +110,21 @@ def test_a_server_that_listens_but_never_answers_is_one_line(tmp_path: Path, mon
     finally:
         os.kill(server.process.pid, signal.SIGCONT)
         server.stop()
+
+
+def test_a_server_that_ends_during_a_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+    @flow
+    def nothing() -> None:
+        pass
+
+    few_retries = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+    ended = pytest.raises(InputError, match="the local Prefect server ended .*; see .*; the same command again goes on")
+    with few_retries, ended, prefect_server(tmp_path / "logs"):
+        nothing()
+        port = int(PREFECT_API_URL.value().split(":")[2].split("/")[0])
+        [server] = [child for child in psutil.Process().children() if str(port) in child.cmdline()]
+        server.kill()
+        server.wait()
+        nothing()
