@@ -221,7 +221,9 @@ class WorkerHandle:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-        return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+        if code < 0 or code > 128:  # of the helper itself, or of the worker below it
+            return f"signal {signal.Signals(-code if code < 0 else code - 128).name}"
+        return f"exit code {code}"
 
     def interrupt(self) -> None:
         """Ends the running item and prevents further ones. May be called from any thread."""

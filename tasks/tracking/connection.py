@@ -151,5 +151,11 @@ class Connection:
                     ) from error
                 if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", reason):  # below six layers of "failed with"
                     reason = system[1]
-                message = f"MLflow at {self.uri} failed: {reason[:300]}; start that server or give another tracking uri"
-                raise InputError(message) from error
+                raise InputError(f"MLflow at {self.uri} failed: {reason[:300]}; {self._remedy(reason)}") from error
+
+    def _remedy(self, reason: str) -> str:
+        if not self.sqlite:
+            return "start that server or give another tracking uri"
+        if "malformed" in reason or "not a database" in reason:
+            return "that file is damaged: restore it from a copy, or move it away, and a new one begins"
+        return "look at that file, or give another tracking uri"

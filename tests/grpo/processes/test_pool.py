@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import operator
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -141,6 +142,11 @@ def prepare() -> None:
 
 def fail_to_prepare() -> None:
     raise RuntimeError("no such library")
+
+
+def kill_the_supervisor() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
 
 
 def prepared() -> tuple[list[int], int]:
@@ -295,8 +301,9 @@ def test_workers_that_cannot_start_stop_the_run() -> None:
         outcome(pool.submit(abs, -1))
     with Pool(1, 60.0, GIB, eat) as pool, pytest.raises(RuntimeError, match="could not start: MemoryError"):
         outcome(pool.submit(abs, -1))
-    with Pool(1, 60.0, None, os.abort) as pool, pytest.raises(RuntimeError, match="while it started: signal SIGABRT"):
-        outcome(pool.submit(abs, -1))
+    for end, name in ((os.abort, "SIGABRT"), (kill_the_supervisor, "SIGKILL")):
+        with Pool(1, 60.0, None, end) as pool, pytest.raises(RuntimeError, match=f"while it started: signal {name}"):
+            outcome(pool.submit(abs, -1))
 
 
 def test_a_pool_without_workers_is_refused() -> None:

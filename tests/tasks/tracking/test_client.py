@@ -247,7 +247,7 @@ def test_the_end_of_a_run_is_not_given_up_while_mlflow_takes_other_calls(trackin
 
 def test_a_store_that_fails_at_the_start_stops_the_run(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is not a database, it is a text file of some length")
-    with pytest.raises(InputError, match=r"file is not a database.*another tracking uri"):
+    with pytest.raises(InputError, match=r"file is not a database; that file is damaged: restore it"):
         Tracking(default_uri(tmp_path)).recipe_run("r1", "n", {}, {})
     with pytest.raises(InputError, match=r"http://127.0.0.1:9 failed"):
         Tracking("http://127.0.0.1:9").recipe_run("r1", "n", {}, {})
