@@ -118,6 +118,15 @@ class Parallel:
             function(filler)
         return results
 
+    def deal(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's items, which are dealt out in turn."""
+        return items[self.rank :: self.world]
+
+    def collect(self, own: Sequence[T]) -> list[T]:
+        """One result for each item that was dealt out, in the order of the items, from each process's own."""
+        hands = self.all_gather(own)
+        return [hands[i % self.world][i // self.world] for i in range(sum(map(len, hands)))]
+
     def barrier(self) -> None:
         """Waits until all processes have called it."""
         if self.world > 1:

@@ -69,8 +69,8 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     setattr(config, MARK, settings.label)
     steps = planned_steps(len(train), settings, settings.epochs, settings.max_steps)
     done = fit(job, sharded, train, step_loss, settings, steps)
-    # Each process scores all of them.
-    (scores,) = score_steps(sharded, [[example for _, example in held_out]], settings.micro_batch_tokens)
+    (own,) = score_steps(sharded, [parallel.deal([example for _, example in held_out])], settings.micro_batch_tokens)
+    scores = parallel.collect(own)
     sharded.save(job.out)
     if parallel.is_main:
         save_tokenizer(tokenizer, job.model, job.out)

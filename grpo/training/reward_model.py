@@ -133,13 +133,10 @@ def _score(model: Sharded, examples: Sequence[Preferences], max_tokens: int) -> 
         batches[-1].append(example)
         room -= example.tokens
     parallel = model.parallel
-    mine = range(parallel.rank, len(batches), parallel.world)
-    own = parallel.map_together(lambda i: model(_scores, batches[i]).tolist(), mine, 0)
-    parts = parallel.all_gather(dict(zip(mine, own, strict=True)))
-    scores = {i: score for part in parts for i, score in part.items()}
+    own = parallel.map_together(lambda batch: model(_scores, batch).tolist(), parallel.deal(batches), batches[0])
     rows: list[Row] = []
-    for i, batch in enumerate(batches):
-        left = iter(scores[i])
+    for batch, scores in zip(batches, parallel.collect(own), strict=True):
+        left = iter(scores)
         for example in batch:
             rows += _scored(example, [next(left) for _ in example.prompts])
     return rows

@@ -387,6 +387,8 @@ def talk(parallel: Parallel) -> dict[str, Any]:
         "same": parallel.broadcast(f"from {rank}"),
         "reduced": parallel.reduce(stats),
         "nan": parallel.reduce(nan),
+        "dealt": parallel.deal("abcdef"),
+        "collected": parallel.collect([letter.upper() for letter in parallel.deal("abcdef")]),
         "main": parallel.is_main,
     }
 

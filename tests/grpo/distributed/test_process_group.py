@@ -102,6 +102,7 @@ def test_processes_tell_each_other(teams):
         assert told["same"] == "from 0"
         assert told["reduced"] == {"loss": 10.0, "ratio_max": 3.0, "ratio_min": 0.0, "only_others": 6.0}
         assert np.isnan(told["nan"]["ratio_max"])
+        assert told["dealt"] == ["ae", "bf", "c", "d"][rank] and told["collected"] == [*"ABCDEF"]
         assert told["main"] == (rank == 0)
 
 

@@ -165,6 +165,26 @@ def test_a_reward_model_too_and_its_held_out_scores(sft, tmp_path):
     assert [row["chosen_score"] for row in one] == pytest.approx([row["chosen_score"] for row in two], abs=1e-3)
 
 
+@pytest.mark.slow
+def test_a_process_reward_model_too_and_its_held_out_scores(sft, tmp_path):
+    rows = []
+    for i in range(24):
+        steps = ["yes " * (i % 3 + k + 1) for k in range(i % 4 + 1)]
+        ends = [sum(len(step) + 1 for step in steps[: k + 1]) - 1 for k in range(len(steps))]
+        right = [(i + k) % 3 for k in range(len(steps))]
+        asked = {"messages": user(f"Say {i}"), "response": "\n".join(steps) + "\n", "ends": ends}
+        rows.append({**asked, "right": right, "rollouts": 2, "held_out": i % 3 == 0})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
+    fields = {"model": sft / "out", "data": tmp_path / "data.parquet", "settings": {**SFT, "max_steps": 4}}
+    for processes in (1, 3):
+        run_in(write_job(tmp_path / str(processes), "process_reward_model", **fields), processes)
+    assert_same(tmp_path / "1", tmp_path / "3", within=1e-5)
+    one, three = (read_held_out(tmp_path / folder / "out") for folder in ("1", "3"))
+    assert [row["messages"] for row in one] == [row["messages"] for row in three] and len(one) == 8
+    for ours, theirs in zip(one, three, strict=True):
+        assert len(ours["scores"]) == len(ours["ends"]) and ours["scores"] == pytest.approx(theirs["scores"], abs=1e-3)
+
+
 def test_wrong_input_is_one_line_in_several_processes_too(rl_fields, tmp_path):
     job = write_job(tmp_path, "rl", **{**rl_fields, "model": "/no/such/model"})
     with start(job, 2) as process:
