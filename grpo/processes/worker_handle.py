@@ -221,7 +221,7 @@ class WorkerHandle:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-        if code < 0 or code > 128:  # of the helper itself, or of the worker below it
+        if code < 0 or code > 128:  # of the supervisor itself, or of its child
             return f"signal {signal.Signals(-code if code < 0 else code - 128).name}"
         return f"exit code {code}"
 
