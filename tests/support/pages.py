@@ -106,9 +106,17 @@ class Pages:
 
     def open_run(self, id: str, tab: str = "Logs") -> None:
         self._run = id, tab
-        # A busy server may never send the last of the page, which nobody waits for.
-        self.page.goto(f"{self.prefect}/runs/flow-run/{id}", wait_until="commit")
-        self.page.get_by_role("tablist").get_by_text(tab, exact=True).click()
+
+        def opened() -> bool:
+            # A busy server may never send the last of the page, which nobody waits for.
+            self.page.goto(f"{self.prefect}/runs/flow-run/{id}", wait_until="commit")
+            try:
+                self.page.get_by_role("tablist").get_by_text(tab, exact=True).click(timeout=LOOK_S * 1000)
+            except TimeoutError:  # nor the first of it
+                return False
+            return True
+
+        self.installation.wait(opened, f"the tab {tab} of flow run {id}")
 
     def see_state(self, *names: str) -> str:
         """Wait until the run's badge says one of these, and return it."""
