@@ -109,8 +109,9 @@ class Pages:
 
         def opened() -> bool:
             # A busy server may never send the last of the page, which nobody waits for.
-            self.page.goto(f"{self.prefect}/runs/flow-run/{id}", wait_until="commit")
+            address = f"{self.prefect}/runs/flow-run/{id}"
             try:
+                self.page.goto(address, wait_until="commit", timeout=LOOK_S * 1000)
                 self.page.get_by_role("tablist").get_by_text(tab, exact=True).click(timeout=LOOK_S * 1000)
             except TimeoutError:  # nor the first of it
                 return False
