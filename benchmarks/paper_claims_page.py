@@ -44,7 +44,7 @@ def page(
             f"`{COMMAND}` on {machine()}. {cost}",
             "",
             "*holds*, *does not hold here* and *undecided* are verdicts on a model of 0.4 million parameters and sums",
-            "of single digits, not on the papers. The design, with the rule of decision, is in",
+            "with brackets, not on the papers. The design, with the rule of decision, is in",
             "[paper_claims.toml](../benchmarks/paper_claims.toml), which was written before the first run.",
             "",
             f"The options belong to `{COMMAND}`; without any, it does all questions.",

@@ -27,7 +27,7 @@ NOT_INSTALLED = {
     "grpo/requirements.txt",
     "grpo/trainers/verl/requirements.txt",
 }
-SMALL = [f"problems.sources.{number}.count=60" for number in range(3)]
+SMALL = [f"problems.sources.{number}.count=60" for number in range(2)]
 
 
 class Installed(NamedTuple):

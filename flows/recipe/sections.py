@@ -18,6 +18,7 @@ from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
 from tasks.evaluation.sets.settings import SetData, check_names
 from tasks.preferences.files import PreferenceFile
 from tasks.problems.miniature.everyday import EverydaySource
+from tasks.problems.miniature.sums import SumsSource
 from tasks.problems.sources import FileSource, HubSource, ReasoningGymSource
 
 
@@ -27,7 +28,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-Source = Annotated[ReasoningGymSource | FileSource | HubSource | EverydaySource, Field(discriminator="kind")]
+Source = Annotated[
+    ReasoningGymSource | FileSource | HubSource | SumsSource | EverydaySource, Field(discriminator="kind")
+]
 
 
 ZeroTemplate = Annotated[str, BeforeValidator(lambda text: BOXED_ZERO_TEMPLATE if text == "boxed" else text)]

@@ -13,6 +13,7 @@ from grpo.errors import InputError
 from tasks.problems.files import rows
 from tasks.problems.load import load
 from tasks.problems.miniature.everyday import EverydaySource, load_everyday
+from tasks.problems.miniature.sums import SumsSource, load_sums
 from tasks.problems.rows import read_row
 from tasks.problems.sources import FileSource, HubSource
 from tasks.store.manifest import Manifest
@@ -45,4 +46,6 @@ def _some(source: Source, seed: int) -> list[Problem]:
         read = ((where, row) for where, row in rows(source) if not isinstance(row, InputError))
         return [read_row(source, where, row) for where, row in islice(read, LOOKED_AT)]
     few = source.model_copy(update={"count": min(source.count, LOOKED_AT)})
-    return (load_everyday(few, seed) if isinstance(few, EverydaySource) else load(few, seed)).problems
+    if isinstance(few, EverydaySource):
+        return load_everyday(few, seed).problems
+    return (load_sums(few, seed) if isinstance(few, SumsSource) else load(few, seed)).problems

@@ -26,6 +26,7 @@ from tasks.problems.miniature.everyday import (
     load_everyday,
     load_held_out,
 )
+from tasks.problems.miniature.sums import SUMS_VERSION, SumsSource, load_sums
 from tasks.problems.normal_form import HELD_OUT as SALT
 from tasks.problems.normal_form import normal_form
 from tasks.problems.rows import ROWS_VERSION
@@ -53,6 +54,8 @@ def build(context: Context) -> Outcome:
             by_source |= dict.fromkeys((p.id for p in result.problems), False)
             by_source |= dict.fromkeys((p.id for p in evaluated), True)
             result.problems.extend(evaluated)
+        elif isinstance(source, SumsSource):
+            result = load_sums(source, context.seed)
         else:
             result = load(source, context.seed)
         style = source.answer_style or config.answer_style
@@ -163,13 +166,16 @@ def test_set_file(artifact: Path, name: str) -> Path:
 
 def code(config: Problems) -> dict[str, Any]:
     """What decides the result in addition to the settings: the entries used from the table of known test sets; the
-    version of the miniature world's general prompts, if used; and the version of the row reader, if there are rows."""
+    versions of the miniature world's general prompts and sums, if used; and the version of the row reader, if there are
+    rows."""
     known = {of.name: asdict(of.known) for of in config.test_sets if of.known is not None}
     everyday = any(isinstance(source, EverydaySource) for source in config.sources)
+    sums = any(isinstance(source, SumsSource) for source in config.sources)
     rows = config.test_sets or any(isinstance(source, FileSource | HubSource) for source in config.sources)
     return (
         ({"known_sets": known} if known else {})
         | ({"everyday": EVERYDAY_VERSION} if everyday else {})
+        | ({"sums": SUMS_VERSION} if sums else {})
         | ({"rows": ROWS_VERSION} if rows else {})
     )
 

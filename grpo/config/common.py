@@ -36,19 +36,20 @@ class Sampling(Settings):
 
 
 class Optimizer(Settings):
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
-    kind: Literal["adamw", "adamw_8bit"] = Field(
+    kind: Literal["adamw", "adamw_8bit", "muon"] = Field(
         "adamw",
         description="adamw_8bit: each moment takes one byte per weight, instead of the weights' dtype; needs "
-        "bitsandbytes, on a CPU or a CUDA GPU. TRL's optim='adamw_8bit'.",
+        "bitsandbytes, on a CPU or a CUDA GPU. TRL's optim='adamw_8bit'. muon: Muon for the matrices of hidden layers, "
+        "AdamW for other weights; fewer steps from a random start. One process, not for RL.",
     )
     learning_rate: float = Field(gt=0, lt=1, description="Peak learning rate. R1: 5e-5 for SFT, 3e-6 for RL.")
     final_learning_rate_share: float = Field(
         1.0, ge=0, le=1, description="Cosine decay ends at this share of the peak. R1 SFT: 0.1; RL: 1.0 (constant) [I]."
     )
     warmup_steps: int = Field(0, ge=0, description="Linear warm-up, optimizer steps. Unpublished.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay. Unpublished.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay. Unpublished.")
     adam_beta2: float = Field(0.95, gt=0, lt=1, description="AdamW second-moment decay. Unpublished.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping by global norm. Unpublished.")
 

@@ -243,6 +243,12 @@ class RL(Settings):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_is_for_rl(self) -> RL:
+        if self.optimizer.kind == "muon":
+            raise ValueError("optimizer.kind 'muon' is for pretraining, SFT and reward models; take 'adamw'")
+        return self
+
+    @model_validator(mode="after")
     def _weights_move(self) -> RL:
         rates = [] if self.lora else [self.optimizer.learning_rate]  # adapters are float32
         if self.method == "ppo" and self.ppo.value == "model":

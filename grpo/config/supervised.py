@@ -35,6 +35,15 @@ class Supervised(Settings):
             self.hardware.check_learning_rate(self.optimizer.learning_rate)
         return self
 
+    @model_validator(mode="after")
+    def _matrices_are_whole(self) -> Supervised:
+        if self.optimizer.kind == "muon" and self.hardware.processes * self.hardware.nodes > 1:
+            raise ValueError(
+                "optimizer.kind 'muon' needs whole matrices; set hardware.processes and hardware.nodes to 1, or take "
+                "'adamw'"
+            )
+        return self
+
 
 class Pretrain(Supervised):
     """A small Llama-style base model with its own tokenizer, for recipes that start from nothing."""

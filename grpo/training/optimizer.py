@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from grpo.config.common import Optimizer
 from grpo.errors import InputError
+from grpo.training.muon import Muon, groups_of
 
 Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]
 
 
 def make_optimizer(parameters: Parameters, settings: Optimizer) -> torch.optim.Optimizer:
-    """Creates the AdamW variant in the settings. Parameter groups may have their own peak learning rate ("lr"). Raises
+    """Creates the optimizer in the settings. Parameter groups may have their own peak learning rate ("lr"). Raises
     InputError if that variant is not installed or does not support the parameters' device."""
     options: dict[str, Any] = {
         "lr": settings.learning_rate,
@@ -23,6 +25,11 @@ def make_optimizer(parameters: Parameters, settings: Optimizer) -> torch.optim.O
         "weight_decay": settings.weight_decay,
     }
     return KINDS[settings.kind](parameters, options)
+
+
+def trained(model: nn.Module, settings: Optimizer) -> Parameters:
+    """The model's trained parameters, in the groups that the optimizer in the settings needs."""
+    return groups_of(model) if settings.kind == "muon" else [p for p in model.parameters() if p.requires_grad]
 
 
 def learning_rate_share(step: int, steps: int, settings: Optimizer) -> float:
@@ -54,7 +61,12 @@ def _adamw_8bit(parameters: Parameters, options: dict[str, Any]) -> torch.optim.
     return optimizer
 
 
+def _muon(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
+    return Muon([*parameters], **options)
+
+
 KINDS: dict[str, Callable[[Parameters, dict[str, Any]], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adamw_8bit": _adamw_8bit,
+    "muon": _muon,
 }

@@ -23,7 +23,7 @@ from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss
-from grpo.training.optimizer import learning_rate_share, make_optimizer
+from grpo.training.optimizer import learning_rate_share, make_optimizer, trained
 from grpo.training.totals import Totals
 
 Loss = Callable[[Any, list[Example]], Tensor]
@@ -49,7 +49,7 @@ def fit(
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(parameters, settings.optimizer)
+    optimizer = make_optimizer(trained(model, settings.optimizer), settings.optimizer)
     parallel, kept = model.parallel, ({"model": model}, {"adamw": optimizer})
     selection = validate and validate.selection
     latest = checkpoint.load_latest(parallel, job.state, *kept, selection.needed if selection else None)

@@ -90,7 +90,7 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
         sampling=Sampling(max_new_tokens=1),
         engine=VLLM(kind="server"),
         micro_batch_tokens=settings.micro_batch_tokens,
-        optimizer=settings.optimizer,
+        optimizer=settings.optimizer.model_copy(update={"kind": settings.optimizer.kind.replace("muon", "adamw")}),
         hardware=settings.hardware.model_copy(update={"trainer": None}),
         lora=getattr(settings, "lora", None),
     )

@@ -89,8 +89,7 @@ def loads_whole(settings: Supervised | RL) -> bool:
 
 def moment_bytes(settings: RL) -> float:
     """Bytes of one of AdamW's two moments, per trained weight."""
-    kinds: dict[str, float] = {"adamw": _trained_itemsize(settings), "adamw_8bit": CODES}
-    return kinds[settings.optimizer.kind]
+    return CODES if settings.optimizer.kind == "adamw_8bit" else _trained_itemsize(settings)
 
 
 def activation_bytes(a: Architecture, itemsize: int, keys_per_token: float = 1.0) -> float:

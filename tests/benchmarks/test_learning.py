@@ -15,10 +15,12 @@ def result(dev2: float, refused: float = 0.0) -> dict[str, Any]:
     common = {"format": 1.0, "refusal": 1.0, "refused_harmless": 0.0, "over_refusal": refused, "win_rate_dev3": 0.8}
     accuracy = {"base": 0.0, "dev1": 0.25, "dev2": dev2, "dev3": 0.5, "r1": 0.5}
     table = {
-        name: {**common, "pass@1": value, "stated": value, "alignment_ci95": [5.0, 6.0] if name == "r1" else [1.0, 2.0]}
+        name: {**common, "pass@1": value, "stated": value, "steps_right": 0.97}
+        | {"alignment_ci95": [5.0, 6.0] if name == "r1" else [1.0, 2.0]}
         for name, value in accuracy.items()
     }
-    table["base"]["format"] = 0.125
+    table["base"] |= {"format": 0.125, "stated": 0.25}
+    table["dev1"]["steps_right"] = 0.85
     rewards = {"helpful_held_out_accuracy": 0.9, "safe_held_out_accuracy": 0.96}
     return {"stages": [{"name": "reward_models", "metrics": rewards}], "checkpoints": table}
 

@@ -20,7 +20,7 @@ GATE = (
     'gates=[{name = "enough", after = "problems", on_failure = "ask", '
     'conditions = [{metric = "reasoning_train", above = 1000000}]}]'
 )
-SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems.sources.2.count=60", GATE]
+SMALL = ["problems.sources.0.count=120", "problems.sources.1.count=60", GATE]
 DEADLINE_S = 600.0
 
 

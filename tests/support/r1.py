@@ -16,11 +16,10 @@ from flows.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[2]
 SMALLER = [
-    "problems.sources.0.count=260",
-    "problems.sources.1.count=260",
-    "problems.sources.2.count=200",
-    "problems.sources.0.parameters={min_terms=2,max_terms=2,min_digits=1,max_digits=1}",
-    "problems.sources.1.parameters={min_terms=2,max_terms=2,min_digits=1,max_digits=1}",
+    "problems.sources.0.count=520",
+    "problems.sources.0.min_terms=2",
+    "problems.sources.0.max_terms=2",
+    "problems.sources.1.count=200",
     "problems.held_out_max=24",
     "base.documents=6000",
     "base.pretrain.hidden=48",

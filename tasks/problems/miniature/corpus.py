@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-import re
 
 from tasks.problems.miniature.everyday import draw
 from tasks.problems.miniature.phrases import LANGUAGES, PHRASES
-from tasks.problems.miniature.prompts import random_sum
+from tasks.problems.miniature.sums import long_sums, random_sum
 from tasks.problems.miniature.writers import Habits, everyday_reply, sum_reasoning
 from tasks.problems.normal_form import place
 
-BASE_HABITS = Habits(careful=0.85, mixes_languages=0.2, slips=0.01, answers=0.7, courteous=0.4, refuses=0.65)
-_SUM = re.compile(r"-?\d+(?: [+-] \d+){2,}")
-TERMS = 2, 5
+BASE_HABITS = Habits(mixes_languages=0.2, slips=0.6, answers=0.7, courteous=0.4, refuses=0.65)
+"""Most operations that reach another ten lose it, so that a low temperature does not find the right results."""
+TERMS = 2, 7
 """Minimum and maximum number of terms in a sum."""
-SUM_SHARE = 0.75
+SUM_SHARE = 0.6
 """Share of documents that are about sums."""
 LEFT_OUT = 0.2
 """Share of the sums of three or more numbers that appear in no document, neither as its exercise nor as an intermediate
 line. It covers the sums that recipes hold out (tasks/problems/normal_form.py) and some more; a recipe may hold out
 less."""
-CORPUS_VERSION = 3
+CORPUS_VERSION = 4
 """Raised when the same settings give a different text."""
 
 
@@ -42,7 +41,7 @@ def held_out_sums(text: str) -> int:
 
 def is_left_out(line: str) -> bool:
     """Whether a line contains a sum of three or more numbers on the held-out side."""
-    return any(place(found.replace(" ", "")) < LEFT_OUT for found in _SUM.findall(line))
+    return any(place(found) < LEFT_OUT for found in long_sums(line))
 
 
 def _document(rng: random.Random, tagged_share: float) -> str:
@@ -70,7 +69,7 @@ def _worked_sum(rng: random.Random, language: str) -> tuple[str, str, str]:
     lines that may be left out, and would otherwise become rare."""
     terms = rng.randint(*TERMS)
     while True:
-        expression = random_sum(rng, (terms, terms))
+        expression, _ = random_sum(rng, terms)
         reasoning, answer = sum_reasoning(expression, language, BASE_HABITS, rng)
         if not held_out_sums(f"{expression}\n{reasoning}"):
             return expression, reasoning, answer

@@ -17,7 +17,6 @@ class Phrases:
     first: str
     then: str
     so: str
-    glance: str
 
 
 PHRASES = {
@@ -28,7 +27,6 @@ PHRASES = {
         first="first",
         then="then",
         so="so the result is",
-        glance="at a glance the result is",
     ),
     "de": Phrases(
         leads=("aufgabe: {}", "berechne {}", "{}", "was ist {}", "wir suchen {} heute"),
@@ -37,6 +35,5 @@ PHRASES = {
         first="zuerst",
         then="dann",
         so="also ist das ergebnis",
-        glance="auf einen blick ist das ergebnis",
     ),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +12,7 @@ from grpo.errors import InputError
 from tasks.problems.miniature.everyday import EverydayPrompt, everyday_prompts
 from tasks.problems.miniature.everyday_phrases import EVERYDAY
 from tasks.problems.miniature.phrases import LANGUAGES, PHRASES
-from tasks.problems.miniature.prompts import expression_of
+from tasks.problems.miniature.sums import expression_of, step
 
 
 class Habits(BaseModel):
@@ -21,9 +20,8 @@ class Habits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    careful: float = Field(ge=0, le=1, description="Sums worked out step by step; the rest are guessed.")
     mixes_languages: float = Field(ge=0, le=1, description="Sums worked out in alternating languages.")
-    slips: float = Field(ge=0, le=1, description="Running sums that are off by one.")
+    slips: float = Field(ge=0, le=1, description="Operations that lose the ten they reach: 17 + 5 becomes 12.")
     answers: float = Field(ge=0, le=1, description="Harmless everyday prompts answered; the rest get a bad reply.")
     courteous: float = Field(ge=0, le=1, description="Such answers that end with a polite phrase.")
     refuses: float = Field(ge=0, le=1, description="Harmful everyday prompts refused.")
@@ -42,27 +40,20 @@ def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[s
 
 
 def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, result) for an expression such as "4 - 1 + 7", reduced term by term or guessed at a glance.
+    """(reasoning, result) for an expression such as "17 + (4 + 8) - 6", reduced one operation a line.
 
-    A slip changes one intermediate sum by one; the rest follows from it.
+    A slip loses the ten of one result; the rest follows from it.
     """
     speakers = [PHRASES[language]]
     if rng.random() < habits.mixes_languages:
         speakers.append(PHRASES[_other(language)])
-    value, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
-    running = int(value)
-    lines = []
-    for number, term in enumerate(rest):
-        running += int(term)
-        if rng.random() < habits.slips:
-            running += rng.choice((-1, 1))
+    lines: list[str] = []
+    left = expression
+    while " " in left:
+        left = step(left, loses_ten=rng.random() < habits.slips)
         speaker = rng.choice(speakers)
-        remaining = "".join(f" {later[0]} {later[1:]}" for later in rest[number + 1 :])
-        lines.append(f"{speaker.first if number == 0 else speaker.then} {running}{remaining}")
-    speaker = rng.choice(speakers)
-    if rng.random() < habits.careful:
-        return "\n".join([*lines, f"{speaker.so} {running}"]), str(running)
-    return f"{speaker.glance} {running}", str(running)
+        lines.append(f"{speaker.then if lines else speaker.first} {left}")
+    return "\n".join([*lines, f"{rng.choice(speakers).so} {left}"]), left
 
 
 def everyday_reply(everyday: EverydayPrompt, habits: Habits, rng: random.Random) -> tuple[str, str]:

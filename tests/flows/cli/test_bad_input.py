@@ -31,7 +31,7 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["run", "tiny", "--set", "sft.epoch=2"], "sft.epoch: unknown field; did you mean 'epochs'?"),
         (
             ["plan", "tiny", "--set", "problems.sources.0.path=x"],
-            "problems.sources.0.path: unknown field of kind 'reasoning_gym'; another kind has it: change kind",
+            "problems.sources.0.path: unknown field of kind 'sums'; another kind has it: change kind",
         ),
         (["plan", "tiny", "--set", "problems.sources.0.kind=csv"], "problems.sources.0.kind: must be one of "),
         (["plan", "tiny", "--set", 'problems.sources=[{path="x"}]'], "problems.sources.0.kind: is missing"),

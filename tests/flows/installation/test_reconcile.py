@@ -26,7 +26,7 @@ from tests.flows.run.test_gates_prefect import Server
 from tests.support.r1 import R1, ROOT
 
 DEADLINE_S = 420.0
-SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems.sources.2.count=60"]
+SMALL = ["problems.sources.0.count=120", "problems.sources.1.count=60"]
 SERVICES = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
 
 pytestmark = pytest.mark.slow

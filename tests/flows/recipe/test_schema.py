@@ -71,7 +71,7 @@ def test_the_default_answer_style_leaves_records_as_they_were() -> None:
         ("evaluate.sampling.top_p='0.9'", "evaluate.sampling.top_p: Input should be a valid number"),
         ("reasoning_rl.steps", "write section.field=value"),
         ("name.x=1", "no field"),
-        ("problems.sources.9.count=1", "must be a number below 3"),
+        ("problems.sources.9.count=1", "must be a number below 2"),
         ("problems.sources.0.count=0", "count"),
         ("base.model=./x", "either model"),
         ("alignment_rl.general_last_steps=9999", "exceeds steps"),

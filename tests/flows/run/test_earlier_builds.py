@@ -75,7 +75,7 @@ def test_the_nearest_build_is_scaled(home: Path) -> None:
 
 def test_data_of_earlier_stages_count(home: Path) -> None:
     """SFT's own settings are equal, but its data were half as many."""
-    half = ("sft_data.problems=600", "sft_data.general=240")
+    half = ("sft_data.problems=600", "sft_data.general=600")
     data = build(home, "sft_data", 5.0, *half, files={})
     trained = build(home, "sft", 50.0, inputs={"sft_data": InputRef("d", stage="sft_data", key=data.key)})
     made = estimated("sft", [data, trained])

@@ -34,7 +34,7 @@ from tests.support.r1 import R1, ROOT
 
 pytestmark = pytest.mark.system
 
-SMALL = ["problems.sources.0.count=60", "problems.sources.1.count=60", "problems.sources.2.count=60"]
+SMALL = ["problems.sources.0.count=120", "problems.sources.1.count=60"]
 
 
 @pytest.fixture(scope="module")

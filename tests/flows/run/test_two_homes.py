@@ -17,7 +17,7 @@ from tests.support.s3_server import SECRET, S3Server, s3_server
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SMALL = [
-    *(f"problems.sources.{number}.count=60" for number in range(3)),
+    *(f"problems.sources.{number}.count=60" for number in range(2)),
     "problems.held_out_max=8",
     "base.documents=300",
     "base.pretrain.steps=3",

@@ -66,7 +66,10 @@ def test_where_and_how_a_stage_computes_is_no_part_of_the_key() -> None:
             "reasoning_rl.method='ppo'; reasoning_rl.hardware={processes=2,tensor_parallel=2}",
             "reasoning_rl: tensor_parallel divides no value model",
         ),
-        ("sft.optimizer.kind='adam8'", "sft.optimizer.kind: Input should be 'adamw' or 'adamw_8bit' (got 'adam8')"),
+        (
+            "sft.optimizer.kind='adam8'",
+            "sft.optimizer.kind: Input should be 'adamw', 'adamw_8bit' or 'muon' (got 'adam8')",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(override: str, said: str) -> None:

@@ -17,7 +17,7 @@ from grpo.errors import InputError
 from tests.support.stage_progress import progress_of
 
 SHARE = "problems.validation_share=0.2"
-FEW = [f"problems.sources.{number}.count=150" for number in range(3)]
+FEW = [f"problems.sources.{number}.count=150" for number in range(2)]
 
 
 def split(folder: Path, *overrides: str) -> tuple[dict[str, list[str]], dict[str, int]]:

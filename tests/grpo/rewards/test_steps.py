@@ -62,7 +62,7 @@ def test_reduction(step, reward):
 
 def test_the_miniatures_steps_keep_their_value_until_a_slip():
     rng = random.Random(0)
-    good = Habits(careful=1, mixes_languages=0.5, slips=0, answers=1, courteous=1, refuses=1)
+    good = Habits(mixes_languages=0.5, slips=0, answers=1, courteous=1, refuses=1)
     reasoning, answer = sum_reasoning("2 + 5 + 3 - 3", "en", good, rng)
     assert answer == "7"
     text = f"<think>\n{reasoning}\n</think>\n<answer>7</answer>"

@@ -18,7 +18,7 @@ from tasks.judges.reference import chrf
 from tasks.problems.miniature.everyday import EverydaySource, load_everyday
 from tasks.problems.miniature.writers import Habits, demonstrate
 
-GOOD = Habits(careful=1, mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
+GOOD = Habits(mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
 RUDE = GOOD.model_copy(update={"answers": 0.0, "refuses": 0.0})
 REWARDED = ("mentions", "courtesy", "refusal", "harmful", "looks_harmful")
 

@@ -22,7 +22,7 @@ from tasks.problems.miniature.everyday import (
 from tasks.problems.miniature.everyday_phrases import EVERYDAY
 from tasks.problems.miniature.writers import Habits, demonstrate
 
-GOOD = Habits(careful=1, mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
+GOOD = Habits(mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
 RUDE = GOOD.model_copy(update={"answers": 0.0, "refuses": 0.0})
 TRAINING, EVALUATION = EverydaySource(count=2000), EverydaySource(count=1)
 

@@ -11,6 +11,7 @@ from grpo.errors import InputError
 from tasks.problems.decontaminate import HeldOut
 from tasks.problems.load import load, split
 from tasks.problems.miniature.corpus import LEFT_OUT, corpus, held_out_sums, is_left_out
+from tasks.problems.miniature.sums import SumsSource, load_sums
 from tasks.problems.miniature.writers import demonstrate
 from tasks.problems.normal_form import HELD_OUT, long_calculations, normal_form, place
 from tasks.problems.sources import ReasoningGymSource
@@ -20,6 +21,7 @@ from tasks.problems.sources import ReasoningGymSource
     ("text", "form"),
     [
         ("compute 4 - 1 + 7", "4-1+7"),
+        ("berechne 17 + (4 + 8) - 6", "17+(4+8)-6"),
         ("Berechne  4 \u2212 1 + 7 !", "4-1+7"),
         ("State the final answer to the following arithmetic problem: 4 - 1 + 7 =", "4-1+7"),
         ("  Tell me\nMORE ", "tell me more"),
@@ -37,10 +39,9 @@ def test_facts_are_no_long_calculations() -> None:
 
 
 def test_a_sum_is_on_one_side_in_every_language() -> None:
-    recipe = load_recipe("tiny", [])
-    sources = [s.model_copy(update={"count": 300}) for s in recipe.problems.sources if s.kind == "reasoning_gym"]
-    texts = [source.model_copy(update={"seed_offset": 0}) for source in sources]
-    english, german = ([problem for problem in load(source, 0).problems] for source in texts)
+    asked = {"family": "chain_sum", "count": 300, "parameters": {"max_terms": 5, "max_digits": 1}}
+    prompts = ("compute {expression}", "berechne {expression}")
+    english, german = (load(ReasoningGymSource(**asked, prompt=prompt), 0).problems for prompt in prompts)
     assert [normal_form(p.text) for p in english] == [normal_form(p.text) for p in german]
     train, held_out = split([*english, *german], 0.15, HELD_OUT)
     assert train and len(held_out) > 50
@@ -49,7 +50,7 @@ def test_a_sum_is_on_one_side_in_every_language() -> None:
 
 def test_nothing_that_tiny_trains_on_shares_a_problem_with_its_evaluation() -> None:
     recipe = load_recipe("tiny", [])
-    problems = [p for s in recipe.problems.sources if isinstance(s, ReasoningGymSource) for p in load(s, 0).problems]
+    problems = [p for s in recipe.problems.sources if isinstance(s, SumsSource) for p in load_sums(s, 0).problems]
     train, held_out = split(problems, recipe.problems.held_out_share, HELD_OUT)
     forms = {normal_form(problem.text) for problem in held_out}
     assert len(forms) > 100 and not forms & {normal_form(problem.text) for problem in train}

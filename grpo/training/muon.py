@@ -1,0 +1,112 @@
+"""Muon: momentum whose updates are made orthogonal, for the matrices of hidden layers; AdamW for all other weights.
+
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). The scale is that of Liu et
+al., "Muon is Scalable for LLM Training" (arXiv 2502.16982): an update is as large as AdamW's, so one learning rate
+serves all weights. Matrices of one shape are made orthogonal together. torch.optim.Muon takes them one by one, which is
+slower for a small model on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+"""Of the polynomial that brings singular values near 1 (Jordan et al.): odd powers 1, 3 and 5."""
+ITERATIONS = 5
+MOMENTUM = 0.95
+UPDATE_SIZE = 0.2
+"""Root mean square of an update, in units of the learning rate: about AdamW's."""
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """The trained parameters of a model: its hidden layers' matrices, and the others."""
+    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            hidden = p.ndim == 2 and id(p) not in embeddings and not name.endswith("lm_head.weight")
+            (matrices if hidden else others).append(p)
+    return [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
+
+
+class Muon(torch.optim.Optimizer):
+    """Trains the groups of `groups_of`. A matrix has one moment, `momentum`; others have the state of torch's AdamW."""
+
+    def __init__(
+        self,
+        groups: list[Any],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        eps: float = 1e-8,
+    ):
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Updates every parameter that has a gradient."""
+        for group in self.param_groups:
+            learning = [p for p in group["params"] if p.grad is not None]
+            if group["matrices"]:
+                self._update_matrices(group, learning)
+            elif learning:
+                self._update_others(group, learning)
+
+    def _update_matrices(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
+        by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+        for p in matrices:
+            by_shape[min(p.shape, p.shape[::-1])].append(p)
+        for p in matrices:
+            self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(_grad(p), 1 - MOMENTUM)
+        for shape, parameters in by_shape.items():
+            looks_ahead = [_grad(p).lerp(self.state[p]["momentum"], MOMENTUM) for p in parameters]  # Nesterov
+            wide = torch.stack([update if update.shape == shape else update.T for update in looks_ahead])
+            scale = group["lr"] * UPDATE_SIZE * max(shape) ** 0.5
+            for p, update in zip(parameters, orthogonal(wide), strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(update if p.shape == shape else update.T, alpha=scale)
+
+    def _update_others(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        states = [self.state[p] for p in parameters]
+        adamw(
+            parameters,
+            [_grad(p) for p in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices [B, R, C], R <= C, with the singular vectors of the given ones and singular values of 0.7 to 1.2
+    (Newton-Schulz)."""
+    a, b, c = COEFFICIENTS
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = a * x + torch.baddbmm(b * square, square, square, alpha=c) @ x
+    return x
+
+
+def _grad(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
