@@ -107,6 +107,13 @@ def stage_run(pictures: Pictures) -> None:
     pictures.take("prefect-stage-result", "sft: made in")
 
 
+def schedule(pictures: Pictures) -> None:
+    """Show a deployment with a schedule and the switch that turns it on."""
+    pictures.pages.open_deployment("train-r1", "train-r1-weekly")
+    pictures.pages.page.get_by_role("switch").first.wait_for()
+    pictures.take("prefect-schedule", "Schedules", re.compile("Sunday|Monday|Saturday"))
+
+
 def in_mlflow(pictures: Pictures, run: str) -> None:
     """Show the run behind the link on the recipe run's page, then the demo beside it, then the demo's curves."""
     pages, page = pictures.pages, pictures.pages.page
@@ -172,6 +179,7 @@ def main() -> int:
             pictures.take("report", "Checkpoints", "Pipeline")
             run = recipe_run(pictures, overrides)
             stage_run(pictures)
+            schedule(pictures)
             in_mlflow(pictures, run)
         finally:
             installation.down()

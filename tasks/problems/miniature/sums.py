@@ -24,9 +24,9 @@ SUMS_VERSION = 1
 """Version of the problems. Raised when the same settings give others."""
 HIGHEST, HIGHEST_IN_BRACKETS = 39, 9
 """Largest values of a sum and of its brackets. So every operation adds or subtracts a single digit."""
-CROSSING = 0.7
+CROSSING = 0.8
 """Share of operations that reach another ten, where the numbers allow it."""
-_BRACKET = 0.25
+_BRACKET = 0.35
 """Chance that a term is a bracket of two or three numbers; a sum has two at most."""
 _SUM = re.compile(r"-?[\d(][\d ()+-]*[\d)]")
 _FIRST = re.compile(r"-?\d+ [+-] -?\d+")
