@@ -175,11 +175,13 @@ def shard(model: Any, parallel: Parallel, *, dtype: torch.dtype | None = None) -
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     """Scales the gradients of all processes to a total norm of at most `max_norm`. Returns the norm before scaling, the
-    same in each process."""
+    same in each process: 0 where nothing has a gradient, as in a step whose groups are all without reward variance."""
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}  # divided layers have one of their own
     for p in parameters:
         if p.grad is not None:
             by_mesh.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+    if not by_mesh:
+        return 0.0
     norms = [_norm(alike) for alike in by_mesh.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if (value := norm.item()) > max_norm:

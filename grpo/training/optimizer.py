@@ -11,7 +11,7 @@ from torch import nn
 
 from grpo.config.common import Optimizer
 from grpo.errors import InputError
-from grpo.training.muon import Muon, groups_of
+from grpo.training.optimizers.muon import Muon, groups_of
 
 Parameters = Iterable[torch.nn.Parameter] | list[dict[str, Any]]
 
@@ -49,7 +49,7 @@ def _adamw(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optim
 
 def _adamw_8bit(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
     try:
-        from grpo.training.adamw_8bit import DEVICES, AdamW8bit
+        from grpo.training.optimizers.adamw_8bit import DEVICES, AdamW8bit
     except ImportError as error:
         raise InputError(
             f"optimizer.kind 'adamw_8bit' needs bitsandbytes ({error}); pip install bitsandbytes, or take 'adamw'"

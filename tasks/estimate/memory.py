@@ -19,7 +19,7 @@ from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 
 CODES = 1 + 4 / 256
-"""Bytes of an 8-bit moment: one for the code, plus a float32 scale per 256 codes (`grpo.training.adamw_8bit`)."""
+"""Bytes of an 8-bit moment: one for the code, plus a float32 scale per 256 codes (`grpo.training.optimizers`)."""
 Parts = dict[str, float]
 """Bytes by name."""
 

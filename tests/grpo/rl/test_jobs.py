@@ -57,6 +57,15 @@ def test_grpo(rl, sft):
     assert written["samples"][0].keys() >= {"problem", "gold", "completion", "reward", "advantage", "accuracy"}
 
 
+def test_steps_without_reward_variance_teach_nothing(rl_fields, sft, tmp_path):
+    # So cold that a group's completions are the same.
+    settings = {**RL, "steps": 4, "kl_coef": 0, "sampling": {**RL["sampling"], "temperature": 0.001}}
+    run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    records = metrics(tmp_path)
+    assert [r["grad_norm"] for r in records] == [0] * 4 and all(r["zero_variance_share"] == 1 for r in records)
+    assert same(weights(tmp_path), weights(sft))
+
+
 def test_a_killed_grpo_job_ends_where_an_undisturbed_one_does(rl, rl_fields, tmp_path):
     job = write_job(tmp_path, "rl", **rl_fields)
     kill_at(job, 15)

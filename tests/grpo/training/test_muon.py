@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo.config.common import Optimizer, Sampling
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT
-from grpo.training.muon import Muon, groups_of, orthogonal
 from grpo.training.optimizer import make_optimizer, trained
+from grpo.training.optimizers.muon import Muon, groups_of, orthogonal
 from tests.support.job_runner import PRETRAIN, kill_at, metrics, run, same, weights, write_job
 
 SETTINGS = Optimizer(kind="muon", learning_rate=0.01)
@@ -99,7 +99,7 @@ def test_where_it_does_not_work() -> None:
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join(f"What is {a} + {b}? {a + b}" for a in range(20) for b in range(20)))
-    settings = {**PRETRAIN, "optimizer": {"kind": "muon", "learning_rate": 0.003}, "save_every": 7}
+    settings = {**PRETRAIN, "optimizer": {"kind": "muon", "learning_rate": 0.01}, "save_every": 7}
     run(write_job(tmp_path / "whole", "pretrain", settings=settings, corpus=corpus))
     killed = write_job(tmp_path / "killed", "pretrain", settings=settings, corpus=corpus)
     kill_at(killed, 10)

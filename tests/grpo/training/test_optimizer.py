@@ -10,8 +10,8 @@ import torch
 from grpo.config.common import Optimizer
 from grpo.distributed import tensor_io
 from grpo.errors import InputError
-from grpo.training.adamw_8bit import AdamW8bit
 from grpo.training.optimizer import make_optimizer
+from grpo.training.optimizers.adamw_8bit import AdamW8bit
 from tests.support.job_runner import PRETRAIN, kill_at, metrics, run, same, weights, write_job
 
 
@@ -98,7 +98,7 @@ def test_rows_without_gradients_stay_where_they_are():
 def test_what_is_larger_than_one_piece_is_updated_whole(monkeypatch):
     results = []
     for pieces in (2**20, 512 * 7):  # 7 rows at a time
-        monkeypatch.setattr("grpo.training.adamw_8bit.AT_ONCE", pieces)
+        monkeypatch.setattr("grpo.training.optimizers.adamw_8bit.AT_ONCE", pieces)
         layer = torch.nn.Linear(512, 100)
         torch.nn.init.ones_(layer.weight)
         optimizer = optimizer_for(layer, "adamw_8bit")
@@ -142,7 +142,7 @@ def test_the_checkpoint_of_another_kind_is_refused(tmp_path):
 def test_without_bitsandbytes_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    monkeypatch.delitem(sys.modules, "grpo.training.adamw_8bit")
+    monkeypatch.delitem(sys.modules, "grpo.training.optimizers.adamw_8bit")
     with pytest.raises(InputError, match="'adamw_8bit' needs bitsandbytes .* pip install bitsandbytes, or take"):
         optimizer_for(Two(320), "adamw_8bit")
 

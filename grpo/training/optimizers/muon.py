@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
+
+from grpo.training.optimizers import adamw
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the polynomial that brings singular values near 1 (Jordan et al.): odd powers 1, 3 and 5."""
@@ -55,8 +56,8 @@ class Muon(torch.optim.Optimizer):
             learning = [p for p in group["params"] if p.grad is not None]
             if group["matrices"]:
                 self._update_matrices(group, learning)
-            elif learning:
-                self._update_others(group, learning)
+            else:
+                adamw.update(group, learning, self.state)
 
     def _update_matrices(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
         by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -71,29 +72,6 @@ class Muon(torch.optim.Optimizer):
             for p, update in zip(parameters, orthogonal(wide), strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.sub_(update if p.shape == shape else update.T, alpha=scale)
-
-    def _update_others(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for p in parameters:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        states = [self.state[p] for p in parameters]
-        adamw(
-            parameters,
-            [_grad(p) for p in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

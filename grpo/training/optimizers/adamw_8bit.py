@@ -15,9 +15,9 @@ import torch
 import torch.distributed.tensor as dt
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.optim.adamw import adamw
 
 from grpo.distributed.fsdp import local
+from grpo.training.optimizers import adamw
 
 BLOCK = 256
 """Block size of bitsandbytes's kernels, in numbers."""
@@ -48,34 +48,12 @@ class AdamW8bit(torch.optim.Optimizer):
         """Updates every parameter that has a gradient."""
         for group in self.param_groups:
             learning = [p for p in group["params"] if p.grad is not None]
-            for p in learning:
+            adamw.update(group, [p for p in learning if not _has_codes(p)], self.state)
+            for p in filter(_has_codes, learning):
                 if not self.state[p]:
                     self.state[p].update(_first_state(p))
-            self._update_small(group, [p for p in learning if not _has_codes(p)])
-            for p in filter(_has_codes, learning):
                 self.state[p]["step"] += 1
                 self._update(group, p)
-
-    def _update_small(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        if not parameters:
-            return
-        states = [self.state[p] for p in parameters]
-        adamw(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
 
     def _update(self, group: dict[str, Any], p: Tensor) -> None:
         assert p.grad is not None
@@ -139,9 +117,6 @@ def _has_codes(p: Tensor) -> bool:
 
 
 def _first_state(p: Tensor) -> dict[str, Tensor]:
-    if not _has_codes(p):
-        step = torch.zeros((), dtype=torch.float32, device=p.device)
-        return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     scales = (*p.shape[:-1], -(-p.shape[-1] // BLOCK))
     return {
         "step": torch.zeros((), dtype=torch.float32),
