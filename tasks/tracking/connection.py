@@ -66,6 +66,8 @@ class Connection:
         # Logs its start and end, and failures that are reported here anyway.
         logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
+        # A signal that arrives within a query leaves a cursor that cannot be closed.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         # Registering a model version looks up its model at the global URI, whatever the client's URI is.
         mlflow.set_tracking_uri(self.uri)
         if self.sqlite:
