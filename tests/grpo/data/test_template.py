@@ -127,7 +127,7 @@ def test_tags_are_single_tokens_that_decoding_keeps(tokenizer):
 def test_a_sum_has_the_same_tokens_in_a_prompt_and_in_a_solution(tokenizer):
     ids = tokenizer("What is 1 + 2?")["input_ids"]
     terms = tokenizer("so 1 + 2 = 3")["input_ids"]
-    assert {tokenizer.convert_tokens_to_ids(t) for t in ("Ġ1", "Ġ+", "Ġ2")} <= set(ids) & set(terms)
+    assert {tokenizer.convert_tokens_to_ids(t) for t in ("1", "Ġ+Ġ", "2")} <= set(ids) & set(terms)
 
 
 def test_only_the_response_is_learnt(tokenizer, policy, plain):
