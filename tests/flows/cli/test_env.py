@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def test_it_names_versions_home_and_servers(tmp_path: Path, capsys: Any) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["r1flow"].startswith(version("r1flow"))
     assert found["packages"]["torch"] == version("torch") and "vllm" in found["packages"]
+    assert f"{os.cpu_count()} cores" in found["processor"] and found["gpus"]
     assert found["home"]["folder"] == str(tmp_path) and found["home"]["artifacts"] == 0
     assert found["servers"]["Prefect"].startswith("none; ")
     assert found["servers"]["MLflow"] == f"sqlite:///{tmp_path / 'mlflow.db'}"
