@@ -195,7 +195,7 @@ def logs(server: Server, run: dict[str, Any]) -> list[str]:
 def test_the_logs_of_a_stage_have_its_progress_and_result(server: Server, runs: dict[str, dict[str, Any]]) -> None:
     lines = logs(server, runs["problems"])
     assert lines[0] == "problems: starting" and "problems: step 2/2" in lines[-2]
-    assert lines[-1].startswith("problems: made in ") and "source0_read 60" in lines[-1]
+    assert lines[-1].startswith("problems: made in ") and "source0_read 120" in lines[-1]
 
 
 def test_the_logs_of_a_recipe_have_its_stages(server: Server, runs: dict[str, dict[str, Any]]) -> None:

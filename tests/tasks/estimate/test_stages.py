@@ -127,15 +127,16 @@ def test_a_service_that_samples_holds_nothing_here() -> None:
 
 @pytest.mark.slow
 def test_calibration_is_remembered_and_of_this_machine(tmp_path: Path) -> None:
-    assert processor(tmp_path).operations_32 == DEVICES["cpu"].operations_32
+    assert not processor(tmp_path).name.endswith("as measured")
     device = calibrate(tmp_path)
     assert processor(tmp_path) == device and device.name.endswith("as measured")
     assert 1e8 < device.operations_32 < 1e14 and 1e8 < device.bandwidth < 1e13 and 1e-7 < device.layer_s < 1
 
 
 @pytest.mark.slow
-def test_memory_is_near_what_a_trainer_really_holds(tmp_path: Path) -> None:
-    """Pretraining of 8 M parameters: the estimate within 30%, and 96 MB for what libraries load on the way."""
+def test_memory_is_a_bound_near_what_a_trainer_really_holds(tmp_path: Path) -> None:
+    """Pretraining of 8 M parameters holds no more than the estimate, and no less than it without what it adds for the
+    program and its libraries."""
     settings = {
         "vocabulary": 400, "hidden": 384, "feed_forward": 1024, "layers": 5, "heads": 6, "context": 256,
         "batch_size": 16, "steps": 3, "optimizer": {"learning_rate": 1e-3},
@@ -157,4 +158,4 @@ def test_memory_is_near_what_a_trainer_really_holds(tmp_path: Path) -> None:
 
     estimated = Estimator(shape, DEVICES["cpu"]).supervised(Pretrain.model_validate(settings), 3 * 16 * 128, 128).memory
     assert estimated is not None
-    assert abs(used["peak_bytes"] - estimated.peak) < 0.3 * estimated.peak + 96 * 2**20, (used, estimated)
+    assert estimated.peak - estimated.parts["program"] < used["peak_bytes"] < estimated.peak, (used, estimated)
