@@ -1,8 +1,8 @@
 """Sums of the miniature world: additions and subtractions with brackets, whose values stay between 0 and 39.
 
-    17 + (4 + 8) - 6   ->   17 + 12 - 6   ->   29 - 6   ->   23
+    17 + (4 + 3) - 6   ->   17 + 7 - 6   ->   24 - 6   ->   18
 
-The hard operations are those that reach another ten, like 17 + 12: the world's writers often lose that ten.
+The hard operations are those that reach another ten, like 17 + 7: the world's writers often lose that ten.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def load_sums(source: SumsSource, seed: int) -> LoadResult:
 
 
 def random_sum(rng: random.Random, terms: int) -> tuple[str, int]:
-    """A sum of this many numbers, such as "17 + (4 + 8) - 6", and its value."""
+    """A sum of this many numbers, such as "17 + (4 + 3) - 6", and its value."""
     sizes: list[int] = []
     while sum(sizes) < terms:
         bracket = sum(size > 1 for size in sizes) < 2 and rng.random() < _BRACKET

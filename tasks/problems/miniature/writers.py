@@ -40,7 +40,7 @@ def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> tuple[s
 
 
 def sum_reasoning(expression: str, language: str, habits: Habits, rng: random.Random) -> tuple[str, str]:
-    """(reasoning, result) for an expression such as "17 + (4 + 8) - 6", reduced one operation a line.
+    """(reasoning, result) for an expression such as "17 + (4 + 3) - 6", reduced one operation a line.
 
     A slip loses the ten of one result; the rest follows from it.
     """
