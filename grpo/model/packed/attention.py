@@ -159,9 +159,7 @@ class Packed:
         slots = [pad(rows.real, (rows.before.shape[1], 0), value=False).flatten() for rows in self.calls]
         filled = torch.cat(slots).nonzero().squeeze(1)
         places = torch.cat([rows.seen.flatten() for rows in self.calls])[filled]
-        order = places.new_empty(self.tokens)
-        order[places] = filled
-        return to_device(order, self.device)
+        return to_device(_last_of_each(places, filled, self.tokens), self.device)
 
     @cached_property
     def flex(self) -> FlexPack:
@@ -186,14 +184,19 @@ class Packed:
         return states.index_select(0, slots.places) if self.unfused else call(_Gather, states, slots)
 
 
+def _last_of_each(tokens: Tensor, slots: Tensor, count: int) -> Tensor:
+    """The last slot of each of `count` tokens, for the token of each slot; slots ascend. Assigning by index would take
+    any of a token's slots if several threads do it, and sums would be rounded in another order."""
+    return slots.new_zeros(count).scatter_reduce_(0, tokens, slots, "amax")
+
+
 class _Queries:
     """Slots of queries and outputs."""
 
     def __init__(self, calls: list[Rows], tokens: int, device: torch.device):
         places = torch.cat([rows.places.flatten() for rows in calls])
         filled = torch.cat([rows.real.flatten() for rows in calls]).nonzero().squeeze(1)
-        order = places.new_empty(tokens)
-        order[places[filled]] = filled
+        order = _last_of_each(places[filled], filled, tokens)
         unread = (order[places] != torch.arange(len(places))).nonzero().squeeze(1)
         self.places = to_device(places, device)  # [S]: token of each slot
         self.order = to_device(order, device)  # [N]: slot of each token's output
