@@ -110,10 +110,10 @@ def reaches_another_ten(value: int, result: int) -> bool:
 
 def step(expression: str, *, loses_ten: bool = False) -> str:
     """The expression with its next operation done: the first one in brackets, or else the first one. A result that
-    reaches another ten is ten too small if `loses_ten`."""
+    reaches another ten is ten too small if `loses_ten`. Raises InputError if there is none."""
     found = _IN_BRACKETS.search(expression) or _FIRST.match(expression)
     if found is None:
-        raise ValueError(f"{expression!r} has no operation to do")
+        raise InputError(f"{expression!r} is no sum of numbers and brackets; the miniature's writers know only sums")
     value, sign, operand = found[0].removeprefix("(").split()
     result = int(value) + (int(operand) if sign == "+" else -int(operand))
     if loses_ten and reaches_another_ten(int(value), result):

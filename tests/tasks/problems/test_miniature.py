@@ -69,9 +69,10 @@ def test_a_slip_loses_a_ten(expression: str, right: str, slipped: str) -> None:
     assert sum_reasoning(expression, "en", habits, random.Random(0))[0].startswith(f"first {slipped}\n")
 
 
-def test_numbers_have_nothing_left_to_do() -> None:
-    with pytest.raises(ValueError, match="'7' has no operation to do"):
-        step("7")
+@pytest.mark.parametrize("expression", ["7", "3 - (4)", "3 -4", "1 2 + 3"])
+def test_what_is_no_sum_is_one_line(expression: str) -> None:
+    with pytest.raises(InputError, match="is no sum of numbers and brackets"):
+        step(expression)
 
 
 def test_sums_are_as_long_as_asked_and_often_reach_another_ten() -> None:
