@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from prefect.blocks.core import Block
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessJobConfiguration
@@ -27,7 +31,7 @@ from tests.support.r1 import R1, ROOT
 
 DEADLINE_S = 420.0
 SMALL = ["problems.sources.0.count=120", "problems.sources.1.count=60"]
-SERVICES = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
+SERVICES = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5", "PREFECT_UI_URL": "http://prefect.example"}
 
 pytestmark = pytest.mark.slow
 
@@ -184,6 +188,46 @@ def test_gpus_are_a_limit_and_credentials_a_reference_to_their_block(deployed: S
     assert made.env["PREFECT_CLIENT_MAX_RETRIES"] == "20"
     for again in (arguments, ()):  # what a later call leaves out stays
         assert deploy(home, deployed, *again).stdout.splitlines()[-1] == "nothing to change"
+
+
+@contextlib.contextmanager
+def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A team's chat: an address, and the messages that were posted to it."""
+    messages: list[dict[str, Any]] = []
+
+    class Posts(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Posts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", messages
+        server.shutdown()
+
+
+def test_a_recipe_that_fails_is_told_through_the_block(deployed: Server, home: R1) -> None:
+    with chat() as (address, messages):
+        content = {"title": "{{subject}}", "text": "{{body}}"}
+        with temporary_settings({PREFECT_API_URL: deployed.url}):
+            CustomWebhookNotificationBlock(name="team", url=address, json_data=content).save("team")
+        assert deploy(home, deployed, "--notify", "custom-webhook/team", "--yes").returncode == 0
+        stage, recipe = start(deployed, "base/base"), start(deployed, "train-r1/train-r1")
+        for run in (stage, recipe):  # of a stage nothing is said: its recipe fails too
+            failed = {"type": "FAILED", "name": "Failed", "message": "base failed: disk full"}
+            deployed.ask("POST", f"/flow_runs/{run['id']}/set_state", state=failed, force=True)
+        wait(lambda: messages, "the message")
+    (message,) = messages
+    assert message["title"] == f"{recipe['name']} Failed"
+    assert message["text"].strip().splitlines() == [
+        f"train-r1, run {recipe['name']}: Failed.",
+        "base failed: disk full",
+        f"http://prefect.example/runs/flow-run/{recipe['id']}",
+    ]
 
 
 def test_deployments_of_an_earlier_version_go_and_their_schedules_stay_switched_on(deployed: Server, home: R1) -> None:
