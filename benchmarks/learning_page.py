@@ -77,6 +77,7 @@ def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str
             span = f"{claim.shown(min(values))} to {claim.shown(max(values))}"
             holds = sum(ok for _, ok in found)
             lines.append(f"| {claim.says} | {claim.bound} | {holds} of {len(found)} | {middle} | {span} |")
+    lines += ["", "## Median and range of all cells", "", *summary(records)]
     lines += ["", "## Cells", "", "| seed | threads | CPU | load | minutes | claims that fail |", "|" + "---|" * 6]
     for cell, record in records.items():
         of = verdicts(claims, record)
@@ -89,20 +90,25 @@ def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str
     return "\n".join([*lines, ""])
 
 
+def summary(records: Records) -> list[str]:
+    """A row a metric, a column a checkpoint: the median over the cells, and the range."""
+    tables = [record["result"]["checkpoints"] for record in records.values() if "result" in record]
+    rows = [f"| | {' | '.join(ORDER)} |", "|---" * (len(ORDER) + 1) + "|"]
+    for key, title in {**REASONING, **GENERAL}.items():
+        shown = []
+        for name in ORDER:
+            values = [table[name][key] for table in tables if key in table.get(name, {})]
+            middle, low, high = (
+                (_shown(key, of(values)) for of in (statistics.median, min, max)) if values else ("", "", "")
+            )
+            shown.append(middle if low == high else f"{middle} ({low} to {high})")
+        rows.append(f"| {title} | {' | '.join(shown)} |")
+    return rows
+
+
 def _checkpoints(records: Records, columns: Mapping[str, str]) -> list[str]:
     rows = [f"| cell | checkpoint | {' | '.join(columns.values())} |", "|---" * (len(columns) + 2) + "|"]
     done = {cell.name: record["result"]["checkpoints"] for cell, record in records.items() if "result" in record}
-    for name in ORDER:
-        medians = []
-        for key in columns:
-            values = [table[name][key] for table in done.values() if key in table.get(name, {})]
-            shown = (
-                [_shown(key, value) for value in (min(values), statistics.median(values), max(values))]
-                if values
-                else []
-            )
-            medians.append(f"{shown[1]} ({shown[0]} to {shown[2]})" if shown else "")
-        rows.append(f"| median (range) | {name} | {' | '.join(medians)} |")
     for cell, table in done.items():
         for name in ORDER:
             cells = [_shown(key, table[name][key]) if key in table.get(name, {}) else "" for key in columns]

@@ -96,6 +96,7 @@ def test_the_page_tells_of_every_cell_and_how_many_failed() -> None:
     assert "3 of 4 cells were run; 2 of them failed a claim or did not end." in text
     assert "Not run yet: seed4-2t-native-quiet." in text
     assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 1 of 2 | 15.0 | 5.0 to 25.0 |" in text
+    assert "| pass@1 | 0.0 | 25.0 | 40.0 (30.0 to 50.0) | 50.0 | 50.0 |" in text
     assert "| 1 | 2 | native | quiet | 5.0 | none |" in text
     assert "| 5.5 | Dev2 over Dev1, pass@1: 5.0; R1 refuses harmless look-alikes: 50.0 |" in text
     assert "| 3 | 2 | native | quiet | 0.2 | the run failed: no space left |" in text
