@@ -51,7 +51,9 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
         # Strict as for JSON: lists and tables are converted, but neither true nor "3" is a number.
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise InputError(f"{where}: {_explain(error, values)}") from None
+        # From Python 3.12 on, json writes what is nested more deeply than pydantic reads.
+        too_deep = any("recursion limit" in mistake["msg"] for mistake in error.errors(include_input=False))
+        raise InputError(f"{where}: {_TOO_DEEP if too_deep else _explain(error, values)}") from None
     except RecursionError:
         raise InputError(f"{where}: {_TOO_DEEP}") from None
 

@@ -120,6 +120,7 @@ class _Reader(dcp.FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = "pathlib" if module == "pathlib._local" else module  # the name in Python 3.13
         cls = super().find_class(module, name) if module in _KNOWN else None
         if isinstance(cls, torch.dtype) or name in _KNOWN.get(module, ()):
             return cls

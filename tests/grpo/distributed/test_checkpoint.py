@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+from pathlib import Path, PosixPath
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ def test_round_trip(tmp_path):
     assert (step, weight) == (7, 7.0)
     assert loaded["samples"] == plain["samples"]
     assert torch.equal(loaded["advantages"][0], torch.arange(3.0))
+
+
+def test_paths_written_by_any_python_are_read():
+    for module in (b"pathlib", b"pathlib._local"):  # before and from Python 3.13
+        unpickler = tensor_io._Unpickler(io.BytesIO(b"c" + module + b"\nPosixPath\n."))
+        assert unpickler.load() is PosixPath
 
 
 def test_the_optimizer_goes_on_where_it_was(tmp_path):
