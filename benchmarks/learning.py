@@ -20,8 +20,13 @@ from pathlib import Path
 from typing import get_args
 
 from claims import Claims
-from learning_cells import Cell, Cpu, Journal, Load, cells, run
+from learning_cells import ROOT, Cell, Cpu, Journal, Load, cells, run
 from learning_page import failed, page
+
+sys.path.insert(0, str(ROOT))
+
+from tasks.estimate.origin import code_version
+from tests.support.r1 import pictured_digest
 
 
 def study(planned: list[Cell], journal: Journal, recipe: str, work: Path, jobs: int) -> None:
@@ -61,7 +66,12 @@ def main() -> int:
     known = journal.records()
     records = {cell: known[cell] for cell in planned if cell in known}
     shown = [arg for arg in sys.argv[1:] if arg != "--show"]
-    text = page(claims, records, planned, " ".join(["python benchmarks/learning.py", *shown]), args.recipe)
+    own = args.recipe.endswith(".toml")
+    digest = pictured_digest(Path(args.recipe) if own else ROOT / "flows" / "recipes" / f"{args.recipe}.toml")
+    version = f", at commit {code_version()[:7]}; SHA-256 of the recipe's sections: {digest[:12]}"
+    if args.jobs > 1:
+        version += f". {args.jobs} cells ran at a time, so their minutes say little about a quiet machine"
+    text = page(claims, records, planned, " ".join(["python benchmarks/learning.py", *shown]), args.recipe, version)
     if args.output:
         args.output.write_text(text)
     print(text)

@@ -44,15 +44,17 @@ def failed(claims: Claims, records: Records) -> list[Cell]:
     return [cell for cell, of in checked.items() if not of or not all(ok for _, ok in of.values())]
 
 
-def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str, recipe: str) -> str:
-    """Markdown. `planned`: all cells that the command asks for, run or not."""
+def page(
+    claims: Claims, records: Records, planned: Sequence[Cell], command: str, recipe: str, version: str = ""
+) -> str:
+    """Markdown. `planned`: all cells that the command asks for, run or not; `version`: of the code and the recipe."""
     missing = [cell for cell in planned if cell not in records]
     wrong = failed(claims, records)
     rule = claims.seeds
     lines = [
         "# Does it learn?",
         "",
-        f"`{command}` on {machine()}.",
+        f"`{command}` on {machine()}{version}.",
         "",
         f"{len(records)} of {len(planned)} cells were run; {len(wrong)} of them failed a claim or did not end.",
         *([f"Not run yet: {_span(missing)}."] if missing else []),

@@ -97,6 +97,15 @@ def test_pictures_show_the_recipe_of_today() -> None:
     assert pictured_digest(ROOT / taken["recipe"]) == taken["sha256"]
 
 
+def test_the_readmes_numbers_are_those_of_todays_recipe() -> None:
+    """If this fails, the recipe or the page was changed: run benchmarks/learning.py, and copy its rows."""
+    page = (ROOT / "docs" / "measured" / "learning.md").read_text()
+    assert pictured_digest(ROOT / "flows" / "recipes" / "tiny.toml")[:12] in page
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| .*\d \|$", readme.partition("## What the result means")[0], re.MULTILINE)
+    assert len(rows) >= 8 and set(rows) <= set(page.splitlines())
+
+
 def test_each_interface_is_shown_where_it_is_introduced() -> None:
     readme, comparing = ((ROOT / name).read_text() for name in ("README.md", "docs/comparing.md"))
     assert {"prefect", "mlflow", "report"} <= set(re.findall(r"\(docs/images/([a-z]+)[\w-]*\.png\)", readme))
