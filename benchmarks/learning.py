@@ -65,7 +65,8 @@ def main() -> int:
         study(planned, journal, args.recipe, work, args.jobs)
     known = journal.records()
     records = {cell: known[cell] for cell in planned if cell in known}
-    shown = [arg for arg in sys.argv[1:] if arg != "--show"]
+    here = {"--show", "--work", str(args.work)}  # how it was run on this machine
+    shown = [arg for arg in sys.argv[1:] if arg not in here]
     own = args.recipe.endswith(".toml")
     digest = pictured_digest(Path(args.recipe) if own else ROOT / "flows" / "recipes" / f"{args.recipe}.toml")
     version = f", at commit {code_version()[:7]}; SHA-256 of the recipe's sections: {digest[:12]}"

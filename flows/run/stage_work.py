@@ -28,8 +28,9 @@ from tasks.estimate.stages import Estimate, Estimator
 
 STAGE_S = 0.2
 """Seconds that any stage needs to read its inputs, publish and record. Assumed."""
-START_S = 5.0
-"""Seconds until a job has loaded its libraries and its model. Assumed."""
+START_S = 3.0
+"""Seconds until a job has loaded its libraries and its model. Assumed: five for the first of a run on two CPU cores, one
+for those after it, which start from a process that has the libraries."""
 RECORD_S = 3e-4
 """Seconds per problem or example that is made outside of trainers. Assumed."""
 TOKENIZER_S = 0.5
@@ -117,7 +118,9 @@ def _sft(name: str, config: SFT, recipe: Recipe, estimator: Estimator) -> Estima
     sampled = (data.problems + data.general) * min(data.keep_per_problem, data.samples_per_problem * share)
     examples = data.mix.size(sampled)
     if name == "cold_start_sft":
-        examples, length = recipe.cold_start_data.problems + recipe.cold_start_data.general, config.max_tokens
+        cold = recipe.cold_start_data
+        written = cold.problems * (share if cold.source == "miniature" else 1.0)  # its writers slip, as a policy does
+        examples, length = written + cold.general, config.max_tokens
         length = min(length, recipe.reasoning_rl.sampling.max_new_tokens)
     tokens = min(config.max_tokens, estimator.assumed.prompt_tokens + length * estimator.assumed.completion_share)
     passes = config.epochs * examples

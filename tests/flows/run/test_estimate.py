@@ -49,7 +49,7 @@ def test_every_stage_of_a_recipe_has_its_numbers(home: Path) -> None:
     stages = made["stages"]
     without = [name for name, of in stages.items() if "peak_memory_gb" not in of]
     assert without == ["problems", "cold_start_data", "report"]
-    assert all(of["seconds"] > (0 if name in without else 5) for name, of in stages.items())
+    assert all(of["seconds"] > (0 if name in without else 3) for name, of in stages.items())
     total = sum(of["device_hours"] for of in stages.values())
     assert made["total"]["device_hours"] == pytest.approx(total)
     # 1.54 B weights: from the hub in 2 bytes each and kept so; trained ones in 4 (mixed precision).
