@@ -65,7 +65,7 @@ def main() -> int:
         study(planned, journal, args.recipe, work, args.jobs)
     known = journal.records()
     records = {cell: known[cell] for cell in planned if cell in known}
-    here = {"--show", "--work", str(args.work)}  # how it was run on this machine
+    here = {"--show", "--work", str(args.work), "--output", str(args.output)}  # where it was run and written
     shown = [arg for arg in sys.argv[1:] if arg not in here]
     own = args.recipe.endswith(".toml")
     digest = pictured_digest(Path(args.recipe) if own else ROOT / "flows" / "recipes" / f"{args.recipe}.toml")
