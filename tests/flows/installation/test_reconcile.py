@@ -221,6 +221,8 @@ def test_a_recipe_that_fails_is_told_through_the_block(deployed: Server, home: R
             failed = {"type": "FAILED", "name": "Failed", "message": "base failed: disk full"}
             deployed.ask("POST", f"/flow_runs/{run['id']}/set_state", state=failed, force=True)
         wait(lambda: messages, "the message")
+    for run in (stage, recipe):
+        deployed.ask("DELETE", f"/flow_runs/{run['id']}")
     (message,) = messages
     assert message["title"] == f"{recipe['name']} Failed"
     assert message["text"].strip().splitlines() == [
