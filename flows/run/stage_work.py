@@ -29,8 +29,8 @@ from tasks.estimate.stages import Estimate, Estimator
 STAGE_S = 0.2
 """Seconds that any stage needs to read its inputs, publish and record. Assumed."""
 START_S = 3.0
-"""Seconds until a job has loaded its libraries and its model. Assumed: five for the first of a run on two CPU cores, one
-for those after it, which start from a process that has the libraries."""
+"""Seconds until a job has loaded its libraries and its model. Assumed: on two CPU cores the first of a run takes five,
+those after it one, because they start from a process that has the libraries."""
 RECORD_S = 3e-4
 """Seconds per problem or example that is made outside of trainers. Assumed."""
 TOKENIZER_S = 0.5
