@@ -25,6 +25,8 @@ from learning_page import failed, page
 
 sys.path.insert(0, str(ROOT))
 
+from flows.recipe.load import load_recipe
+from grpo.errors import InputError
 from tasks.estimate.origin import code_version
 from tests.support.r1 import pictured_digest
 
@@ -58,6 +60,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing")
     args = parser.parse_args()
+    if args.jobs < 1:
+        parser.error("--jobs: give 1 or more")
+    try:
+        load_recipe(args.recipe)
+    except InputError as error:
+        parser.error(str(error))
     planned = cells(args.seeds, args.threads, args.cpu, args.load)
     work = args.work.absolute()
     journal = Journal(work / "journal.jsonl", args.recipe)
