@@ -46,6 +46,14 @@ def study(planned: list[Cell], journal: Journal, recipe: str, work: Path, jobs: 
         pool.shutdown(cancel_futures=True)  # on Ctrl-C no further cell begins
 
 
+def made_with(recipe: str, jobs: int) -> str:
+    """Commit, recipe, and what else there is to know about the runs; the end of the page's first sentence."""
+    own = recipe.endswith(".toml")
+    digest = pictured_digest(Path(recipe) if own else ROOT / "flows" / "recipes" / f"{recipe}.toml")
+    beside = f". {jobs} cells ran at a time, so their minutes say little about a quiet machine" if jobs > 1 else ""
+    return f"at commit {code_version()[:7]}; SHA-256 of the recipe's sections: {digest[:12]}{beside}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     claims = Claims.read()
@@ -75,12 +83,8 @@ def main() -> int:
     records = {cell: known[cell] for cell in planned if cell in known}
     here = {"--show", "--work", str(args.work), "--output", str(args.output)}  # where it was run and written
     shown = [arg for arg in sys.argv[1:] if arg not in here]
-    own = args.recipe.endswith(".toml")
-    digest = pictured_digest(Path(args.recipe) if own else ROOT / "flows" / "recipes" / f"{args.recipe}.toml")
-    version = f", at commit {code_version()[:7]}; SHA-256 of the recipe's sections: {digest[:12]}"
-    if args.jobs > 1:
-        version += f". {args.jobs} cells ran at a time, so their minutes say little about a quiet machine"
-    text = page(claims, records, planned, " ".join(["python benchmarks/learning.py", *shown]), args.recipe, version)
+    command = " ".join(["python benchmarks/learning.py", *shown])
+    text = page(claims, records, planned, command, args.recipe, made_with(args.recipe, args.jobs))
     if args.output:
         args.output.write_text(text)
     print(text)

@@ -44,17 +44,15 @@ def failed(claims: Claims, records: Records) -> list[Cell]:
     return [cell for cell, of in checked.items() if not of or not all(ok for _, ok in of.values())]
 
 
-def page(
-    claims: Claims, records: Records, planned: Sequence[Cell], command: str, recipe: str, version: str = ""
-) -> str:
-    """Markdown. `planned`: all cells that the command asks for, run or not; `version`: of the code and the recipe."""
+def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str, recipe: str, made_with: str) -> str:
+    """Markdown. `planned`: all cells that the command asks for, run or not; `made_with`: commit and the like."""
     missing = [cell for cell in planned if cell not in records]
     wrong = failed(claims, records)
     rule = claims.seeds
     lines = [
         "# Does it learn?",
         "",
-        f"`{command}` on {machine()}{version}.",
+        f"`{command}` on {machine()}, {made_with}.",
         "",
         f"{len(records)} of {len(planned)} cells were run; {len(wrong)} of them failed a claim or did not end.",
         *([f"Not run yet: {_span(missing)}."] if missing else []),
@@ -80,7 +78,8 @@ def page(
             holds = sum(ok for _, ok in found)
             lines.append(f"| {claim.says} | {claim.bound} | {holds} of {len(found)} | {middle} | {span} |")
     lines += ["", "## Median and range of all cells", "", *summary(records)]
-    lines += ["", "## Cells", "", "| seed | threads | CPU | load | minutes | claims that fail |", "|" + "---|" * 6]
+    lines += ["", "## Cells", "", "Load is what the benchmark itself starts beside a cell, and not what else runs.", ""]
+    lines += ["| seed | threads | CPU | load | minutes | claims that fail |", "|" + "---|" * 6]
     for cell, record in records.items():
         of = verdicts(claims, record)
         broken = [f"{claim.says}: {claim.shown(value)}" for claim, (value, ok) in of.items() if not ok]

@@ -92,7 +92,8 @@ def test_the_page_tells_of_every_cell_and_how_many_failed() -> None:
         Cell(3, 2): {"seconds": 12.0, "error": "no space left"},
     }
     assert failed(claims, records) == [Cell(2, 2), Cell(3, 2)]
-    text = page(claims, records, [*records, Cell(4, 2)], "python benchmarks/learning.py", "tiny")
+    text = page(claims, records, [*records, Cell(4, 2)], "python benchmarks/learning.py", "tiny", "at commit 0")
+    assert text.splitlines()[2].endswith(", at commit 0.")
     assert "3 of 4 cells were run; 2 of them failed a claim or did not end." in text
     assert "Not run yet: seed4-2t-native-quiet." in text
     assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 1 of 2 | 15.0 | 5.0 to 25.0 |" in text

@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+import jinja2
 import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.steps.core import run_steps
@@ -264,6 +265,18 @@ def test_notifications_need_a_block() -> None:
     assert len(with_one) == len(without) + 1
     told = next(t for t in with_one if t.name == "r1flow crashed or failed")
     assert told.fields["actions"][0]["block_document_id"] == block
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [("http://here/1", "http://here/1"), (None, "No link: the Prefect server has no PREFECT_UI_URL.")],
+)
+def test_a_notification_says_so_if_the_server_does_not_know_its_address(url: str | None, line: str) -> None:
+    told = next(t for t in desired("process", notify="block") if t.name == "r1flow crashed or failed")
+    templates = jinja2.Environment()
+    templates.filters["ui_url"] = lambda run: url  # what Prefect's filter gives
+    message = templates.from_string(told.fields["actions"][0]["body"]).render(flow={}, flow_run={"state": {}})
+    assert message.strip().splitlines()[-1] == line
 
 
 def test_an_entrypoint_that_is_no_flow_is_one_line() -> None:
