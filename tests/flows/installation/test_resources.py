@@ -259,12 +259,14 @@ def test_silence_ends_with_every_state_that_a_stage_ends_in(resources: list[Reso
         assert f"prefect.flow-run.{state}" in lost["expect"]
 
 
+BLOCK = "00000000-0000-0000-0000-000000000007"
+
+
 def test_notifications_need_a_block() -> None:
-    block = "00000000-0000-0000-0000-000000000007"
-    without, with_one = ([t for t in desired("process", notify=b) if t.kind == "automation"] for b in (None, block))
+    without, with_one = ([t for t in desired("process", notify=b) if t.kind == "automation"] for b in (None, BLOCK))
     assert len(with_one) == len(without) + 1
     told = next(t for t in with_one if t.name == "r1flow crashed or failed")
-    assert told.fields["actions"][0]["block_document_id"] == block
+    assert told.fields["actions"][0]["block_document_id"] == BLOCK
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_notifications_need_a_block() -> None:
     [("http://here/1", "http://here/1"), (None, "No link: the Prefect server has no PREFECT_UI_URL.")],
 )
 def test_a_notification_says_so_if_the_server_does_not_know_its_address(url: str | None, line: str) -> None:
-    told = next(t for t in desired("process", notify="block") if t.name == "r1flow crashed or failed")
+    told = next(t for t in desired("process", notify=BLOCK) if t.name == "r1flow crashed or failed")
     templates = jinja2.Environment()
     templates.filters["ui_url"] = lambda run: url  # what Prefect's filter gives
     message = templates.from_string(told.fields["actions"][0]["body"]).render(flow={}, flow_run={"state": {}})
