@@ -86,7 +86,7 @@ def measure(name: str, args: argparse.Namespace, model: Path, template: str) -> 
     asked = candidate(name, args.problems)
     problems = read_sets([asked], args.seed)
     digest = hashlib.sha256(
-        json.dumps([template, sampling.model_dump(), args.samples, args.seed, CANDIDATES[name]]).encode()
+        json.dumps([template, sampling.model_dump(), args.samples, args.seed, args.dtype, CANDIDATES[name]]).encode()
     )
     folder = args.work / f"{asked.name}-{args.problems}-{digest.hexdigest()[:8]}"
     table = evaluate_model(of, [asked], problems, folder, lambda metrics: None)[asked.name]

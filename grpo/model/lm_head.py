@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from grpo.model.float32 import Float32
 from grpo.model.packed.attention import is_unfused
-from grpo.model.packed.products import float32_linear
+from grpo.model.packed.products import float32_linear, kept_in_float32
 from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
 
 PROBE_ROWS, PROBE_LOGIT = 4, 1000.0
@@ -55,12 +55,20 @@ class Head:
         if not hasattr(self.model, "r1flow_logit_scale"):
             self.model.r1flow_logit_scale = _scale_of(self)
         self.scale: float | None = self.model.r1flow_logit_scale
+        self._kept: Tensor | None = None
+
+    def keep(self) -> Head:
+        """Prepares for many calls while the weights stay as they are. Returns itself."""
+        if self.scale is not None:
+            self._kept = kept_in_float32(self.linear.weight)
+        return self
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits [N, V] of states [N, H], in float32 or wider if the head is a linear layer."""
         if self.scale is None:
             return self.own(states)
-        logits = float32_linear(states, self.linear.weight, self.linear.bias)
+        weight = self.linear.weight if self._kept is None else self._kept
+        logits = float32_linear(states, weight, self.linear.bias)
         return logits if self.scale == 1 else logits * self.scale
 
     def own(self, states: Tensor) -> Tensor:

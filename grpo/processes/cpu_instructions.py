@@ -1,8 +1,12 @@
 """Restricts the CPU instructions of trainers, so that a trained model is bit-identical on every x86 CPU with AVX2.
 
 MKL, PyTorch and Numba use the widest vectors that a CPU has, and MKL may split a sum among threads. Both change the
-order of sums, and so the last bits of a model. A trainer is therefore limited to AVX2 and to sums whose order does not
-depend on the number of threads. On a GPU this has no effect; on a CPU with AVX-512 a large model trains slower.
+order of sums, and so the last bits of a model. A trainer in float32 is therefore limited to AVX2 and to sums whose
+order does not depend on the number of threads. On a GPU this has no effect; on a CPU with AVX-512 a large model trains
+slower.
+
+bfloat16 needs instructions that AVX2 lacks: held to AVX2 it is 100 times slower (2 GFLOP/s a core) where AMX is not
+used either, and where it is, PyTorch's attention fails ("pack_vnni2 is only supported when avx512 is supported").
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from pathlib import Path
 from grpo.errors import InputError
 
 VARIABLE = "R1FLOW_CPU_INSTRUCTIONS"
-"""`portable` (the default), or `native`: all instructions of the CPU."""
+"""`portable` (the default), or `native`: all instructions of the CPU. Arithmetic in bfloat16 is always native."""
 PORTABLE = {
     "MKL_CBWR": "AVX2,STRICT",  # conditional numerical reproducibility for any number of threads
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -25,15 +29,16 @@ PORTABLE = {
 }
 
 
-def instruction_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables to add to a trainer's environment. Variables that the user has set are not changed.
+def instruction_variables(environment: Mapping[str, str], dtype: str) -> dict[str, str]:
+    """Variables to add to the environment of a trainer whose arithmetic has this type. Variables that the user has set
+    are not changed.
 
     Raises InputError if R1FLOW_CPU_INSTRUCTIONS is neither `portable` nor `native`.
     """
     choice = environment.get(VARIABLE, "portable")
     if choice not in ("portable", "native"):
         raise InputError(f"{VARIABLE} is {choice!r}; it must be 'portable' or 'native'")
-    if choice == "native" or not _has_avx2():
+    if choice == "native" or dtype != "float32" or not _has_avx2():
         return {}
     return {name: value for name, value in PORTABLE.items() if name not in environment}
 

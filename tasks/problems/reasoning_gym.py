@@ -12,6 +12,7 @@ from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.rewards.reasoning_gym import pack_entry
 from tasks.problems.sources import ReasoningGymSource, label, make_problem
+from tasks.problems.worked_solutions import WRITERS
 
 _READ_BY_NO_SCORER = {"source_dataset", "source_index", "difficulty"}
 
@@ -53,6 +54,8 @@ def generate(source: ReasoningGymSource, seed: int) -> Iterator[Problem]:
                 "metadata": {k: v for k, v in item["metadata"].items() if k not in _READ_BY_NO_SCORER},
             }
         metadata = {"family": source.family, "entry": pack_entry(entry)}
+        if source.worked_solutions:
+            metadata["solution"] = WRITERS[source.family](item["metadata"])
         if source.parameters:
             metadata["parameters"] = source.parameters
         yield make_problem(

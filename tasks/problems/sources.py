@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from grpo.data.records import Message, Problem
 from grpo.data.template import AnswerStyle
 from grpo.rewards.verifiers import VERIFIERS
+from tasks.problems.worked_solutions import WRITERS
 
 _LANGUAGE = r"^[a-z]{2,3}(-[A-Za-z]+)?$"
 
@@ -54,6 +55,18 @@ class ReasoningGymSource(StyledSource):
         description="Python format string over the item's question and its metadata, e.g. chain_sum's {expression}, "
         "to rephrase or translate the problem. None: the question as generated.",
     )
+    worked_solutions: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="Write a worked solution for each problem, for cold_start_data.source 'solutions'. Possible for "
+        f"{', '.join(WRITERS)}.",
+    )
+
+    @model_validator(mode="after")
+    def _solutions_are_known(self) -> ReasoningGymSource:
+        if self.worked_solutions and self.family not in WRITERS:
+            raise ValueError(f"no worked solutions are written for {self.family}; known are {', '.join(WRITERS)}")
+        return self
 
 
 class _ColumnsSource(StyledSource):

@@ -33,7 +33,7 @@ __all__ = ["COMPLETIONS", "LOG", "hardware_of", "launch", "preload", "read_metri
 def preload() -> None:
     """If trainers may be forks, starts loading in the background what the next trainer needs."""
     if trainer_python() == sys.executable:
-        fork_client.preload(trainer_environment({}, "", 1))
+        fork_client.preload(trainer_environment({}, "", Hardware()))
 
 
 def launch(
@@ -83,7 +83,7 @@ def launch(
             raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
 
     with _announced(rendezvous, job_path, processes, nodes) as extra:
-        environment = trainer_environment({**(env or {}), **extra}, mark, processes)
+        environment = trainer_environment({**(env or {}), **extra}, mark, hardware)
         try:
             code = run_watched(command(job_path, processes, nodes), log_path, environment, mark, poll, lock_fd)
         except BaseException:

@@ -6,12 +6,14 @@ It makes no artifact, logs to no tracking server and knows no recipe.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import uuid
 from pathlib import Path
 
 from grpo.errors import InputError
+from tasks.trainer.launch import hardware_of
 from tasks.trainer.outcome import StageFailed, failure
 from tasks.trainer.process_group import command, run_watched, trainer_environment
 from tasks.trainer.rendezvous import ID, Announcement, Rendezvous
@@ -68,7 +70,7 @@ def _take_part(rendezvous: Rendezvous, announcement: Announcement) -> int:
 
     _print(rendezvous, f"joins {job}")
     mark = uuid.uuid4().hex
-    environment = trainer_environment({ID: announcement.id}, mark, announcement.processes)
+    environment = trainer_environment({ID: announcement.id}, mark, hardware_of(json.loads(job.read_text())))
     try:
         code = run_watched(command(job, announcement.processes, announcement.nodes), log, environment, mark, poll)
     except _EndedOnFirstMachine:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from grpo.config.common import Hardware
 from grpo.processes.cpu_instructions import instruction_variables
 from tasks.trainer.fork_client import MARK, ForkedTrainer, fork_trainer
 from tasks.trainer.interpreter import library_path, trainer_python
@@ -78,11 +79,11 @@ def run_watched(
     return child.returncode
 
 
-def trainer_environment(extra: Mapping[str, str], mark: str, processes: int) -> dict[str, str]:
+def trainer_environment(extra: Mapping[str, str], mark: str, hardware: Hardware) -> dict[str, str]:
     """The environment of a trainer; `mark` identifies its processes."""
     env = {**os.environ, **extra}
-    env |= instruction_variables(env)
-    if processes > 1:  # torchrun's default of 1 thread wastes a host with many cores
+    env |= instruction_variables(env, hardware.dtype)
+    if (processes := hardware.processes) > 1:  # torchrun's default of 1 thread wastes a host with many cores
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # The trainer imports the same grpo as this process, wherever the flow was started.
     env["PYTHONPATH"] = os.pathsep.join([library_path(), *filter(None, [env.get("PYTHONPATH")])])

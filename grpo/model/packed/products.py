@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 NARROW = (torch.bfloat16, torch.float16)
+KEPT = 2**26
+"""Largest number of weights of which a sampler on a CPU keeps a float32 copy: 256 MiB."""
 WIDENED = 2**24
 """Number of weights held in float32 at once if a device has no product of narrow inputs with a float32 result."""
 
 
 def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
+    if weight.dtype == torch.float32 and x.dtype in NARROW:  # kept_in_float32
+        return linear(x.float(), weight, None if bias is None else bias.float())
     if weight.dtype not in NARROW or x.dtype != weight.dtype:
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()
@@ -30,6 +34,14 @@ def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     for part, columns in zip(weight.split(rows), product.split(rows, 1), strict=True):
         columns.copy_(wide @ part.float().t())
     return product if wide_bias is None else product.add_(wide_bias)
+
+
+def kept_in_float32(weight: Tensor) -> Tensor:
+    """What to pass to `float32_linear` again and again while the weights stay as they are: on a CPU a float32 copy,
+    unless it is too large. Widening the weights for every token takes longer than the product."""
+    if weight.is_cuda or weight.is_meta or weight.dtype not in NARROW or weight.numel() > KEPT:
+        return weight
+    return weight.detach().float()
 
 
 def float32_bmm(a: Tensor, b: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from pathlib import Path
 
 import pytest
 
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 from grpo.processes import cpu_instructions
 from grpo.processes.cpu_instructions import PORTABLE, VARIABLE, instruction_variables
@@ -32,28 +34,34 @@ PRETRAIN = {
 
 @needs_avx2
 def test_a_trainer_is_held_to_avx2() -> None:
-    environment = trainer_environment({}, "mark", 1)
+    environment = trainer_environment({}, "mark", Hardware())
     assert {name: environment[name] for name in PORTABLE} == PORTABLE
 
 
 @needs_avx2
 def test_what_the_user_has_set_stays() -> None:
-    variables = instruction_variables({"ATEN_CPU_CAPABILITY": "default", "PATH": "/bin"})
+    variables = instruction_variables({"ATEN_CPU_CAPABILITY": "default", "PATH": "/bin"}, "float32")
     assert variables == {name: value for name, value in PORTABLE.items() if name != "ATEN_CPU_CAPABILITY"}
 
 
+def test_bfloat16_takes_what_the_cpu_has() -> None:
+    # With AMX and AVX2, PyTorch's attention in bfloat16 fails; without AMX it crawls.
+    bfloat16 = Hardware(dtype="bfloat16", mixed_precision=True)
+    assert not PORTABLE.keys() & {*trainer_environment({}, "mark", bfloat16)} - {*os.environ}
+
+
 def test_native_takes_what_the_cpu_has() -> None:
-    assert instruction_variables({VARIABLE: "native"}) == {}
+    assert instruction_variables({VARIABLE: "native"}, "float32") == {}
 
 
 def test_a_cpu_without_avx2_is_left_alone(monkeypatch) -> None:
     monkeypatch.setattr(cpu_instructions, "_has_avx2", lambda: False)
-    assert instruction_variables({}) == {}
+    assert instruction_variables({}, "float32") == {}
 
 
 def test_another_choice_is_refused() -> None:
     with pytest.raises(InputError, match="R1FLOW_CPU_INSTRUCTIONS is 'avx9'; it must be 'portable' or 'native'"):
-        instruction_variables({VARIABLE: "avx9"})
+        instruction_variables({VARIABLE: "avx9"}, "float32")
 
 
 @needs_avx2

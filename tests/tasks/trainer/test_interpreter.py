@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.common import Hardware
 from grpo.errors import InputError
 from grpo.other_environments import ALONE
 from tasks.trainer.interpreter import VARIABLE, has_module, library_path, trainer_python, versions
@@ -62,5 +63,5 @@ def test_trainers_start_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     python = other_environment(tmp_path / "env")
     monkeypatch.setenv(VARIABLE, python)
     assert command(tmp_path / "job.json", 1)[0] == python
-    assert trainer_environment({}, "mark", 1)["PYTHONPATH"].split(os.pathsep)[0] == library_path() == ALONE
+    assert trainer_environment({}, "mark", Hardware())["PYTHONPATH"].split(os.pathsep)[0] == library_path() == ALONE
     assert versions(("torch", "no-such-package")).keys() == {"torch"} and not has_module("no_such_module")

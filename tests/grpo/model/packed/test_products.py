@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.model.packed import products
-from grpo.model.packed.products import float32_bmm, float32_linear
+from grpo.model.packed.products import float32_bmm, float32_linear, kept_in_float32
 
 # 1 + 2^-8 needs 9 bits; bfloat16 has 8. Both factors are bfloat16 numbers, their product is not.
 X = torch.tensor([[1.0, 2.0**-4]], dtype=torch.bfloat16)
@@ -22,6 +22,15 @@ def test_a_logit_is_not_rounded(monkeypatch: pytest.MonkeyPatch, widened: int) -
     assert product.dtype == torch.float32
     assert product.tolist() == [[1.00390625, 3.0, 0.25]]
     assert torch.nn.functional.linear(X, W).tolist() == [[1.0, 2.0, 0.25]]  # what would be without
+
+
+def test_weights_that_are_kept_in_float32_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_in_float32(W)
+    assert kept.dtype == torch.float32
+    assert float32_linear(X, kept, W[:, 1]).tolist() == float32_linear(X, W, W[:, 1]).tolist()
+    assert kept_in_float32(W.double()).dtype == torch.float64
+    monkeypatch.setattr(products, "KEPT", W.numel() - 1)
+    assert kept_in_float32(W) is W  # too many for a copy
 
 
 def test_it_has_gradients() -> None:
