@@ -49,7 +49,7 @@ def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept
         f"Settings were chosen on seeds {', '.join(map(str, rule.tuned_on))}. The seeds of the page follow a rule that",
         f"was written down first: the {rule.count} smallest integers from {rule.start} on whose SHA-256 begins with",
         f"one of {rule.first_digits}. Problems are held out by the hash of what they ask. Intervals: 95%, bootstrap",
-        "over problems. The base model is asked with three solved examples before the problem, the others without.",
+        "over problems. The base model is asked with two solved examples before the problem, the others without.",
         *(["", f"Not run yet: seeds {', '.join(map(str, missing))}."] if missing else []),
         "",
         "## Claims",
