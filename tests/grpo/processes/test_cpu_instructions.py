@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,25 +69,40 @@ def test_another_choice_is_refused() -> None:
 @pytest.mark.system
 def test_a_model_is_the_same_with_any_number_of_threads_and_narrower_vectors(tmp_path) -> None:
     # Natively, one and two threads differ after these steps on some CPUs, and AVX2 and AVX-512 do after the first.
-    corpus = tmp_path / "corpus.txt"
-    rng = random.Random(0)
-    words = [f"w{number}" for number in range(60)]
-    corpus.write_text("\n\n".join(" ".join(rng.choices(words, k=40)) for _ in range(300)))
+    corpus = _corpus(tmp_path)
     settings = [
         {"OMP_NUM_THREADS": "1"},
         {"OMP_NUM_THREADS": "2"},
         {"OMP_NUM_THREADS": "3", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     ]
-    digests = [_digest(tmp_path / str(number), corpus, variables) for number, variables in enumerate(settings)]
+    digests = [
+        _digest(tmp_path / str(number), corpus, PRETRAIN, variables) for number, variables in enumerate(settings)
+    ]
     assert digests == digests[:1] * 3
 
 
-def _digest(folder: Path, corpus: Path, variables: dict[str, str]) -> str:
+@pytest.mark.system
+def test_a_trainer_in_bfloat16_runs(tmp_path) -> None:
+    # Restricted to AVX2, attention over the 256 tokens fails on a CPU with AMX.
+    hardware = {"device": "cpu", "dtype": "bfloat16", "mixed_precision": True}
+    settings = {**PRETRAIN, "steps": 2, "optimizer": {"learning_rate": 1e-3}, "hardware": hardware}
+    assert len(_digest(tmp_path / "job", _corpus(tmp_path), settings, {})) == 64
+
+
+def _corpus(folder: Path) -> Path:
+    path = folder / "corpus.txt"
+    rng = random.Random(0)
+    words = [f"w{number}" for number in range(60)]
+    path.write_text("\n\n".join(" ".join(rng.choices(words, k=40)) for _ in range(300)))
+    return path
+
+
+def _digest(folder: Path, corpus: Path, settings: dict[str, Any], variables: dict[str, str]) -> str:
     """SHA-256 of the weights that a pretraining job ends with."""
     own = {name: str(folder / name) for name in ("out", "state")}
     for path in own.values():
         Path(path).mkdir(parents=True)
     files = {"metrics": str(folder / "metrics.jsonl"), "result": str(folder / "result.json")}
-    job = {"kind": "pretrain", "seed": 0, "corpus": str(corpus), "settings": PRETRAIN, **own, **files}
+    job = {"kind": "pretrain", "seed": 0, "corpus": str(corpus), "settings": settings, **own, **files}
     launch(job, folder, on_metrics=lambda records: None, env=variables)
     return hashlib.sha256((folder / "out" / "model.safetensors").read_bytes()).hexdigest()
