@@ -37,7 +37,8 @@ def solution(problem: Problem) -> tuple[str, str]:
     if not worked:
         raise InputError(
             f"problem {problem.id} of {problem.source} has no worked solution; cold_start_data.source 'solutions' "
-            "needs them (GSM8K's answer column, or metadata_columns = ['solution'])"
+            "needs them (GSM8K's answer column, worked_solutions = true of a reasoning-gym source, or "
+            "metadata_columns = ['solution'])"
         )
     return worked, problem.answer
 
