@@ -2,9 +2,10 @@
 
     python benchmarks/real_learning.py [--seeds 1007 1011 1012] [--output docs/measured/real.md]
 
-Without --seeds: those of the rule in real_claims.toml. A seed takes about an hour on two quiet cores, and has a home of
-its own under --work. A run that was stopped goes on where it was; a finished seed is a file of results. `--show` runs
-nothing and writes the page of what is there. The page's part "What was tried" is written by people and kept.
+Without --seeds: those of the rule in real_claims.toml. A seed takes more than an hour on two quiet cores, and has a
+home of its own under --work. A run that was stopped goes on where it was; a finished seed is a file of results.
+`--show` runs nothing and writes the page of what is there. The page's part "What was tried" is written by people
+and kept.
 """
 
 from __future__ import annotations

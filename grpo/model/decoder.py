@@ -31,7 +31,7 @@ class Decoder:
 
     def __init__(self, model: Any, packed_rows: int = 0):
         """`packed_rows`: see `prepacked_rows` of `grpo.model.fused.decode_step.DecodeStep`."""
-        self.backbone, self.head = backbone_of(model), Head(model).keep()
+        self.backbone, self.head = backbone_of(model), Head(model).for_decoding()
         reset_rope(self.backbone)
         self.device = next(model.parameters()).device
         self.fused = not is_unfused(self.backbone)

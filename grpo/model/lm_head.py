@@ -57,8 +57,8 @@ class Head:
         self.scale: float | None = self.model.r1flow_logit_scale
         self._kept: Tensor | None = None
 
-    def keep(self) -> Head:
-        """Prepares for many calls while the weights stay as they are. Returns itself."""
+    def for_decoding(self) -> Head:
+        """Prepares for a call per token while the weights stay as they are. Returns itself."""
         if self.scale is not None:
             self._kept = kept_in_float32(self.linear.weight)
         return self

@@ -6,8 +6,8 @@ order does not depend on the number of threads. On a GPU this has no effect; on 
 slower.
 
 A trainer in bfloat16 is not restricted, because AVX2 has no instructions for it. On a CPU with AMX PyTorch's attention
-would fail ("pack_vnni2 is only supported when avx512 is supported"). With oneDNN held to AVX2 as well, two cores would
-multiply at 2 GFLOP/s instead of 2,900.
+would fail ("pack_vnni2 is only supported when avx512 is supported"), or, with oneDNN held to AVX2 as well, products
+would be hundreds of times slower.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class ReasoningGymSource(StyledSource):
     worked_solutions: bool = Field(
         default=False,
         exclude_if=lambda value: not value,
-        description="Write a worked solution for each problem, for cold_start_data.source 'solutions'. Possible for "
-        f"{', '.join(WRITERS)}.",
+        description="Write a worked solution for each problem, in English, for cold_start_data.source 'solutions'. "
+        f"Possible for {', '.join(WRITERS)}.",
     )
 
     @model_validator(mode="after")

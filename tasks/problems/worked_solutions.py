@@ -13,14 +13,14 @@ _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*":
 
 
 def _chain(metadata: Mapping[str, Any]) -> str:
-    """14 + 5 - 3: 14 + 5 = 19, 19 - 3 = 16."""
+    """14 + 5 - 3: 14 + 5 = 19, 19 - 3 = 16. A number alone stays as it is."""
     first, *rest = metadata["expression"].split()
     value, lines = int(first), []
     for operator, number in zip(rest[::2], rest[1::2], strict=True):
         result = _OPERATIONS[operator](value, int(number))
         lines.append(f"{value} {operator} {number} = {result}")
         value = result
-    return "\n".join(lines)
+    return "\n".join(lines) or first
 
 
 def _filtered(metadata: Mapping[str, Any]) -> str:

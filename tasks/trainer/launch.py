@@ -82,7 +82,7 @@ def launch(
         if deadline is not None and time.monotonic() > deadline:
             raise StageFailed(f"the trainer ran past its limit of {time_limit_s:g} s and was stopped; log: {log_path}")
 
-    with _announced(rendezvous, job_path, processes, nodes) as extra:
+    with _announced(rendezvous, job_path, nodes) as extra:
         environment = trainer_environment({**(env or {}), **extra}, mark, hardware)
         try:
             code = run_watched(command(job_path, processes, nodes), log_path, environment, mark, poll, lock_fd)
@@ -102,7 +102,7 @@ def hardware_of(job: Mapping[str, Any]) -> Hardware:
 
 
 @contextlib.contextmanager
-def _announced(rendezvous: Rendezvous | None, job_path: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
+def _announced(rendezvous: Rendezvous | None, job_path: Path, nodes: int) -> Iterator[dict[str, str]]:
     if nodes == 1:
         yield {}
     elif rendezvous is None:
@@ -111,7 +111,7 @@ def _announced(rendezvous: Rendezvous | None, job_path: Path, processes: int, no
             f"first one, the same on all, and {RANK} to 0 there and to 1, 2, ... on the others"
         )
     else:
-        with rendezvous.announce(job_path, processes, nodes) as extra:
+        with rendezvous.announce(job_path) as extra:
             yield extra
 
 

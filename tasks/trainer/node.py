@@ -70,14 +70,15 @@ def _take_part(rendezvous: Rendezvous, announcement: Announcement) -> int:
 
     _print(rendezvous, f"joins {job}")
     mark = uuid.uuid4().hex
-    environment = trainer_environment({ID: announcement.id}, mark, hardware_of(json.loads(job.read_text())))
+    hardware = hardware_of(json.loads(job.read_text()))
+    environment = trainer_environment({ID: announcement.id}, mark, hardware)
     try:
-        code = run_watched(command(job, announcement.processes, announcement.nodes), log, environment, mark, poll)
+        code = run_watched(command(job, hardware.processes, hardware.nodes), log, environment, mark, poll)
     except _EndedOnFirstMachine:
         _print(rendezvous, f"the first machine's trainer is over; stopped this one's; log: {log}")
         return 1
     if code:
-        error = failure(code, announcement.processes * announcement.nodes, log, start)
+        error = failure(code, hardware.processes * hardware.nodes, log, start)
         _print(rendezvous, str(error) if isinstance(error, StageFailed) else f"error: {error}")
         return 1
     return 0

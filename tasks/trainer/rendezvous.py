@@ -32,8 +32,6 @@ class Announcement:
 
     id: str
     job: str
-    processes: int
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,11 @@ class Rendezvous:
             yield
 
     @contextlib.contextmanager
-    def announce(self, job: Path, processes: int, nodes: int) -> Iterator[dict[str, str]]:
+    def announce(self, job: Path) -> Iterator[dict[str, str]]:
         """Calls the other machines to a trainer; they leave it when the block ends. Yields the environment variables
         for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        announcement = Announcement(uuid.uuid4().hex, str(job), processes, nodes)
+        announcement = Announcement(uuid.uuid4().hex, str(job))
         partial = self._record.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(announcement)))
         partial.replace(self._record)

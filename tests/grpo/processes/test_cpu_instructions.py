@@ -46,7 +46,6 @@ def test_what_the_user_has_set_stays() -> None:
 
 
 def test_bfloat16_takes_what_the_cpu_has() -> None:
-    # With AMX and AVX2, PyTorch's attention in bfloat16 fails; without AMX it crawls.
     bfloat16 = Hardware(dtype="bfloat16", mixed_precision=True)
     assert not PORTABLE.keys() & {*trainer_environment({}, "mark", bfloat16)} - {*os.environ}
 
@@ -86,7 +85,7 @@ def test_a_trainer_in_bfloat16_runs(tmp_path) -> None:
     # Restricted to AVX2, attention over the 256 tokens fails on a CPU with AMX.
     hardware = {"device": "cpu", "dtype": "bfloat16", "mixed_precision": True}
     settings = {**PRETRAIN, "steps": 2, "optimizer": {"learning_rate": 1e-3}, "hardware": hardware}
-    assert len(_digest(tmp_path / "job", _corpus(tmp_path), settings, {})) == 64
+    _digest(tmp_path / "job", _corpus(tmp_path), settings, {})  # raises StageFailed if the trainer does
 
 
 def _corpus(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from tasks.problems.worked_solutions import WRITERS
 def test_they_say_each_step() -> None:
     chain = {"expression": "14 + 5 - 30"}
     assert WRITERS["chain_sum"](chain) == "14 + 5 = 19\n19 - 30 = -11"
+    assert WRITERS["chain_sum"]({"expression": "-7"}) == "-7"
     assert WRITERS["products"]({"expression": "3 * 4 * 5"}) == "3 * 4 = 12\n12 * 5 = 60"
     legs = {"animals": {"lobster": 2, "cow": 1, "bee": 3}}
     assert (
