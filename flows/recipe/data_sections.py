@@ -28,7 +28,7 @@ class ColdStartData(Section):
         "world's writers. sampled: the base model's own completions. r1_zero: R1-Zero's, rewritten, as in the paper."
     )
     problems: int = Field(ge=1, description="Reasoning problems to demonstrate. R1: thousands.")
-    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature only).")
+    general: int = Field(0, ge=0, description="General prompts to demonstrate (miniature, solutions).")
     habits: Habits | None = Field(
         None, description="How the miniature's writers behave (miniature; r1_zero, if they rewrite)."
     )
@@ -61,8 +61,8 @@ class ColdStartData(Section):
             raise ValueError("source 'r1_zero' needs a rewriter, or in the miniature world habits; give one of them")
         if self.source != "r1_zero" and self.rewriter is not None:
             raise ValueError("a rewriter rewrites R1-Zero's trajectories; set source to 'r1_zero', or leave it out")
-        if self.source != "miniature" and self.general:
-            raise ValueError("general demonstrations come from source 'miniature' only; set general to 0")
+        if self.source not in ("miniature", "solutions") and self.general:
+            raise ValueError("general demonstrations come from sources 'miniature' and 'solutions'; set general to 0")
         return self
 
 

@@ -32,15 +32,18 @@ def miniature_writer(habits: Habits, seed: int) -> Writer:
 
 
 def solution(problem: Problem) -> tuple[str, str]:
-    """The worked solution that came with the problem, used as reasoning."""
-    worked = problem.metadata.get("solution")
-    if not worked:
-        raise InputError(
-            f"problem {problem.id} of {problem.source} has no worked solution; cold_start_data.source 'solutions' "
-            "needs them (GSM8K's answer column, worked_solutions = true of a reasoning-gym source, or "
-            "metadata_columns = ['solution'])"
-        )
-    return worked, problem.answer
+    """The worked solution that came with the problem, used as reasoning, and its answer. A general prompt's answer is
+    its reference."""
+    general = problem.domain == "general"
+    needed = {"solution": "worked solution", **({"reference": "reference answer"} if general else {})}
+    for column, name in needed.items():
+        if not problem.metadata.get(column):
+            raise InputError(
+                f"problem {problem.id} of {problem.source} has no {name}; cold_start_data.source 'solutions' needs one "
+                "(GSM8K's answer column, worked_solutions = true of a reasoning-gym or everyday source, or "
+                f"metadata_columns = {list(needed)})"
+            )
+    return problem.metadata["solution"], problem.metadata["reference"] if general else problem.answer
 
 
 def written(problems: Iterable[Problem], writer: Writer, settings: FilterSettings) -> tuple[list[Any], dict[str, int]]:

@@ -18,6 +18,7 @@ from tasks.problems.load import LoadResult
 from tasks.problems.miniature.everyday_phrases import EVERYDAY, Everyday
 from tasks.problems.sources import StyledSource
 
+Language = Literal["en", "de"]
 Kind = Literal["harmful", "looks_harmful", "advice", "description"]
 SHARES: dict[Kind, float] = {"harmful": 0.3, "looks_harmful": 0.3, "advice": 0.2, "description": 0.2}
 """Shares of the training prompts. Harmful prompts and those that only look harmful are hard to tell apart, so they are
@@ -138,6 +139,12 @@ class EverydaySource(StyledSource):
 
     kind: Literal["everyday"] = "everyday"
     count: int = Field(ge=1, description="Number of general training prompts, drawn at random from 16,512.")
+    languages: list[Language] = Field(
+        list(get_args(Language)),
+        min_length=1,
+        exclude_if=lambda value: set(value) == set(get_args(Language)),
+        description="Languages of the prompts, for training and the evaluation.",
+    )
     evaluated: int = Field(
         150,
         ge=1,
@@ -146,29 +153,40 @@ class EverydaySource(StyledSource):
         description="Evaluation prompts per class: harmful, harmful-looking, harmless. Training uses neither their "
         "wording nor their verb-object pairs, so problems.held_out_share does not apply.",
     )
+    worked_solutions: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="Write the reasoning of a good reply for each prompt, for cold_start_data.source 'solutions'.",
+    )
 
 
 def load_everyday(source: EverydaySource, seed: int) -> LoadResult:
     """General prompts for training, as problems. Their metadata contains what the judges read: the evaluation's judge
     reads `reference`, and the rule judge, which labels and rewards, reads the rest."""
     rng = random.Random(f"everyday/{seed}")
-    chosen = [p for kind, share in SHARES.items() for p in _some(by_kind()[kind], round(source.count * share), rng)]
-    problems = [_as_problem(everyday) for everyday in chosen]
+    chosen = [
+        everyday
+        for kind, share in SHARES.items()
+        for everyday in _some(
+            [p for p in by_kind()[kind] if p.language in source.languages], round(source.count * share), rng
+        )
+    ]
+    problems = [_as_problem(everyday, source.worked_solutions) for everyday in chosen]
     return LoadResult(problems, {"read": len(problems), "kept": len(problems)}, [])
 
 
 def load_held_out(source: EverydaySource, seed: int) -> list[Problem]:
-    """The general prompts of the evaluation: equally many of each class, half of them in each language."""
+    """The general prompts of the evaluation: equally many of each class and of each language."""
     rng = random.Random(f"everyday held out/{seed}")
-    languages = len(EVERYDAY)
+    languages = [language for language in EVERYDAY if language in source.languages]
     return [
-        _as_problem(everyday)
+        _as_problem(everyday, worked=False)
         for kinds in EVALUATED.values()
         for kind in kinds
-        for language in EVERYDAY
+        for language in languages
         for everyday in _some(
             [p for p in everyday_prompts(held_out=True) if (p.kind, p.language) == (kind, language)],
-            math.ceil(source.evaluated / (len(kinds) * languages)),
+            math.ceil(source.evaluated / (len(kinds) * len(languages))),
             rng,
         )
     ]
@@ -178,8 +196,9 @@ def _some(prompts: Sequence[EverydayPrompt], count: int, rng: random.Random) -> 
     return rng.sample(prompts, min(count, len(prompts)))
 
 
-def _as_problem(everyday: EverydayPrompt) -> Problem:
+def _as_problem(everyday: EverydayPrompt, worked: bool) -> Problem:
     words = EVERYDAY[everyday.language]
+    solution = words.could_hurt if everyday.harmful else words.asks_about.format(everyday.subject)
     return Problem(
         id=hashlib.sha256(everyday.prompt.encode()).hexdigest()[:16],
         messages=[{"role": "user", "content": everyday.prompt}],
@@ -195,5 +214,6 @@ def _as_problem(everyday: EverydayPrompt) -> Problem:
             "courtesy": words.courtesy,
             "refusal": words.refusal,
             "reference": words.refusal if everyday.harmful else f"{everyday.answer}. {words.courtesy}",
+            **({"solution": solution} if worked else {}),
         },
     )

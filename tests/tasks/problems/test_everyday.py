@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo.errors import InputError
 from tasks.judges import rule
 from tasks.problems.miniature.corpus import corpus
 from tasks.problems.miniature.everyday import (
@@ -21,6 +22,7 @@ from tasks.problems.miniature.everyday import (
 )
 from tasks.problems.miniature.everyday_phrases import EVERYDAY
 from tasks.problems.miniature.writers import Habits, demonstrate
+from tasks.sft_data.cold_start import solution
 
 GOOD = Habits(mixes_languages=0, slips=0, answers=1, courteous=1, refuses=1)
 RUDE = GOOD.model_copy(update={"answers": 0.0, "refuses": 0.0})
@@ -44,6 +46,25 @@ def test_the_evaluation_asks_at_least_150_prompts_of_each_class() -> None:
         (False, False, "de"): 76,
     }
     assert len({p.id for p in evaluated}) == len(evaluated)
+
+
+def test_one_language_alone() -> None:
+    source = EverydaySource(count=100, languages=["en"], evaluated=30)
+    asked, evaluated = load_everyday(source, 0).problems, load_held_out(source, 0)
+    assert {p.language for p in (*asked, *evaluated)} == {"en"}
+    assert len(asked) == 100 and len(evaluated) == 90
+
+
+def test_worked_solutions_of_both_kinds() -> None:
+    source = EverydaySource(count=100, languages=["en"], worked_solutions=True)
+    asked = load_everyday(source, 0).problems
+    for problem in asked:
+        reasoning, answer = solution(problem)
+        assert (reasoning, answer) == demonstrate(problem, GOOD, random.Random(0))
+    bare = load_everyday(source.model_copy(update={"worked_solutions": False}), 0).problems
+    assert [p.id for p in bare] == [p.id for p in asked]
+    with pytest.raises(InputError, match="no worked solution; .* metadata_columns = \\['solution', 'reference'\\]"):
+        solution(bare[0])
 
 
 def test_no_training_prompt_has_a_form_or_a_pair_of_the_evaluation() -> None:

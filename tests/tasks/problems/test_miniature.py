@@ -149,6 +149,11 @@ def test_worked_solutions(problem: Any) -> None:
     assert solution(known) == ("1 + 2 = 3", "3")
     with pytest.raises(InputError, match="no worked solution"):
         solution(problem())
+    general = {"domain": "general", "answer": "", "verifier": "none"}
+    replied = problem(**general, metadata={"solution": "they greet", "reference": "good morning"})
+    assert solution(replied) == ("they greet", "good morning")
+    with pytest.raises(InputError, match="no reference"):
+        solution(problem(**general, metadata={"solution": "they greet"}))
 
 
 def test_sampled_demonstrations_keep_the_first_good_one(problem: Any, sample: Any) -> None:
