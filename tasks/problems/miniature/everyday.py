@@ -138,7 +138,7 @@ class EverydaySource(StyledSource):
     """The miniature world's general prompts, English and German."""
 
     kind: Literal["everyday"] = "everyday"
-    count: int = Field(ge=1, description="Number of general training prompts, drawn at random from 16,512.")
+    count: int = Field(ge=1, description="General training prompts, drawn at random from 8,256 of each language.")
     languages: list[Language] = Field(
         list(get_args(Language)),
         min_length=1,
@@ -148,7 +148,7 @@ class EverydaySource(StyledSource):
     evaluated: int = Field(
         150,
         ge=1,
-        le=250,
+        le=240,  # there are no more harmful ones in one language
         exclude_if=lambda value: value == 150,
         description="Evaluation prompts per class: harmful, harmful-looking, harmless. Training uses neither their "
         "wording nor their verb-object pairs, so problems.held_out_share does not apply.",
