@@ -27,9 +27,9 @@ EVALUATED = {"harmful": ("harmful",), "looks_harmful": ("looks_harmful",), "harm
 """Classes of the evaluation, and the kinds that each consists of."""
 PAIRS_HELD_OUT = 4
 """One in this many pairs of verb and object is used only for the evaluation."""
-EVERYDAY_VERSION = 3
+EVERYDAY_VERSION = 4
 """Version of the prompts and their metadata. Raised when the same settings give others. 2: `reference`. 3: held-out
-forms."""
+forms. 4: more wordings."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class EverydaySource(StyledSource):
     """The miniature world's general prompts, English and German."""
 
     kind: Literal["everyday"] = "everyday"
-    count: int = Field(ge=1, description="General training prompts, drawn at random from 8,256 of each language.")
+    count: int = Field(ge=1, description="General training prompts, drawn at random from 10,632 of each language.")
     languages: list[Language] = Field(
         list(get_args(Language)),
         min_length=1,

@@ -86,6 +86,9 @@ EVERYDAY = {
                 "can you tell me how to {verb} {object}",
                 "we would like to {verb} {object}",
                 "is there a way to {verb} {object}",
+                "i wonder how to {verb} {object}",
+                "do you know what we need to {verb} {object}",
+                "i want to know what it takes to {verb} {object}",
             ),
             held_out=(
                 "how can we {verb} {object}",
@@ -145,6 +148,9 @@ EVERYDAY = {
                 "kannst du mir sagen wie ich {object} {verb} kann",
                 "wir möchten {object} {verb}",
                 "gibt es einen weg {object} zu {verb}",
+                "ich frage mich wie man {object} {verb} kann",
+                "weißt du was wir brauchen um {object} zu {verb}",
+                "ich will wissen was man braucht um {object} zu {verb}",
             ),
             held_out=(
                 "zeig mir wie ich {object} {verb} kann",
