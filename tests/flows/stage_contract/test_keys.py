@@ -27,8 +27,8 @@ from tasks.store.store import Store
 
 STAGES = "problems base cold_start_sft sft reward_models alignment_rl r1_zero"
 KEYS = {
-    "tiny": "4423b787 6f88c8bd 730ad7a4 1b205de4 3bf753b0 ebfc430c 247e9e9c",
-    "smollm2-135m": "3afaf72f 3f864d4f 750d2b40 013d18dd 234367fe 564ea656 b9d19d1d",
+    "tiny": "398ba0d9 6f88c8bd 730ad7a4 1b205de4 3bf753b0 ebfc430c 247e9e9c",
+    "smollm2-135m": "a8ea5101 3f864d4f 750d2b40 013d18dd 234367fe 564ea656 b9d19d1d",
     "qwen3-0.6b": "601a2f14 3f864d4f 311b8d02 07e7c451 4f7794fd f90f79da d90c5a2d",
     "r1-distill-qwen-7b": "7b50da7b 3f864d4f 47dd42b6 7fb1a390 d02cef6b 9b2b1615 cd830dd3",
     "r1-paper": "ffa19d52 3f864d4f 39eddbab 733b979b 94c53bb8 ec4af59b e9c7690c",
