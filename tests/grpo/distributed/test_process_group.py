@@ -109,6 +109,17 @@ def test_processes_tell_each_other(teams):
 # Learning
 
 
+def test_a_team_that_lost_a_process_tries_again(teams, tmp_path):
+    with pytest.warns(UserWarning, match="die_once: rank 1 died with exit code -6; tried again"):
+        assert teams[2](jobs.die_once, tmp_path) == [0, 1]
+    assert teams[2](jobs.die_once, tmp_path) == [0, 1]
+
+
+def test_a_jobs_error_is_not_tried_again(teams):
+    with pytest.raises(AssertionError, match="(?s)rank 0: .*KeyError: 'unknown'"):
+        teams[2](jobs.names_and_sums, "unknown")
+
+
 @pytest.mark.parametrize("name", ["tied", "untied", "lora", "float32"])
 def test_any_number_of_processes_learns_the_same(teams, name):
     tolerance = 1e-6 if name == "float32" else 1e-9
