@@ -49,27 +49,28 @@ def test_the_log_of_every_trainer_is_an_artifact_of_its_stages_run(r1: Any, firs
     assert jobs.count("trainer") >= 5 and {"helpful", "safe"} <= set(jobs)
 
 
-def test_mlflow_ranks_the_models_by_the_closing_table_and_loads_them(r1: Any, first_run: dict[str, Any]) -> None:
+def test_mlflow_has_the_closing_table_at_its_models_and_loads_them(r1: Any, first_run: dict[str, Any]) -> None:
     import mlflow
 
     mlflow.set_tracking_uri(default_uri(r1.home))
     run = mlflow.get_run(first_run["run_id"])
     table = first_run["checkpoints"]
     assert {f"pass_at_1/{name}": row["pass@1"] for name, row in table.items()}.items() <= run.data.metrics.items()
-    made = {output.model_id for output in run.outputs.model_outputs}
+    stages = Tracking(default_uri(r1.home)).reader.stage_runs(first_run["run_id"])
+    (evaluation,) = [stage.id for stage in stages if stage.tags[STAGE_TAG] == "evaluate"]
     ranked = mlflow.search_logged_models(
         [run.info.experiment_id],
         output_format="list",
         order_by=[{"field_name": "metrics.pass_at_1", "ascending": False}],
     )
+    # Other tests may have evaluated the same models, with other settings.
     values = [
-        next(
-            metric.value for metric in model.metrics if metric.key == "pass_at_1" and metric.dataset_name == "problems"
-        )
+        metric.value
         for model in ranked
-        if model.model_id in made
+        for metric in model.metrics
+        if (metric.key, metric.dataset_name, metric.run_id) == ("pass_at_1", "problems", evaluation)
     ]
-    assert values == sorted((row["pass@1"] for row in table.values()), reverse=True)
+    assert sorted(values) == sorted(row["pass@1"] for row in table.values())
     pipeline = mlflow.transformers.load_model("models:/tiny@dev1")
     (found,) = pipeline([{"role": "user", "content": "compute 3 + 4"}], max_new_tokens=80)
     assert "<answer>" in found["generated_text"][-1]["content"]
