@@ -177,7 +177,8 @@ def _progress() -> Any:
 
     progress = Progress.current()
     progress.started("eval")
-    return lambda records: [progress.update("eval", "", record) for record in records]
+    # Only the last: earlier ones may be of the attempt that the job resumes.
+    return lambda records: [progress.update("eval", "", record) for record in records[-1:]]
 
 
 def _show(table: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -22,11 +22,12 @@ class StageProgress:
     page: RunPage
 
     def show(self, job: str, records: list[dict[str, Any]]) -> None:
-        """Shows records of a job's metrics; the bar shows the last one. `job` is "" if the stage has only one."""
-        lines = [self.line.update(self.stage, job, record) for record in records]
+        """Shows the last of new records of a job's metrics. Those before it may be of the attempt that a job resumes,
+        and say nothing about its speed. `job` is "" if the stage has only one."""
         if records:
             last = records[-1]
-            self.page.progress(job, int(last["step"]), int(last.get("of", 0)), lines[-1])
+            line = self.line.update(self.stage, job, last)
+            self.page.progress(job, int(last["step"]), int(last.get("of", 0)), line)
 
     def of(self, job: str) -> Callable[[int, int], None]:
         """A function that shows how many of a job's items are done, and how many there are. Any thread may call it, but

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from flows import progress as module
 from flows.progress import Progress, checkpoint_line, finished_line
+from flows.stage_contract.run_page import RunPage
+from flows.stage_contract.stage_progress import StageProgress
 
 
 @pytest.fixture
@@ -40,6 +42,16 @@ def test_one_line_an_interval_and_the_first_and_last_step(told: list[logging.Log
     ]
     assert told[1].getMessage() == "sft: step 4/7 · loss 0.500 · 12s left"
     assert {record.levelno for record in told} == {logging.INFO}
+
+
+def test_steps_before_a_resumed_attempt_say_nothing_about_its_speed(
+    told: list[logging.LogRecord], clock: list[float]
+) -> None:
+    progress = StageProgress("sft", Progress(Console(file=io.StringIO())), RunPage("sft"))
+    progress.show("", [{"step": step, "of": 40} for step in range(1, 21)])
+    clock[0] += 30.0
+    progress.show("", [{"step": 21, "of": 40}])
+    assert [record.getMessage() for record in told] == ["sft: step 20/40", "sft: step 21/40 · 9m30s left"]
 
 
 def test_each_job_of_a_stage_begins_an_interval(told: list[logging.LogRecord], clock: list[float]) -> None:
