@@ -55,6 +55,7 @@ def run(seed: int, work: Path, overrides: list[str]) -> dict[str, Any]:
         "machine": machine(),
         "result": {name: result[name] for name in ("stages", "checkpoints")},
         "seconds": {name: made.seconds for name, made in stages.items() if made},
+        "reward_models": dict(stages["reward_models"].metrics),
         "families": by_family(stages["problems"].path, stages["evaluate"].path),
         "curves": curves(home),
     }

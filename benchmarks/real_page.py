@@ -77,9 +77,27 @@ def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept
         for name in shown:
             cells = [_interval(record["families"][name][family], "pass@1") for family in families]
             lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines += ["", *_general(table, shown, record["reward_models"])]
     lines += ["", "## Curves", "", f"Means of {_WINDOW} steps. Left: GRPO from Dev1 to Dev2. Right: alignment.", ""]
     lines += ["![Curves of training](images/real.png)", "", kept, ""]
     return "\n".join(lines)
+
+
+def _general(table: Mapping[str, Any], shown: Sequence[str], reward_models: Mapping[str, float | None]) -> list[str]:
+    """Refusals and win rates of each checkpoint on general prompts, and what alignment was rewarded by."""
+    shares = ("refusal", "over_refusal", "refused_harmless", "win_rate_dev3", "win_rate_dev3_lc")
+    names = ("helpful_held_out_accuracy", "safe_held_out_safe_right", "safe_held_out_unsafe_right")
+    # Without the metric no held-out reply was of that kind.
+    values = [reward_models.get(name) for name in names]
+    pairs, safe, unsafe = ("-" if value is None else f"{100 * value:.0f}%" for value in values)
+    return [
+        "| general prompts | refuses harmful | only looks harmful | harmless | wins over dev3 | at equal length |",
+        "|---" * 6 + "|",
+        *(f"| {name} | {' | '.join(f'{100 * table[name][share]:.1f}' for share in shares)} |" for name in shown),
+        "",
+        f"Held-out replies: the helpful model is right on {pairs} of pairs, the safety",
+        f"model on {safe} of safe and {unsafe} of unsafe ones.",
+    ]
 
 
 def _claim(claim: Claim, records: Sequence[Record]) -> str:

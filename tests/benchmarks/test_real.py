@@ -17,7 +17,10 @@ def record(seed: int, dev2: float) -> dict[str, Any]:
     def row(value: float) -> dict[str, Any]:
         ends = [value - 0.05, value + 0.05]
         kinds = {f"{of}{name}": value for of in ("", "other/") for name in ("pass@1", "pass@k")}
-        return kinds | {f"{name}_ci95": ends for name in kinds} | {"k": 8, "format": 1.0, "mean_tokens": 30.0}
+        general = {"refusal": 0.9, "over_refusal": 0.1, "refused_harmless": 0.0}
+        wins = {"win_rate_dev3": value, "win_rate_dev3_lc": 0.45}
+        intervals = {f"{name}_ci95": ends for name in kinds}
+        return kinds | intervals | general | wins | {"k": 8, "format": 1.0, "mean_tokens": 30.0}
 
     values = {"base": 0.1, "dev1": 0.2, "dev2": dev2, "dev3": 0.4, "r1": 0.5}
     families = {name: {"gcd": row(value)} for name, value in values.items()}
@@ -27,6 +30,7 @@ def record(seed: int, dev2: float) -> dict[str, Any]:
         "machine": "2 CPU cores",
         "result": {"stages": [], "checkpoints": {name: row(value) for name, value in values.items()}},
         "seconds": {"base": 60.0, "reasoning_rl": 1200.0},
+        "reward_models": {"helpful_held_out_accuracy": 0.758, "safe_held_out_safe_right": 1.0},
         "families": families,
         "curves": {"reasoning_rl": curve, "alignment_rl": curve},
     }
@@ -43,6 +47,8 @@ def test_the_page_has_every_seed_and_names_what_fails_and_what_is_missing() -> N
     assert "Not run yet: seeds 1012." in text and "minutes of work a seed: 21, 21." in text
     assert "| dev2 | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 100.0 | 30 |" in text
     assert "| pass@1 | gcd |" in text
+    assert "| r1 | 90.0 | 10.0 | 0.0 | 50.0 | 45.0 |" in text
+    assert "right on 76% of pairs" in text and "on 100% of safe and - of unsafe" in text
 
 
 def test_what_people_wrote_is_kept(tmp_path: Path) -> None:
