@@ -1,12 +1,13 @@
 """A GRPO step of TRL's own trainer against ours: same model, prompts, settings and threads, in one call.
 
     pip install trl; python benchmarks/grpo_vs_trl.py [--setting small] [--steps N] [--rounds 2] [--full]
-        [--output docs/measured/grpo_vs_trl.md] [--json]
+        [--portable] [--output docs/measured/grpo_vs_trl.md] [--json]
 
 Sides alternate, each run is a process of its own: two steps to warm up, then the timed ones (sampling, rewards,
 reference, update, optimizer). TRL runs in two micro-batches: as many completions as memory allows, and a quarter of
-that. Completions end by themselves; --full takes the end mark away on both sides. The agreement gives both losses the
-same rollouts and compares loss and gradients. `throughput_ratio` is ours / TRL in completion tokens a second,
+that. Both sides use all instructions of the CPU; --portable restricts ours as a stage's trainer in float32 is by
+default. Completions end by themselves; --full takes the end mark away on both sides. The agreement gives both losses
+the same rollouts and compares loss and gradients. `throughput_ratio` is ours / TRL in completion tokens a second,
 `memory_ratio` ours / TRL in peak memory of the process and its children, each the median of the rounds, against TRL's
 larger micro-batch; of the first setting, and below it of each against both.
 """
@@ -19,6 +20,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from machine import machine
 from measure import run
 
 from grpo.errors import InputError
+from grpo.processes.cpu_instructions import PORTABLE
 
 HERE = Path(__file__).parent
 AGREE = 1e-4
@@ -60,10 +63,11 @@ def make_case(name: str, args: argparse.Namespace) -> Case:
     )
 
 
-def run_side(side: str, case: Case, label: str) -> Run:
+def run_side(side: str, case: Case, label: str, variables: Mapping[str, str] | None = None) -> Run:
     """One run in a process of its own, with its rates."""
     folder = Path(case.folder)
-    record = _call("grpo_step.py", side, str(case.write(folder / f"{side}.json")), log=folder / side)
+    settings = str(case.write(folder / f"{side}.json"))
+    record = _call("grpo_step.py", side, settings, log=folder / side, variables=variables)
     assert len(record["steps"]) == case.steps, record
     seconds, tokens = (sum(step[name] for step in record["steps"]) for name in ("seconds", "tokens"))
     names = record["steps"][0]["parts"]
@@ -77,10 +81,10 @@ def run_side(side: str, case: Case, label: str) -> Run:
     return result
 
 
-def _call(script: str, *arguments: str, log: Path) -> Run:
+def _call(script: str, *arguments: str, log: Path, variables: Mapping[str, str] | None = None) -> Run:
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE), str(HERE.parent)]
     command = [sys.executable, str(HERE / script), *arguments]
-    return run(command, log, {"PYTHONPATH": os.pathsep.join(paths)})
+    return run(command, log, {"PYTHONPATH": os.pathsep.join(paths), **(variables or {})})
 
 
 def describe(result: Run) -> str:
@@ -102,7 +106,7 @@ def compare(name: str, args: argparse.Namespace) -> Run:
         label = f"{name}, round {number + 1}"
         for side in (("trl", "ours"), ("ours", "trl"))[number % 2]:
             if side == "ours":
-                ours.append(run_side("ours", case, label))
+                ours.append(run_side("ours", case, label, PORTABLE if args.portable else None))
                 continue
             for rows, of_rows in cases.items():
                 trl[rows].append(run_side("trl", of_rows, f"{label}, micro-batches of {rows}"))
@@ -169,6 +173,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--micro-batch-tokens", type=int, help="ours; by default the setting's")
     parser.add_argument("--trl-rows", type=int, help="completions of TRL's micro-batches; tried out by default")
+    parser.add_argument("--portable", action="store_true", help="ours with the instructions of a stage's trainer only")
     parser.add_argument("--agreement", choices=["yes", "no", "only"], default="yes")
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--output", type=Path)

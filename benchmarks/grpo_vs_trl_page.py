@@ -17,6 +17,7 @@ def markdown(results: dict[str, Run], agreed: Run | None, args: argparse.Namespa
         f"Medians (lowest - highest) of {args.rounds} round{'s' * (args.rounds > 1)}, alternating; "
         f"each run has {WARM_UP} steps to warm up.",
         f"Completions {lengths}. Memory: peak of the process with its children, and of the trainer alone (VmHWM).",
+        *(["Ours is restricted to AVX2, as a stage's trainer in float32 is by default; TRL is not."] * args.portable),
         "",
     ]
     if results:
