@@ -78,17 +78,30 @@ def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str
             holds = sum(ok for _, ok in found)
             lines.append(f"| {claim.says} | {claim.bound} | {holds} of {len(found)} | {middle} | {span} |")
     lines += ["", "## Median and range of all cells", "", *summary(records)]
-    lines += ["", "## Cells", "", "Load is what the benchmark itself starts beside a cell, and not what else runs.", ""]
-    lines += ["| seed | threads | CPU | load | minutes | claims that fail |", "|" + "---|" * 6]
+    lines += ["", "## Cells", "", "Load is what the benchmark itself starts beside a cell, and not what else runs."]
+    lines += ["Models: whether the hashes of all checkpoints are those of the seed's first cell.", ""]
+    lines += ["| seed | threads | CPU | load | minutes | models | claims that fail |", "|" + "---|" * 7]
+    first: dict[int, str] = {}
     for cell, record in records.items():
         of = verdicts(claims, record)
         broken = [f"{claim.says}: {claim.shown(value)}" for claim, (value, ok) in of.items() if not ok]
         said = "; ".join(broken) if broken else "none" if of else f"the run failed: {record['error']}"
         minutes = f"{record['seconds'] / 60:.1f}"
-        lines.append(f"| {cell.seed} | {cell.threads} | {cell.cpu} | {cell.load} | {minutes} | {said} |")
+        same = ""
+        if models := _evaluate_key(record):
+            same = "first" if cell.seed not in first else "identical" if first[cell.seed] == models else "others"
+            first.setdefault(cell.seed, models)
+        row = (cell.seed, cell.threads, cell.cpu, cell.load, minutes, same, said)
+        lines.append(f"| {' | '.join(map(str, row))} |")
     for title, columns in (("Reasoning", REASONING), ("General prompts", GENERAL)):
         lines += ["", f"## {title}", "", *_checkpoints(records, columns)]
     return "\n".join([*lines, ""])
+
+
+def _evaluate_key(record: Mapping[str, Any]) -> str:
+    """The key of the stage that evaluates all checkpoints, which is made of their hashes; empty if the run failed."""
+    stages = record["result"]["stages"] if "result" in record else ()
+    return next((stage["key"] for stage in stages if stage["name"] == "evaluate"), "")
 
 
 def summary(records: Records) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
-def result(dev2: float, refused: float = 0.0) -> dict[str, Any]:
+def result(dev2: float, refused: float = 0.0, key: str = "0a") -> dict[str, Any]:
     common = {"format": 1.0, "refusal": 1.0, "refused_harmless": 0.0, "over_refusal": refused, "win_rate_dev3": 0.8}
     accuracy = {"base": 0.0, "dev1": 0.25, "dev2": dev2, "dev3": 0.5, "r1": 0.5}
     table = {
@@ -22,7 +22,11 @@ def result(dev2: float, refused: float = 0.0) -> dict[str, Any]:
     table["base"] |= {"format": 0.125, "stated": 0.25}
     table["dev1"]["steps_right"] = 0.85
     rewards = {"helpful_held_out_accuracy": 0.9, "safe_held_out_accuracy": 0.96}
-    return {"stages": [{"name": "reward_models", "metrics": rewards}], "checkpoints": table}
+    stages = [
+        {"name": "reward_models", "key": "ff", "metrics": rewards},
+        {"name": "evaluate", "key": key, "metrics": {}},
+    ]
+    return {"stages": stages, "checkpoints": table}
 
 
 def test_the_seeds_of_the_report_follow_the_rule() -> None:
@@ -98,6 +102,24 @@ def test_the_page_tells_of_every_cell_and_how_many_failed() -> None:
     assert "Not run yet: seed4-2t-native-quiet." in text
     assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 1 of 2 | 15.0 | 5.0 to 25.0 |" in text
     assert "| pass@1 | 0.0 | 25.0 | 40.0 (30.0 to 50.0) | 50.0 | 50.0 |" in text
-    assert "| 1 | 2 | native | quiet | 5.0 | none |" in text
-    assert "| 5.5 | Dev2 over Dev1, pass@1: 5.0; R1 refuses harmless look-alikes: 50.0 |" in text
-    assert "| 3 | 2 | native | quiet | 0.2 | the run failed: no space left |" in text
+    assert "| 1 | 2 | native | quiet | 5.0 | first | none |" in text
+    assert "| 5.5 | first | Dev2 over Dev1, pass@1: 5.0; R1 refuses harmless look-alikes: 50.0 |" in text
+    assert "| 3 | 2 | native | quiet | 0.2 |  | the run failed: no space left |" in text
+
+
+def test_the_page_tells_whether_a_seed_made_the_same_models_on_another_machine() -> None:
+    from claims import Claims
+    from learning_cells import Cell
+    from learning_page import page
+
+    records = {
+        Cell(1, 1): {"seconds": 600.0, "result": result(0.5)},
+        Cell(1, 2): {"seconds": 360.0, "result": result(0.5)},
+        Cell(1, 2, "avx2"): {"seconds": 360.0, "result": result(0.5, key="0b")},
+        Cell(1, 4): {"seconds": 6.0, "error": "no space left"},
+    }
+    text = page(Claims.read(), records, [*records], "python benchmarks/learning.py", "tiny", "at commit 0")
+    assert "| 1 | 1 | native | quiet | 10.0 | first | none |" in text
+    assert "| 1 | 2 | native | quiet | 6.0 | identical | none |" in text
+    assert "| 1 | 2 | avx2 | quiet | 6.0 | others | none |" in text
+    assert "| 1 | 4 | native | quiet | 0.1 |  | the run failed: no space left |" in text
