@@ -89,6 +89,13 @@ def code_version() -> str:
     return " ".join(line[:12] for line in found.stdout.split()) if found.returncode == 0 else "unknown"
 
 
+def code_commit() -> str:
+    """The last commit that changed the code or the recipes."""
+    command = ["git", "log", "-1", "--format=%h", "--", "grpo", "tasks", "flows"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return found.stdout.strip() or "unknown"
+
+
 class Journal:
     """A record a line, of every cell that was run; a study that is started again skips these."""
 

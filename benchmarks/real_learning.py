@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claims
-from learning_cells import ROOT, code_version
+from learning_cells import ROOT, code_commit, code_version
 from machine import machine
 from real_model import fetch_model
 from real_page import CURVES, draw, page, tried
@@ -117,7 +117,7 @@ def main() -> int:
         records.append(json.loads(json.dumps(known)))
     if not records:
         parser.error("no seed has been run with this code")
-    text = page(claims, records, args.seeds, tried(args.output))
+    text = page(claims, records, args.seeds, code_commit(), tried(args.output))
     if args.output:
         args.output.write_text(text)
         draw(records, args.output.parent / "images" / "real.png")

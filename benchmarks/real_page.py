@@ -32,21 +32,23 @@ def tried(path: Path | None) -> str:
     return f"{TRIED}\n{rest}".rstrip() if heading else f"{TRIED}\n\nNothing is written here yet."
 
 
-def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept: str) -> str:
-    """Markdown. `planned`: all seeds of the study. `kept`: what people wrote, from the heading TRIED on."""
+def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], commit: str, kept: str) -> str:
+    """Markdown. `planned`: all seeds of the study. `commit`: of the code. `kept`: what people wrote, from the heading
+    TRIED on."""
     done = [record["seed"] for record in records]
     missing = [seed for seed in planned if seed not in done]
     minutes = [sum(record["seconds"].values()) / 60 for record in records]
     rule = claims.seeds
+    tuned = f"seed{'s' * (len(rule.tuned_on) > 1)} {', '.join(map(str, rule.tuned_on))}"
     lines = [
         "# A real model",
         "",
         "SmolLM2-135M-Instruct, from 4-bit weights, through the whole recipe [`real`](../../flows/recipes/real.toml):",
         "cold start from a few worked solutions, GRPO, rejection sampling, SFT from the base model, reward models",
-        "and alignment. `make real` writes this page and goes on where it was stopped. On",
+        f"and alignment. `make real` writes this page and goes on where it was stopped. At commit {commit}, on",
         f"{records[0]['machine']}; minutes of work a seed: {', '.join(f'{m:.0f}' for m in minutes)}.",
         "",
-        f"Settings were chosen on seeds {', '.join(map(str, rule.tuned_on))}. The seeds of the page follow a rule that",
+        f"Settings were chosen on {tuned}. The seeds of the page follow a rule that",
         f"was written down first: the {rule.count} smallest integers from {rule.start} on whose SHA-256 begins with",
         f"one of {rule.first_digits}. Problems are held out by the hash of what they ask. Intervals: 95%, bootstrap",
         "over problems. The base model is asked with two solved examples before the problem, the others without.",
