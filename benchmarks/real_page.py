@@ -135,6 +135,9 @@ def draw(records: Sequence[Record], path: Path) -> None:
                 steps = sorted(curve, key=int)
                 values = smoothed([curve[step] for step in steps])
                 panel.plot([int(step) for step in steps], values, label=f"seed {record['seed']}")
+            if not any(len(line.get_xdata()) for line in panel.lines):
+                panel.set_axis_off()  # the stage does not reward this
+                continue
             panel.set_title(title if stage == stages[0] else f"{title}, alignment", fontsize=9)
             panel.grid(alpha=0.3)
     panels[0][0].legend(fontsize=8)
