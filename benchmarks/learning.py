@@ -6,7 +6,8 @@ python benchmarks/learning.py [--seeds 0 1 2] [--threads 1 2 4] [--cpu native av
 
 Without --seeds: those of the rule in claims.toml. A cell takes seven minutes on two quiet cores. With `--jobs` several
 cells run at the same time: as many as there are cores for their threads. A study that was stopped goes on where it was:
-every finished cell is a line of the journal. `--show` runs nothing and prints what is there.
+every finished cell is a line of the journal, and counts as long as the recipe's version is the same (`--journal` puts
+it elsewhere). `--show` runs nothing and prints what is there.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pathlib import Path
 from typing import get_args
 
 from claims import Claims
-from learning_cells import ROOT, Cell, Cpu, Journal, Load, cells, run
-from learning_page import failed, page
+from learning_cells import ROOT, Cell, Cpu, Journal, Load, cells, code_commit, run
+from learning_page import Records, failed, page
 
 sys.path.insert(0, str(ROOT))
 
-from flows.recipe.load import load_recipe
+from recipe_version import r1_version
+
 from grpo.errors import InputError
-from tasks.estimate.origin import code_version
 from tests.support.r1 import pictured_digest
 
 
@@ -46,12 +47,13 @@ def study(planned: list[Cell], journal: Journal, recipe: str, work: Path, jobs: 
         pool.shutdown(cancel_futures=True)  # on Ctrl-C no further cell begins
 
 
-def made_with(recipe: str, jobs: int) -> str:
-    """Commit, recipe, and what else there is to know about the runs; the end of the page's first sentence."""
+def made_with(recipe: str, records: Records, jobs: int) -> str:
+    """Commits, recipe, and what else there is to know about the runs; the end of the page's first sentence."""
     own = recipe.endswith(".toml")
     digest = pictured_digest(Path(recipe) if own else ROOT / "flows" / "recipes" / f"{recipe}.toml")
     beside = f". {jobs} cells ran at a time, so their minutes say little about a quiet machine" if jobs > 1 else ""
-    return f"at commit {code_version()[:7]}; SHA-256 of the recipe's sections: {digest[:12]}{beside}"
+    commits = " and ".join(dict.fromkeys(record["commit"] for record in records.values()))
+    return f"at commit {commits or code_commit()}; SHA-256 of the recipe's sections: {digest[:12]}{beside}"
 
 
 def main() -> int:
@@ -64,6 +66,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--work", type=Path, default=Path("learning_cells"), help="homes of running cells, the journal")
+    parser.add_argument("--journal", type=Path, help="else journal.jsonl of --work")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing")
@@ -71,20 +74,21 @@ def main() -> int:
     if args.jobs < 1:
         parser.error("--jobs: give 1 or more")
     try:
-        load_recipe(args.recipe)
+        version = r1_version(args.recipe)
     except InputError as error:
         parser.error(str(error))
     planned = cells(args.seeds, args.threads, args.cpu, args.load)
     work = args.work.absolute()
-    journal = Journal(work / "journal.jsonl", args.recipe)
+    journal = Journal(args.journal or work / "journal.jsonl", args.recipe, version)
     if not args.show:
         study(planned, journal, args.recipe, work, args.jobs)
     known = journal.records()
     records = {cell: known[cell] for cell in planned if cell in known}
-    here = {"--show", "--work", str(args.work), "--output", str(args.output)}  # where it was run and written
+    places = (args.work, args.journal, args.output)
+    here = {"--show", "--work", "--journal", "--output", *map(str, places)}
     shown = [arg for arg in sys.argv[1:] if arg not in here]
     command = " ".join(["python benchmarks/learning.py", *shown])
-    text = page(claims, records, planned, command, args.recipe, made_with(args.recipe, args.jobs))
+    text = page(claims, records, planned, command, args.recipe, made_with(args.recipe, records, args.jobs))
     if args.output:
         args.output.write_text(text)
     print(text)

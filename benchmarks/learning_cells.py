@@ -82,13 +82,6 @@ def run(cell: Cell, recipe: str, work: Path) -> dict[str, Any]:
     return record | {"result": {name: result[name] for name in ("stages", "checkpoints")}}
 
 
-def code_version() -> str:
-    """The trees of the code and the recipe: records of another version are not taken up."""
-    rooms = ["HEAD:grpo", "HEAD:tasks", "HEAD:flows"]
-    found = subprocess.run(["git", "rev-parse", *rooms], capture_output=True, text=True, cwd=ROOT)
-    return " ".join(line[:12] for line in found.stdout.split()) if found.returncode == 0 else "unknown"
-
-
 def code_commit() -> str:
     """The last commit that changed the code or the recipes."""
     command = ["git", "log", "-1", "--format=%h", "--", "grpo", "tasks", "flows"]
@@ -97,14 +90,15 @@ def code_commit() -> str:
 
 
 class Journal:
-    """A record a line, of every cell that was run; a study that is started again skips these."""
+    """A record a line, of every cell that was run; a study that is started again skips these. `version`: of the recipe,
+    as `recipe_version` computes it."""
 
-    def __init__(self, path: Path, recipe: str):
-        self.path, self.mark = path, {"recipe": recipe, "code": code_version()}
+    def __init__(self, path: Path, recipe: str, version: str):
+        self.path, self.mark = path, {"recipe": recipe, "version": version}
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> dict[Cell, dict[str, Any]]:
-        """Cell -> its record, of this recipe and version of the code. A line that a kill cut off is skipped."""
+        """Cell -> its record, of this version of the recipe. A line that a kill cut off is skipped."""
         found = {}
         for line in self.path.read_text().splitlines() if self.path.is_file() else ():
             try:
@@ -117,4 +111,4 @@ class Journal:
 
     def add(self, record: dict[str, Any]) -> None:
         with self.path.open("a") as file:
-            file.write(json.dumps(self.mark | record) + "\n")
+            file.write(json.dumps(self.mark | {"commit": code_commit()} | record) + "\n")

@@ -2,13 +2,16 @@
 models, cold start, distillation, and others. paper_claims.toml states the design.
 
 python benchmarks/paper_claims.py [--questions NAME ...] [--seeds N ...] [--jobs 1] [--dispatch] [--estimate] [--show]
-                                  [--home build/paper_claims] [--output docs/claims.md]
+                                  [--home build/paper_claims] [--journal FILE] [--output docs/claims.md]
 
 Every arm is a run of the recipe with overrides, in a home of the study's own: what was made is reused, and a study that
 was stopped, or killed, goes on with the same command. First come the pilot runs, which choose each arm's learning rate
 and number of steps on seeds of their own, then the seeds of the report. --questions and --seeds do a part. --jobs runs
 so many seeds side by side. --dispatch sends every stage to its work pool: give the home of `r1 up`. --estimate only
 says how much is left; --show only prints the page. The page always has all questions and what was run of them.
+
+Results are lines of the journal, by default in the home. They count on any machine, with any home, as long as the
+recipe's version is the same.
 """
 
 from __future__ import annotations
@@ -39,6 +42,20 @@ def missing_runs(design: Design, arms: Sequence[str], seeds: Sequence[int], jour
     return [run for run in main_runs(design, arms, choices, seeds) if run not in known]
 
 
+def journal_of(design: Design, args: argparse.Namespace) -> Journal:
+    """The journal, which keeps to the version of all stages that arms are made of."""
+    from paper_claims_runs import GRAPHS
+    from recipe_version import recipe_version
+
+    from flows.recipe.load import load_recipe
+    from flows.stage_contract.stage import Step
+    from flows.stages import process_reward_model
+
+    recipe = load_recipe(design.recipe)
+    steps = [step for graph in GRAPHS.values() for step in graph(recipe)]
+    return Journal(args.journal, recipe_version(recipe, [*steps, Step(process_reward_model.STAGE)]))
+
+
 def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], args: argparse.Namespace) -> int:
     """Executes the missing runs of one seed in this process. Returns the exit code."""
     from flows.home import prepare_environment
@@ -49,7 +66,7 @@ def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], a
     from flows.run.executor import RecipeFailed
     from grpo.errors import InputError
 
-    journal = Journal(args.home / "journal.jsonl")
+    journal = journal_of(design, args)
     choices, _ = decide(design, arms, journal.records())
     runs = [run for run in missing_runs(design, arms, seeds, journal) if run.seed == seed]
     try:
@@ -62,7 +79,7 @@ def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], a
 
 def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], args: argparse.Namespace) -> bool:
     """Executes everything that is missing, in one process per seed. Returns whether all runs succeeded."""
-    journal = Journal(args.home / "journal.jsonl")
+    journal = journal_of(design, args)
     arms = design.arms_for(claims)
     before: list[Run] = []
     while runs := missing_runs(design, arms, seeds, journal):
@@ -72,6 +89,7 @@ def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], ar
         of_seeds = list(dict.fromkeys(run.seed for run in runs))
         print(f"{len(runs)} runs on seeds {', '.join(map(str, of_seeds))}", file=sys.stderr, flush=True)
         common = ["--design", str(args.design.absolute()), "--home", str(args.home), "--parent", str(os.getpid())]
+        common += ["--journal", str(args.journal)]
         common += ["--questions", *(claim.name for claim in claims), "--seeds", *map(str, seeds)]
         common += ["--dispatch"] if args.dispatch else []
         environment = {**os.environ, "R1FLOW_HOME": str(args.home)}
@@ -107,6 +125,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", choices=design.seeds.seeds(), metavar="N", help="some of them")
     parser.add_argument("--jobs", type=int, default=1, help="seeds side by side; set OMP_NUM_THREADS to fit")
     parser.add_argument("--home", type=Path, default=Path("build/paper_claims"), help="R1FLOW_HOME of the runs")
+    parser.add_argument("--journal", type=Path, help="results; else journal.jsonl of --home")
     parser.add_argument("--dispatch", action="store_true", help="every stage on its work pool")
     parser.add_argument("--estimate", action="store_true", help="run nothing: cost and power")
     parser.add_argument("--show", action="store_true", help="run nothing: the page as it would be now")
@@ -115,12 +134,13 @@ def main() -> int:
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     shown_home, args.home = args.home, args.home.absolute()
+    args.journal = (args.journal or args.home / "journal.jsonl").absolute()
     claims = design.claims_named(args.questions)
     arms = design.arms_for(claims)
     seeds = args.seeds or design.seeds.seeds()
     if args.worker is not None:
         return work(design, arms, args.worker, seeds, args)
-    journal = Journal(args.home / "journal.jsonl")
+    journal = journal_of(design, args)
     print(cost(design, arms, seeds, journal), file=sys.stderr, flush=True)
     if args.estimate:
         nothing = Study(design, {}, {})

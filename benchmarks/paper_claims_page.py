@@ -39,9 +39,10 @@ def page(
     study = Study(design, choices, records)
     arms = design.arms_for([result.claim for result in results])
     seeds = design.seeds.seeds()
+    commits = dict.fromkeys(record["commit"] for record in records.values())
     return "\n".join(
         [
-            f"`{COMMAND}` on {machine()}. {cost}",
+            f"`{COMMAND}` on {machine()}, at commit {' and '.join(commits) or 'none'}. {cost}",
             "",
             "*holds*, *does not hold here* and *undecided* are verdicts on a model of 0.4 million parameters and sums",
             "with brackets, not on the papers. The design, with the rule of decision, is in",

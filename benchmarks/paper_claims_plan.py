@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learning_cells import code_version
+from learning_cells import code_commit
 from paper_claims_design import STEPS_FIELD, Choice, Design, Run, overrides_of
 from paper_claims_statistics import choose_rate, steps_for
 
@@ -38,11 +38,11 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 
 
 class Journal:
-    """A file with one line of JSON per finished run. Records of another version of the code are skipped. Their runs
+    """A file with one line of JSON per finished run. Records of another version of the recipe are skipped. Their runs
     are executed again, which is quick for stages that the store still has."""
 
-    def __init__(self, path: Path, version: str | None = None):
-        self.path, self.version = path, version or code_version()
+    def __init__(self, path: Path, version: str):
+        self.path, self.version = path, version
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> dict[Run, dict[str, Any]]:
@@ -53,12 +53,12 @@ class Journal:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if record.get("code") == self.version:
+            if record.get("version") == self.version:
                 records[Run(**record["run"])] = record
         return records
 
     def add(self, run: Run, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"code": self.version, "run": asdict(run), **record})
+        line = json.dumps({"version": self.version, "commit": code_commit(), "run": asdict(run), **record})
         with self.path.open("a") as file:  # the first newline ends a line that a killed process left incomplete
             file.write(f"\n{line}\n")
 

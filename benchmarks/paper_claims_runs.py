@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -117,7 +117,12 @@ def execute(
             arm = design.arms[run.arm]
             start, inputs = None, dict[str, str]()
             if arm.after is not None:
-                before = records[Run(arm.after, run.seed, choices[arm.after].rate, choices[arm.after].steps)]["keys"]
+                first = Run(arm.after, run.seed, *astuple(choices[arm.after]))
+                before = records[first]["keys"]
+                if any(store().find(key) is None for key in before.values()):  # recorded in another home
+                    first_overrides = records[first]["overrides"]
+                    graph = design.arms[arm.after].graph
+                    paper_claims(first.name, graph, design.recipe, first_overrides, run.seed, None, {}, dispatch)
                 inputs = {"cold_start_sft": before["reasoning_rl"], **{name: before[name] for name in arm.keeps}}
                 start = "reasoning_rl" if "process_reward_model" in arm.keeps else "process_reward_model"
             result = paper_claims(run.name, arm.graph, design.recipe, overrides, run.seed, start, inputs, dispatch)

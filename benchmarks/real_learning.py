@@ -1,11 +1,11 @@
 """Does a real pretrained model learn on two CPU cores? Runs the recipe `real` once per seed and writes its page.
 
-    python benchmarks/real_learning.py [--seeds 1007 1011 1012] [--output docs/measured/real.md]
+    python benchmarks/real_learning.py [--seeds 1007 1011 1012] [--records FOLDER] [--output docs/measured/real.md]
 
 Without --seeds: those of the rule in real_claims.toml. A seed takes more than an hour on two quiet cores, and has a
-home of its own under --work. A run that was stopped goes on where it was; a finished seed is a file of results.
-`--show` runs nothing and writes the page of what is there. The page's part "What was tried" is written by people
-and kept.
+home of its own under --work. A run that was stopped goes on where it was; a finished seed is a file in --records (by
+default --work), which counts as long as the recipe's version is the same. `--show` runs nothing and writes the page of
+what is there. The page's part "What was tried" is written by people and kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claims
-from learning_cells import ROOT, code_commit, code_version
+from learning_cells import ROOT, code_commit
 from machine import machine
 from real_model import fetch_model
 from real_page import CURVES, draw, page, tried
+
+sys.path.insert(0, str(ROOT))
+
+from recipe_version import r1_version
 
 from grpo.data.records import read_problems, read_samples
 from tasks.evaluation.metrics import problem_scores, with_intervals
@@ -52,6 +56,7 @@ def run(seed: int, work: Path, overrides: list[str]) -> dict[str, Any]:
     stages = {stage["name"]: store.find(stage["key"]) for stage in result["stages"]}
     return {
         "seed": seed,
+        "commit": code_commit(),
         "machine": machine(),
         "result": {name: result[name] for name in ("stages", "checkpoints")},
         "seconds": {name: made.seconds for name, made in stages.items() if made},
@@ -92,7 +97,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     claims = Claims.read(CLAIMS)
     parser.add_argument("--seeds", type=int, nargs="+", default=claims.seeds.seeds())
-    parser.add_argument("--work", type=Path, default=Path("build/real"), help="homes of the seeds, and their results")
+    parser.add_argument("--work", type=Path, default=Path("build/real"), help="homes of the seeds")
+    parser.add_argument("--records", type=Path, help="results of the seeds, a file each; else --work")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="for a try; not for the page")
     parser.add_argument("--model", type=Path, help="a folder; else that of benchmarks/real_model.py")
     parser.add_argument("--output", type=Path)
@@ -102,22 +108,23 @@ def main() -> int:
         parser.error("the page is of the recipe as it ships; leave --set or --output out")
     work = args.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    version = code_version()
+    folder = (args.records or work).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = {"version": r1_version(RECIPE), "overrides": args.set}
     records: list[dict[str, Any]] = []
     for seed in args.seeds:
-        path = work / f"seed-{seed}.json"
+        path = folder / f"seed-{seed}.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
-        mark = {"code": version, "overrides": args.set}
         if {name: known.get(name) for name in mark} != mark:
             if args.show:
                 continue
             model = (args.model or fetch_model(work)).absolute()
             known = mark | run(seed, work, [f"base.model={model}", *args.set])
-            path.write_text(json.dumps(known))
+            path.write_text(json.dumps(known, indent=1) + "\n")
         records.append(json.loads(json.dumps(known)))
     if not records:
-        parser.error("no seed has been run with this code")
-    text = page(claims, records, args.seeds, code_commit(), tried(args.output))
+        parser.error("no seed has been run with this version of the recipe")
+    text = page(claims, records, args.seeds, tried(args.output))
     if args.output:
         args.output.write_text(text)
         draw(records, args.output.parent / "images" / "real.png")

@@ -32,12 +32,10 @@ def tried(path: Path | None) -> str:
     return f"{TRIED}\n{rest}".rstrip() if heading else f"{TRIED}\n\nNothing is written here yet."
 
 
-def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], commit: str, kept: str) -> str:
-    """Markdown. `planned`: all seeds of the study. `commit`: of the code. `kept`: what people wrote, from the heading
-    TRIED on."""
+def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept: str) -> str:
+    """Markdown. `planned`: all seeds of the study. `kept`: what people wrote, from the heading TRIED on."""
     done = [record["seed"] for record in records]
     missing = [seed for seed in planned if seed not in done]
-    minutes = [sum(record["seconds"].values()) / 60 for record in records]
     rule = claims.seeds
     tuned = f"seed{'s' * (len(rule.tuned_on) > 1)} {', '.join(map(str, rule.tuned_on))}"
     lines = [
@@ -45,14 +43,17 @@ def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], comm
         "",
         "SmolLM2-135M-Instruct, from 4-bit weights, through the whole recipe [`real`](../../flows/recipes/real.toml):",
         "cold start from a few worked solutions, GRPO, rejection sampling, SFT from the base model, reward models",
-        f"and alignment. `make real` writes this page and goes on where it was stopped. At commit {commit}, on",
-        f"{records[0]['machine']}; minutes of work a seed: {', '.join(f'{m:.0f}' for m in minutes)}.",
+        "and alignment. `make real` runs it on every seed, goes on where it was stopped, and writes this page.",
         "",
         f"Settings were chosen on {tuned}. The seeds of the page follow a rule that",
         f"was written down first: the {rule.count} smallest integers from {rule.start} on whose SHA-256 begins with",
         f"one of {rule.first_digits}. Problems are held out by the hash of what they ask. Intervals: 95%, bootstrap",
         "over problems. The base model is asked with two solved examples before the problem, the others without.",
         *(["", f"Not run yet: seeds {', '.join(map(str, missing))}."] if missing else []),
+        "",
+        "| seed | commit | minutes of work | on |",
+        "|---|---|---|---|",
+        *(_run(record) for record in records),
         "",
         "## Claims",
         "",
@@ -102,6 +103,11 @@ def _general(table: Mapping[str, Any], shown: Sequence[str], reward_models: Mapp
     ]
 
 
+def _run(record: Record) -> str:
+    minutes = sum(record["seconds"].values()) / 60
+    return f"| {record['seed']} | {record['commit']} | {minutes:.0f} | {record['machine']} |"
+
+
 def _claim(claim: Claim, records: Sequence[Record]) -> str:
     values = [claim.value(record["result"]) for record in records]
     shown = [claim.shown(value) + ("" if claim.holds(value) else ", fails") for value in values]
@@ -131,8 +137,10 @@ def draw(records: Sequence[Record], path: Path) -> None:
     for row, (metric, title) in zip(panels, CURVES.items(), strict=True):
         for panel, stage in zip(row, stages, strict=True):
             for record in records:
-                curve = record["curves"][stage].get(metric, {})
+                curve = record["curves"].get(stage, {}).get(metric, {})
                 steps = sorted(curve, key=int)
+                if not steps:
+                    continue
                 values = smoothed([curve[step] for step in steps])
                 panel.plot([int(step) for step in steps], values, label=f"seed {record['seed']}")
             if not any(len(line.get_xdata()) for line in panel.lines):

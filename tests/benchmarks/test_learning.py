@@ -71,17 +71,17 @@ def test_a_study_has_every_seed_once_before_it_varies_the_machine() -> None:
     assert len(names) == len(set(names)) == 8
 
 
-def test_the_journal_keeps_finished_cells_of_this_code(tmp_path: Path) -> None:
+def test_the_journal_keeps_finished_cells_of_this_version(tmp_path: Path) -> None:
     from learning_cells import Cell, Journal
 
-    journal = Journal(tmp_path / "a" / "journal.jsonl", "tiny")
+    journal = Journal(tmp_path / "a" / "journal.jsonl", "tiny", "v1")
     record = {"cell": {"seed": 1, "threads": 2, "cpu": "native", "load": "quiet"}, "seconds": 60.0, "error": "no space"}
     journal.add(record)
     journal.add({**record, "result": result(0.5)})  # tried again
     with journal.path.open("a") as file:
-        file.write(json.dumps({**record, "recipe": "tiny", "code": "another"}) + "\n" + '{"cell": {"se')  # a kill
+        file.write(json.dumps({**record, "recipe": "tiny", "version": "v2"}) + "\n" + '{"cell": {"se')  # a kill
     assert "result" in journal.records()[Cell(1, 2)] and len(journal.records()) == 1
-    assert Journal(journal.path, "another recipe").records() == {}
+    assert Journal(journal.path, "another recipe", "v1").records() == {}
 
 
 def test_the_page_tells_of_every_cell_and_how_many_failed() -> None:
@@ -123,3 +123,17 @@ def test_the_page_tells_whether_a_seed_made_the_same_models_on_another_machine()
     assert "| 1 | 2 | native | quiet | 6.0 | identical | none |" in text
     assert "| 1 | 2 | avx2 | quiet | 6.0 | others | none |" in text
     assert "| 1 | 4 | native | quiet | 0.1 |  | the run failed: no space left |" in text
+
+
+def test_the_version_of_a_recipe_follows_what_its_stages_make() -> None:
+    from recipe_version import recipe_version
+
+    from flows.recipe.load import load_recipe
+    from flows.stage_graphs import r1_graph
+
+    def version(*overrides: str) -> str:
+        recipe = load_recipe("tiny", overrides)
+        return recipe_version(recipe, r1_graph(recipe))
+
+    assert version() == version('name="other"') == version("sft.hardware.fused=false")
+    assert version() != version("sft.epochs=7")

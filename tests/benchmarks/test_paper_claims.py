@@ -213,6 +213,7 @@ def record(design: Any, run: Any, choices: Any, accuracy: float) -> dict[str, An
 
     steps = run.steps or 0
     return {
+        "commit": "0ab",
         "overrides": overrides_of(design, run, choices),
         "table": {"pass@1": accuracy, "cons@k": accuracy, "pass@k": accuracy, "language": 1.0},
         "keys": {},
@@ -232,7 +233,7 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     design = Design.read()
     claims = design.claims_named(["grpo_over_online_rft"])
     arms, seeds = design.arms_for(claims), design.seeds.seeds()
-    journal = Journal(tmp_path / "journal.jsonl", "this code")
+    journal = Journal(tmp_path / "journal.jsonl", "this version")
     pilots = missing_runs(design, arms, seeds, journal)
     assert len(pilots) == 2 * 3 * 3 and {run.seed for run in pilots} == {0, 1, 2}
     for run in pilots:
@@ -245,7 +246,7 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     for run in runs[:-1]:
         journal.add(run, record(design, run, choices, 0.8 if run.arm == "grpo" else 0.7))
     with journal.path.open("a") as file:
-        file.write('{"code": "this code", "run": {"ar')  # a kill
+        file.write('{"version": "this version", "run": {"ar')  # a kill
     assert missing_runs(design, arms, seeds, journal) == runs[-1:]
 
     def results() -> Any:
@@ -264,8 +265,8 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     assert "| grpo | 0.0003 | 40 | 240,000 | 80.0 | 100.0 | 10 |" in text
     assert "| grpo | 0.0001: 80.0; 0.0003: 90.0; 0.001: 80.0 | 0.0003 |" in text
     assert "| grpo_over_online_rft | auc | above 0 (margin 2.0) | 2.0 | 80% | 2.0 |" in text
-    # Another version of the code asks for its runs again.
-    assert Journal(journal.path, "other code").records() == {}
+    # Another version of the recipe asks for its runs again.
+    assert Journal(journal.path, "another version").records() == {}
 
 
 def test_the_page_keeps_what_stands_around_its_generated_part(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def record(seed: int, dev2: float) -> dict[str, Any]:
     curve = {"reward_accuracy": {"1": 0.0, "2": 1.0, "10": 1.0}}
     return {
         "seed": seed,
+        "commit": "0ab",
         "machine": "2 CPU cores",
         "result": {"stages": [], "checkpoints": {name: row(value) for name, value in values.items()}},
         "seconds": {"base": 60.0, "reasoning_rl": 1200.0},
@@ -41,13 +42,11 @@ def test_the_page_has_every_seed_and_names_what_fails_and_what_is_missing() -> N
     from real_learning import CLAIMS
     from real_page import page
 
-    text = page(
-        Claims.read(CLAIMS), [record(1007, 0.5), record(1011, 0.3)], [1007, 1011, 1012], "0ab", "## What was tried"
-    )
+    text = page(Claims.read(CLAIMS), [record(1007, 0.5), record(1011, 0.3)], [1007, 1011, 1012], "## What was tried")
     # Dev2 over Dev1: 0.5 - 0.2 and 0.3 - 0.2, of which the second is below 15 points.
     assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 30.0 | 10.0, fails |" in text
-    assert "At commit 0ab, on\n2 CPU cores" in text and "Settings were chosen on seed 0." in text
-    assert "Not run yet: seeds 1012." in text and "minutes of work a seed: 21, 21." in text
+    assert "| 1007 | 0ab | 21 | 2 CPU cores |" in text and "Settings were chosen on seed 0." in text
+    assert "Not run yet: seeds 1012." in text
     assert "| dev2 | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 100.0 | 30 |" in text
     assert "| pass@1 | gcd |" in text
     assert "| r1 | 90.0 | 10.0 | 0.0 | 50.0 | 45.0 |" in text
@@ -62,7 +61,7 @@ def test_what_people_wrote_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "real.md"
     assert tried(path) == f"{TRIED}\n\nNothing is written here yet."
     own = f"{TRIED}\n\nA rate of 1e-5 was too small.\n\n## Notes\n\nMore."
-    path.write_text(page(Claims.read(CLAIMS), [record(1007, 0.5)], [1007], "0ab", own))
+    path.write_text(page(Claims.read(CLAIMS), [record(1007, 0.5)], [1007], own))
     assert tried(path) == own
 
 
