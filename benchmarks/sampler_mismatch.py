@@ -46,6 +46,7 @@ def main() -> None:
         step_rows.partial_attention = attention_in_float32
     if args.head == "narrow":
         head.float32_linear = token_logprobs.float32_linear = linear
+        head.kept_in_float32 = token_logprobs.kept_in_float32 = lambda weight: weight
     folder = str(smollm2(args.build))
     narrow = load_policy(folder, Hardware(device="cpu", dtype=args.dtype))
     wide = load_policy(folder, Hardware(device="cpu"))

@@ -6,6 +6,10 @@ makes their log-probabilities differ by some 0.03 nats per token (MiniMax-M1, ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -17,31 +21,56 @@ WIDENED = 2**24
 """Number of weights held in float32 at once if a device has no product of narrow inputs with a float32 result."""
 
 
-def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+class Kept(NamedTuple):
+    """A float32 copy of weights, and the dtype of the weights."""
+
+    copy: Tensor
+    dtype: torch.dtype
+
+
+def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Tensor:
     """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
-    if weight.dtype == torch.float32 and x.dtype in NARROW:  # kept_in_float32
+    if isinstance(weight, Kept):
+        with _multiplying_as(weight.dtype if x.dtype == weight.dtype else torch.float32):
+            return linear(x.float(), weight.copy, None if bias is None else bias.float())
+    if weight.dtype == torch.float32 and x.dtype in NARROW:
         return linear(x.float(), weight, None if bias is None else bias.float())
     if weight.dtype not in NARROW or x.dtype != weight.dtype:
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return linear(x.float(), weight.float(), wide_bias)
+        with _multiplying_as(x.dtype):
+            return linear(x.float(), weight.float(), wide_bias)
     if x.is_cuda:
         product = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return product if wide_bias is None else product.add_(wide_bias)
     wide, product = x.float(), x.new_empty(len(x), len(weight), dtype=torch.float32)
     rows = max(1, WIDENED // weight.shape[1])
-    for part, columns in zip(weight.split(rows), product.split(rows, 1), strict=True):
-        columns.copy_(wide @ part.float().t())
+    with _multiplying_as(x.dtype):
+        for part, columns in zip(weight.split(rows), product.split(rows, 1), strict=True):
+            columns.copy_(wide @ part.float().t())
     return product if wide_bias is None else product.add_(wide_bias)
 
 
-def kept_in_float32(weight: Tensor) -> Tensor:
+@contextmanager
+def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
+    """Context in which a CPU may multiply float32 tensors that hold values of `dtype` as what they are. For bfloat16,
+    units that multiply it (AMX) are four times as fast; products are exact and sums stay float32."""
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # an attribute of a module made at run time
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def kept_in_float32(weight: Tensor) -> Tensor | Kept:
     """What to pass to `float32_linear` again and again while the weights stay as they are: on a CPU a float32 copy,
     unless it is too large. Widening the weights for every token takes longer than the product."""
     if weight.is_cuda or weight.is_meta or weight.dtype not in NARROW or weight.numel() > KEPT:
         return weight
-    return weight.detach().float()
+    return Kept(weight.detach().float(), weight.dtype)
 
 
 def float32_bmm(a: Tensor, b: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo.model.cpu.limits import CACHED_BYTES, KEPT_BYTES, chunk_bytes
 from grpo.model.packed import elementwise
 from grpo.model.packed.autograd import add_product
-from grpo.model.packed.products import float32_linear
+from grpo.model.packed.products import float32_linear, kept_in_float32
 
 
 def token_logprobs(states: Tensor, head: torch.nn.Linear, targets: Tensor, temperature: float) -> Tensor:
@@ -45,9 +45,9 @@ class _TokenLogprobs(torch.autograd.Function):
         keeps = KEPT_BYTES[_kind(states.device)] // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
         ctx.softmax = (_OnCPU if states.device.type == "cpu" else _OnGPU)(t, weight.dtype)
         ctx.kept, ctx.chunks = None, _chunks(states, len(weight), keeps)
-        logprobs = []
+        logprobs, wide_weight = [], kept_in_float32(weight)
         for c in ctx.chunks:
-            logits = float32_linear(states[c], weight, bias).float()
+            logits = float32_linear(states[c], wide_weight, bias).float()
             chunk_logprobs, kept = ctx.softmax.logprobs(logits, targets[c])
             logprobs.append(chunk_logprobs)
             if c.stop <= keeps:
@@ -60,10 +60,12 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         grad_weight = None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        wide_weight = None
         for c in ctx.chunks:
             kept, ctx.kept = ctx.kept, None
             if kept is None:
-                _, kept = ctx.softmax.logprobs(float32_linear(states[c], weight, bias).float(), targets[c])
+                wide_weight = kept_in_float32(weight) if wide_weight is None else wide_weight
+                _, kept = ctx.softmax.logprobs(float32_linear(states[c], wide_weight, bias).float(), targets[c])
             grad_logits = ctx.softmax.grad_logits(kept, targets[c], gradient[c])
             del kept
             if grad_states is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.model.packed import products
-from grpo.model.packed.products import float32_bmm, float32_linear, kept_in_float32
+from grpo.model.packed.products import Kept, float32_bmm, float32_linear, kept_in_float32
 
 # 1 + 2^-8 needs 9 bits; bfloat16 has 8. Both factors are bfloat16 numbers, their product is not.
 X = torch.tensor([[1.0, 2.0**-4]], dtype=torch.bfloat16)
@@ -26,9 +26,9 @@ def test_a_logit_is_not_rounded(monkeypatch: pytest.MonkeyPatch, widened: int) -
 
 def test_weights_that_are_kept_in_float32_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_in_float32(W)
-    assert kept.dtype == torch.float32
+    assert isinstance(kept, Kept) and kept.copy.dtype == torch.float32
     assert float32_linear(X, kept, W[:, 1]).tolist() == float32_linear(X, W, W[:, 1]).tolist()
-    assert kept_in_float32(W.double()).dtype == torch.float64
+    assert kept_in_float32(W.float()).dtype == torch.float32
     monkeypatch.setattr(products, "KEPT", W.numel() - 1)
     assert kept_in_float32(W) is W  # too many for a copy
 
@@ -49,3 +49,30 @@ def test_wide_types_are_left_alone() -> None:
 def test_scores_are_not_rounded() -> None:
     scores = float32_bmm(X.view(1, 1, 1, 2), W.t().reshape(1, 1, 2, 3))
     assert scores.tolist() == [[EXACT]]
+
+
+def test_a_cpu_multiplies_as_bfloat16_only_what_is_bfloat16() -> None:
+    def inside(dtype: torch.dtype) -> str:
+        with products._multiplying_as(dtype):
+            return str(torch.backends.mkldnn.matmul.fp32_precision)
+
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    assert inside(torch.bfloat16) == "bf16"
+    assert inside(torch.float16) == before  # its values are no bfloat16 numbers
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_weights_of_float32_are_not_multiplied_as_bfloat16() -> None:
+    weight = torch.full((1, 64), 1 + 2.0**-12)
+    product = float32_linear(torch.ones(64, 64, dtype=torch.bfloat16), weight, None)
+    assert product.tolist() == [[64 + 2.0**-6]] * 64
+
+
+def test_large_products_are_as_exact_with_units_for_bfloat16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 96, generator=generator).bfloat16() for size in (64, 512))
+    exact = x.double() @ weight.double().t()
+    with torch.no_grad():
+        # Sums of 96 products of about 1 in float32; rounded to bfloat16 they would be wrong by up to 0.1.
+        torch.testing.assert_close(float32_linear(x, weight, None).double(), exact, atol=1e-4, rtol=0)
+        torch.testing.assert_close(float32_linear(x, kept_in_float32(weight), None).double(), exact, atol=1e-4, rtol=0)
