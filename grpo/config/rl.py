@@ -170,7 +170,11 @@ class RL(Settings):
     )
     optimizer: Optimizer
     hardware: Hardware = Hardware()
-    save_every: int = Field(20, ge=1, description="Steps between checkpoints that a killed job resumes from.")
+    save_every: int = Field(
+        20,
+        ge=1,
+        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway.",
+    )
     samples_every: int = Field(20, ge=1, description="Steps between saved sample completions.")
     validate_every: ValidateEvery = None
     validation: Validation = Field(Validation(), exclude_if=lambda value: value == Validation())

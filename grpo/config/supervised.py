@@ -27,7 +27,11 @@ class Supervised(Settings):
     )
     optimizer: Optimizer
     hardware: WholeSequences = Hardware()
-    save_every: int = Field(200, ge=1, description="Steps between checkpoints that a killed job resumes from.")
+    save_every: int = Field(
+        200,
+        ge=1,
+        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway.",
+    )
 
     @model_validator(mode="after")
     def _weights_move(self) -> Supervised:

@@ -22,6 +22,7 @@ from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
 from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
+from grpo.processes.save_clock import SaveClock
 from grpo.processes.stop_request import StopRequest
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
@@ -76,6 +77,7 @@ class Trainer:
         self.validator = self._validator()
         self.health = Health(self.settings.health)
         self.step, self.saved, self.attempt = 0, -1, 0  # `saved`: step of the last checkpoint
+        self.clock = SaveClock()
         self.pending: Pending | None = None
         self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
@@ -120,8 +122,10 @@ class Trainer:
             with StopRequest() as request:
                 while self._goes_on:
                     self._advance()
-                    if self._goes_on and bool(self.parallel.broadcast(request.asked)):
+                    stops, due = self.parallel.broadcast((request.asked, self.clock.due))
+                    if self._goes_on and (stops or due):
                         self._save_every(1)
+                    if self._goes_on and stops:
                         request.end()
         finally:
             self.collect.close()
@@ -268,7 +272,8 @@ class Trainer:
             "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
             "validation": self.validator.selection.state() if self.validator else None,
         }
-        checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
+        with self.clock.saving():
+            checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
         if self.validator is not None:
             self.validator.selection.saved()
 

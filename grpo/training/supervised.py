@@ -21,6 +21,7 @@ from grpo.errors import InputError
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
+from grpo.processes.save_clock import SaveClock
 from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss
 from grpo.training.optimizer import learning_rate_share, make_optimizer, trained
@@ -58,6 +59,7 @@ def fit(
         selection.restore(latest[1].get("validation"))
     metrics = Metrics(job.metrics, step) if parallel.is_main else None
     model.train()
+    clock = SaveClock()
     with StopRequest() as request:
         while step < steps and not (selection and selection.stops):
             started = time.perf_counter()
@@ -77,14 +79,14 @@ def fit(
                     step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens, **measured
                 )
             goes_on = step < steps and not (selection and selection.stops)
-            stops = goes_on and parallel.broadcast(request.asked)
-            if goes_on and (stops or step % settings.save_every == 0):
-                checkpoint.save(
-                    parallel, job.state, step, *kept, {"validation": selection.state()} if selection else {}
-                )
+            stops, due = parallel.broadcast((request.asked, clock.due))
+            if goes_on and (stops or due or step % settings.save_every == 0):
+                state = {"validation": selection.state()} if selection else {}
+                with clock.saving():
+                    checkpoint.save(parallel, job.state, step, *kept, state)
                 if selection:
                     selection.saved()
-            if stops:
+            if goes_on and stops:
                 request.end()
     model.eval()
     return step
