@@ -1,4 +1,4 @@
-"""Float32 CPU kernels for computations that torch has no single operation for.
+"""CPU kernels for computations that torch has no single operation for: in float32, some in bfloat16 too.
 
 Each is a loop in `loops`, compiled at a machine's first call and cached on disk. Tensors are passed as NumPy arrays, so
 their storage cannot be resized afterwards.
@@ -6,25 +6,34 @@ their storage cannot be resized afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grpo.model.cpu import loops
+from grpo.model.cpu import loops, narrow_loops
+
+_LOOPS: Mapping[torch.dtype, Any] = {torch.float32: loops, torch.bfloat16: narrow_loops}
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Whether the kernels apply: float32 on a CPU."""
+    """Whether all kernels apply: float32 on a CPU."""
     return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
 
 
+def supports_bfloat16(*tensors: Tensor) -> bool:
+    """Whether `rms_norm`, its backward pass and `swiglu_backward` apply: float32 or bfloat16, all alike, on a CPU."""
+    dtype = tensors[0].dtype
+    return dtype in _LOOPS and all(tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm over the rows of x [N, H]: w x / sqrt(mean x^2 + eps), and 1 / sqrt(mean x^2 + eps) [N]."""
+    """RMSNorm over the rows of x [N, H]: w x / sqrt(mean x^2 + eps), and 1 / sqrt(mean x^2 + eps) [N] in float32."""
     x = x.contiguous()
-    normed, inverse = torch.empty_like(x), x.new_empty(len(x))
-    loops.rms_norm(*_arrays(x, weight), np.float32(eps), *_arrays(normed, inverse))
+    normed, inverse = torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
+    _LOOPS[x.dtype].rms_norm(*_arrays(x, weight.float()), np.float32(eps), *_arrays(normed, inverse))
     return normed, inverse
 
 
@@ -39,9 +48,9 @@ def rms_norm_backward(grad_output: Tensor, x: Tensor, weight: Tensor, inverse: T
     """Gradients of x [N, H] and of the weight [H]."""
     grad_output, x = grad_output.contiguous(), x.contiguous()
     grad_x = torch.empty_like(x)
-    grad_weight = x.new_empty(-(-len(x) // loops.GRADIENT_BLOCK), x.shape[1])
-    loops.rms_norm_backward(*_arrays(grad_output, x, weight, inverse, grad_x, grad_weight))
-    return grad_x, grad_weight.sum(0)
+    grad_weight = x.new_empty(-(-len(x) // loops.GRADIENT_BLOCK), x.shape[1], dtype=torch.float32)
+    _LOOPS[x.dtype].rms_norm_backward(*_arrays(grad_output, x, weight.float(), inverse, grad_x, grad_weight))
+    return grad_x, grad_weight.sum(0).to(weight.dtype)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, heads: int, sign: float) -> Tensor:
@@ -72,7 +81,7 @@ def swiglu_fused(gate_up: Tensor) -> Tensor:
 def swiglu_backward(grad_output: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The output of `swiglu`, recomputed, and the gradients of `gate` and `up`."""
     output, grad_gate, grad_up = (torch.empty_like(grad_output) for _ in range(3))
-    loops.swiglu_backward(*_arrays(grad_output, gate, up, output, grad_gate, grad_up))
+    _LOOPS[gate.dtype].swiglu_backward(*_arrays(grad_output, gate, up, output, grad_gate, grad_up))
     return output, grad_gate, grad_up
 
 
@@ -113,4 +122,6 @@ def sample_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().numpy() for tensor in tensors]
+    """The tensors as arrays; bfloat16 numbers, which NumPy does not have, as their bits."""
+    plain = (tensor.detach() for tensor in tensors)
+    return [x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in plain]

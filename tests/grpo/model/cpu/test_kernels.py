@@ -214,3 +214,48 @@ def test_a_first_and_a_second_process_compute_the_same_bits(tmp_path, cpu):
         for _ in range(2)
     )
     assert len(first.stdout.splitlines()) == 15 and first.stdout == second.stdout
+
+
+class TestBfloat16:
+    """Loops for bfloat16 say what those for float32 say of the same numbers, rounded once."""
+
+    def test_which_tensors_are_served(self):
+        x = normal(2, 2).bfloat16()
+        assert kernels.supports_bfloat16(x, x) and kernels.supports_bfloat16(x.float()) and not kernels.supports(x)
+        assert not any(map(kernels.supports_bfloat16, (x.half(), x.to("meta"))))
+        assert not kernels.supports_bfloat16(x, x.float())
+
+    def test_rounding_by_hand(self):
+        # The sigmoid of 80 is 1, so `up` gets 80 times the gradient, and `gate` gradient * up. There are 8 bits:
+        # 17/16 * 17/16 = 1 + 1/8 + 1/256 lies between 1 + 1/8 and 1 + 17/128, of which the first is even;
+        # 3 * 129/128 = 3 + 3/128 lies between 3 + 2/128 and 3 + 4/128, of which the second is even.
+        gate = torch.full((1, 2), 80.0).bfloat16()
+        gradient, up = torch.tensor([[17 / 16, 3.0]]).bfloat16(), torch.tensor([[17 / 16, 129 / 128]]).bfloat16()
+        _, of_gate, of_up = kernels.swiglu_backward(gradient, gate, up)
+        assert of_gate.tolist() == [[1.125, 3.03125]] and of_up.tolist() == [[85.0, 240.0]]
+        one = torch.ones(1, 1, dtype=torch.bfloat16)
+        assert kernels.rms_norm(one, torch.tensor([torch.inf]), 0.0)[0].item() == torch.inf
+        all_ones = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # NaN, which rounding up would end
+        assert kernels.rms_norm(one, all_ones, 0.0)[0].isnan().all()
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_norm(self, shape):
+        x, weight, gradient = (normal(*of, seed=seed).bfloat16() for seed, of in enumerate((shape, shape[1:], shape)))
+        wide = [of.float() for of in (x, weight, gradient)]
+        found, inverse = kernels.rms_norm(x, weight, 1e-5)
+        expected, exact = kernels.rms_norm(wide[0], wide[1], 1e-5)
+        torch.testing.assert_close(found, expected.bfloat16(), atol=0, rtol=2**-8)
+        torch.testing.assert_close(inverse, exact)
+        of_x, of_weight = kernels.rms_norm_backward(gradient, x, weight, inverse)
+        expected_x, expected_weight = kernels.rms_norm_backward(wide[2], wide[0], wide[1], exact)
+        torch.testing.assert_close(of_x, expected_x.bfloat16(), atol=1e-6, rtol=2**-7)
+        torch.testing.assert_close(of_weight, expected_weight.bfloat16(), atol=1e-5, rtol=2**-7)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_gradients_of_swiglu(self, shape):
+        gate, up, gradient = (normal(*shape, seed=seed).bfloat16() for seed in range(3))
+        wide = [of.float() for of in (gradient, gate, up)]
+        for found, expected in zip(
+            kernels.swiglu_backward(gradient, gate, up), kernels.swiglu_backward(*wide), strict=True
+        ):
+            torch.testing.assert_close(found, expected.bfloat16(), atol=1e-6, rtol=2**-7)
