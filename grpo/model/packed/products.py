@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Tensor:
     """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
     if isinstance(weight, Kept):
-        with _multiplying_as(weight.dtype if x.dtype == weight.dtype else torch.float32):
+        with _multiplying_as_bfloat16(x if x.dtype == weight.dtype else weight.copy):
             return linear(x.float(), weight.copy, None if bias is None else bias.float())
     if weight.dtype == torch.float32 and x.dtype in NARROW:
         return linear(x.float(), weight, None if bias is None else bias.float())
@@ -39,26 +39,27 @@ def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Ten
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        with _multiplying_as(x.dtype):
+        with _multiplying_as_bfloat16(x):
             return linear(x.float(), weight.float(), wide_bias)
     if x.is_cuda:
         product = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return product if wide_bias is None else product.add_(wide_bias)
     wide, product = x.float(), x.new_empty(len(x), len(weight), dtype=torch.float32)
     rows = max(1, WIDENED // weight.shape[1])
-    with _multiplying_as(x.dtype):
+    with _multiplying_as_bfloat16(x):
         for part, columns in zip(weight.split(rows), product.split(rows, 1), strict=True):
             columns.copy_(wide @ part.float().t())
     return product if wide_bias is None else product.add_(wide_bias)
 
 
 @contextmanager
-def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
-    """Context in which a CPU may multiply float32 tensors that hold values of `dtype` as what they are. For bfloat16,
-    units that multiply it (AMX) are four times as fast; products are exact and sums stay float32."""
+def _multiplying_as_bfloat16(x: Tensor) -> Iterator[None]:
+    """Context in which a CPU may multiply float32 copies of bfloat16 tensors as bfloat16, if x is one. Units for that
+    (AMX) are four times as fast; products are exact, and sums stay float32."""
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # an attribute of a module made at run time
     before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+        matmul.fp32_precision = "bf16"
     try:
         yield
     finally:

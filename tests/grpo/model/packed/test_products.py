@@ -52,13 +52,13 @@ def test_scores_are_not_rounded() -> None:
 
 
 def test_a_cpu_multiplies_as_bfloat16_only_what_is_bfloat16() -> None:
-    def inside(dtype: torch.dtype) -> str:
-        with products._multiplying_as(dtype):
+    def inside(x: torch.Tensor) -> str:
+        with products._multiplying_as_bfloat16(x):
             return str(torch.backends.mkldnn.matmul.fp32_precision)
 
     before = torch.backends.mkldnn.matmul.fp32_precision
-    assert inside(torch.bfloat16) == "bf16"
-    assert inside(torch.float16) == before  # its values are no bfloat16 numbers
+    assert inside(X) == "bf16"
+    assert inside(X.half()) == inside(X.float()) == inside(X.to("meta")) == before
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
