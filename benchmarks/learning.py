@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing")
     args = parser.parse_args()
+    if args.journal and args.journal.is_dir():
+        parser.error(f"--journal: {args.journal} is a folder; give a file")
     if args.jobs < 1:
         parser.error("--jobs: give 1 or more")
     try:

@@ -133,6 +133,8 @@ def main() -> int:
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.journal and args.journal.is_dir():
+        parser.error(f"--journal: {args.journal} is a folder; give a file")
     shown_home, args.home = args.home, args.home.absolute()
     args.journal = (args.journal or args.home / "journal.jsonl").absolute()
     claims = design.claims_named(args.questions)

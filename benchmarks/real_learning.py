@@ -106,10 +106,13 @@ def main() -> int:
     args = parser.parse_args()
     if args.set and args.output:
         parser.error("the page is of the recipe as it ships; leave --set or --output out")
+    if args.records and args.records.is_file():
+        parser.error(f"--records: {args.records} is a file; give a folder")
     work = args.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
     folder = (args.records or work).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    if not args.show:
+        for place in (work, folder):
+            place.mkdir(parents=True, exist_ok=True)
     mark = {"version": r1_version(RECIPE), "overrides": args.set}
     records: list[dict[str, Any]] = []
     for seed in args.seeds:

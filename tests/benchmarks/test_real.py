@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,22 @@ def test_every_candidate_makes_problems() -> None:
     for name in CANDIDATES:
         problems = read_sets([candidate(name, 4)], seed=0)[candidate(name, 4).name]
         assert len(problems) == 4 and all(problem.verifier == "reasoning_gym" for problem in problems), name
+
+
+def test_records_are_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import real_learning
+
+    def error(records: Path) -> str:
+        arguments = ["--show", "--work", tmp_path / "work", "--records", records]
+        monkeypatch.setattr(sys, "argv", ["real_learning.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            real_learning.main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    (tmp_path / "file").write_text("")
+    assert error(tmp_path / "file").endswith("file is a file; give a folder")
+    assert "no seed has been run with this version" in error(tmp_path / "none")
+    assert not (tmp_path / "none").exists() and not (tmp_path / "work").exists()  # nothing is made to be shown
