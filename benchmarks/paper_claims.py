@@ -28,6 +28,7 @@ from paper_claims_design import FILE, Design, PaperClaim, Run
 from paper_claims_outcomes import Study
 from paper_claims_page import page, power_table, write
 from paper_claims_plan import Journal, current, decide, estimate_seconds, main_runs
+from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,6 +108,15 @@ def study(design: Design, claims: Sequence[PaperClaim], seeds: Sequence[int], ar
     return True
 
 
+def first_line(error: OSError | ValueError) -> str:
+    """What is wrong with a design, and where, on one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return (f"{place}: " if place else "") + first["msg"].removeprefix("Value error, ")
+
+
 def cost(design: Design, arms: Sequence[str], seeds: Sequence[int], journal: Journal) -> str:
     everything, left = estimate_seconds(design, arms, seeds, journal.records())
     hours = f"{everything / 3600:.1f} hours of one core"
@@ -116,7 +126,11 @@ def cost(design: Design, arms: Sequence[str], seeds: Sequence[int], journal: Jou
 def main() -> int:
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("--design", type=Path, default=FILE, help="another file than paper_claims.toml")
-    design = Design.read(file.parse_known_args()[0].design)
+    path = file.parse_known_args()[0].design
+    try:
+        design = Design.read(path)
+    except (OSError, ValueError) as error:  # TOML's and pydantic's errors are ValueErrors
+        file.error(f"--design {path}: {first_line(error)}")
     names = [claim.name for claim in design.claims]
     parser = argparse.ArgumentParser(
         parents=[file], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

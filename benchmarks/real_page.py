@@ -126,7 +126,11 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """A panel for each metric and RL stage, with a line for each seed."""
+    """A panel for each metric and RL stage, with a line for each seed whose record has curves. Without any, a picture
+    that is there stays."""
+    records = [record for record in records if record["curves"]]
+    if not records:
+        return
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,10 +141,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
     for row, (metric, title) in zip(panels, CURVES.items(), strict=True):
         for panel, stage in zip(row, stages, strict=True):
             for record in records:
-                curve = record["curves"].get(stage, {}).get(metric, {})
+                curve = record["curves"][stage].get(metric, {})
                 steps = sorted(curve, key=int)
-                if not steps:
-                    continue
                 values = smoothed([curve[step] for step in steps])
                 panel.plot([int(step) for step in steps], values, label=f"seed {record['seed']}")
             if not any(len(line.get_xdata()) for line in panel.lines):

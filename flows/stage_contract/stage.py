@@ -38,7 +38,8 @@ NOT_HASHED = {
     *("url", "api_key_env", "transfer", "timeout_s", "retries", "concurrency", "requests_per_minute"),
 } | ONCE_HASHED
 """Names of settings that affect where and how fast a stage runs or what it logs, but not its output. (`save_every` does
-where a health check rolls back; that is accepted. Settings that only bound memory change the order of sums.)"""
+where a health check rolls back, and so does the time that steps take, by which checkpoints are due too; that is
+accepted. Settings that only bound memory change the order of sums.)"""
 
 ALONE = "single-stages"
 """MLflow experiment for stages that run outside of a recipe."""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from grpo.rl.trainer import train_rl
 from grpo.train import read_job
+from grpo.training.sft import train_sft
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "grpo.train"]
@@ -43,7 +44,7 @@ def run_here(path: Path) -> None:
     job = read_job(path)
     for folder in (job.out, job.state):
         folder.mkdir(parents=True, exist_ok=True)
-    train_rl(job)
+    {"rl": train_rl, "sft": train_sft}[job.kind](job)
 
 
 def start_on_two_machines(path: Path, meeting: dict[str, str]) -> list[subprocess.Popen[bytes]]:

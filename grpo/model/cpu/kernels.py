@@ -20,13 +20,16 @@ _LOOPS: Mapping[torch.dtype, Any] = {torch.float32: loops, torch.bfloat16: narro
 
 def supports(*tensors: Tensor) -> bool:
     """Whether all kernels apply: float32 on a CPU."""
-    return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+    return _are(torch.float32, tensors)
 
 
-def supports_bfloat16(*tensors: Tensor) -> bool:
-    """Whether `rms_norm`, its backward pass and `swiglu_backward` apply: float32 or bfloat16, all alike, on a CPU."""
-    dtype = tensors[0].dtype
-    return dtype in _LOOPS and all(tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
+def supports_float32_or_bfloat16(*tensors: Tensor) -> bool:
+    """Whether `rms_norm`, its backward pass and `swiglu_backward` apply: one of these on a CPU, all alike."""
+    return any(_are(dtype, tensors) for dtype in _LOOPS)
+
+
+def _are(dtype: torch.dtype, tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if kernels.supports_bfloat16(x, weight):
+        if kernels.supports_float32_or_bfloat16(x, weight):
             normed, inverse = kernels.rms_norm(x.flatten(0, -2), detached_copy(weight), eps)
             ctx.save_for_backward(x, weight, inverse)
             return normed.view(x.shape)
@@ -106,7 +106,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
-        if kernels.supports_bfloat16(gradient, x, weight):
+        if kernels.supports_float32_or_bfloat16(gradient, x, weight):
             of_x, of_weight = kernels.rms_norm_backward(
                 gradient.flatten(0, -2), x.flatten(0, -2), detached_copy(weight), inverse
             )
@@ -166,7 +166,7 @@ class MLP(torch.autograd.Function):
 
 def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """silu(gate) * up, recomputed, and the gradients of `gate` and `up`. May overwrite `gradient`."""
-    if kernels.supports_bfloat16(gradient, gate, up):
+    if kernels.supports_float32_or_bfloat16(gradient, gate, up):
         return kernels.swiglu_backward(gradient, gate, up)
     return elementwise.swiglu_backward(gradient, gate, up)
 

@@ -7,7 +7,7 @@ makes their log-probabilities differ by some 0.03 nats per token (MiniMax-M1, ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Tensor:
     """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
     if isinstance(weight, Kept):
-        with _multiplying_as_bfloat16(x if x.dtype == weight.dtype else weight.copy):
+        with _multiplying_as_bfloat16(x) if x.dtype == weight.dtype else nullcontext():
             return linear(x.float(), weight.copy, None if bias is None else bias.float())
     if weight.dtype == torch.float32 and x.dtype in NARROW:
         return linear(x.float(), weight, None if bias is None else bias.float())

@@ -31,16 +31,19 @@ def test_one_is_due_after_ten_minutes_or_twenty_times_what_the_last_took(monkeyp
     assert not due(3300) and due(3301)
 
 
+@pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_a_job_of_long_steps_saves_after_each(
-    tmp_path: Path, rl_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    tmp_path: Path,
+    rl_fields: dict[str, Any],
+    sft_fields: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(save_clock, "LONGEST_S", 0.0)
     monkeypatch.setattr(save_clock, "COST", float("inf"))
-    job = write_job(tmp_path, "rl", **{**rl_fields, "settings": {**rl_fields["settings"], "save_every": 1000}})
-    run_here(job)
+    fields = {"rl": rl_fields, "sft": sft_fields}[kind]
+    run_here(write_job(tmp_path, kind, **{**fields, "settings": {**fields["settings"], "save_every": 1000}}))
     last = len(metrics(tmp_path))
     # The two newest are kept. None is written after the last step.
-    assert sorted(path.name for path in (tmp_path / "state").glob("step-*")) == [
-        f"step-{last - 2:08d}",
-        f"step-{last - 1:08d}",
-    ]
+    kept = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
+    assert kept == [f"step-{last - 2:08d}", f"step-{last - 1:08d}"]

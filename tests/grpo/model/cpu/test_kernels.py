@@ -221,9 +221,13 @@ class TestBfloat16:
 
     def test_which_tensors_are_served(self):
         x = normal(2, 2).bfloat16()
-        assert kernels.supports_bfloat16(x, x) and kernels.supports_bfloat16(x.float()) and not kernels.supports(x)
-        assert not any(map(kernels.supports_bfloat16, (x.half(), x.to("meta"))))
-        assert not kernels.supports_bfloat16(x, x.float())
+        assert (
+            kernels.supports_float32_or_bfloat16(x, x)
+            and kernels.supports_float32_or_bfloat16(x.float())
+            and not kernels.supports(x)
+        )
+        assert not any(map(kernels.supports_float32_or_bfloat16, (x.half(), x.to("meta"))))
+        assert not kernels.supports_float32_or_bfloat16(x, x.float())
 
     def test_rounding_by_hand(self):
         # The sigmoid of 80 is 1, so `up` gets 80 times the gradient, and `gate` gradient * up. There are 8 bits:

@@ -62,10 +62,11 @@ def test_a_cpu_multiplies_as_bfloat16_only_what_is_bfloat16() -> None:
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-def test_weights_of_float32_are_not_multiplied_as_bfloat16() -> None:
-    weight = torch.full((1, 64), 1 + 2.0**-12)
-    product = float32_linear(torch.ones(64, 64, dtype=torch.bfloat16), weight, None)
-    assert product.tolist() == [[64 + 2.0**-6]] * 64
+def test_what_is_wider_is_not_multiplied_as_bfloat16() -> None:
+    wide, ones = torch.full((512, 64), 1 + 2.0**-12), torch.ones(512, 64, dtype=torch.bfloat16)
+    exact = torch.full((512, 512), 64 + 2.0**-6)  # 64 * (1 + 2^-12); in bfloat16 the factor would be 1
+    assert float32_linear(ones, wide, None).equal(exact)
+    assert float32_linear(wide, kept_in_float32(ones), None).equal(exact)
 
 
 def test_large_products_are_as_exact_with_units_for_bfloat16() -> None:
