@@ -80,6 +80,7 @@ contrasts = [{ higher = "second", lower = "first", outcome = "pass@1", margin = 
 def study(design: Path, home: Path, journal: Path) -> subprocess.CompletedProcess[str]:
     places = ["--design", design, "--home", home, "--journal", journal]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONSAFEPATH", None)  # r1flow sets it in this process; the script imports its neighbours
     return subprocess.run([sys.executable, SCRIPT, *places], capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
