@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.environments import script_environment
+
 ROOT = Path(__file__).parents[2]
 QUICK = ["models", "step", "resume", "throughput", "profile", "attention", "continuous", "shards", "waits"]
 LONG = ["vllm", "trainer", "trl", "learning", "recipes"]
@@ -20,7 +22,7 @@ def run(folder: Path, parts: list[str]) -> dict[str, Any]:
     page.write_text("# Ours\n\n<!-- the rest is written by `benchmarks/gpu.py --write` -->\nold figures\n")
     command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--small", "--parts", *parts]
     command += ["--json", str(out), "--write", str(page)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=script_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert page.read_text().startswith("# Ours\n") and "old figures" not in page.read_text()
     assert f"### {parts[-1].capitalize()}" in page.read_text()

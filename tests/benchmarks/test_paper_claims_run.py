@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.environments import script_environment
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "paper_claims.py"
@@ -79,8 +80,7 @@ contrasts = [{ higher = "second", lower = "first", outcome = "pass@1", margin = 
 
 def study(design: Path, home: Path, journal: Path) -> subprocess.CompletedProcess[str]:
     places = ["--design", design, "--home", home, "--journal", journal]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONSAFEPATH", None)  # r1flow sets it in this process; the script imports its neighbours
+    environment = script_environment(OMP_NUM_THREADS="1")
     return subprocess.run([sys.executable, SCRIPT, *places], capture_output=True, text=True, cwd=ROOT, env=environment)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -16,6 +15,7 @@ import pytest
 
 from flows.stages.sft_data import SAMPLES
 from grpo.data.records import read_samples
+from tests.support.environments import script_environment
 
 ROOT = Path(__file__).parents[3]
 COUNT = 80_000
@@ -24,9 +24,12 @@ KILLS = 20
 
 def start(home: Path) -> subprocess.Popen[str]:
     command = [sys.executable, ROOT / "benchmarks/sft_data.py", "--one", str(COUNT), "--work", home]
-    paths = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
     return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        env=script_environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
 
 
