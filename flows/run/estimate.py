@@ -102,13 +102,26 @@ def misfit_message(
     `with_overrides` returns the stage's estimate under further overrides of the recipe.
     """
     estimate = estimates[stage]
-    if estimate.host > USABLE * device.host_memory:
+    return f"{stage} does not fit: {_shortage(estimate, device)}; {_remedy(stage, estimate, device, with_overrides)}"
+
+
+def _shortage(estimate: Estimate, device: Device) -> str:
+    """What is held of which memory."""
+    if not _host_fits(estimate, device):
         return (
-            f"{stage} does not fit: it holds {estimate.host / 1e9:.1f} GB of the machine's memory for each device, of "
-            f"{device.host_memory / 1e9:.1f} GB; take machines with more memory, or fewer processes on each"
+            f"it holds {estimate.host / 1e9:.1f} GB of the machine's memory for each device, of "
+            f"{device.host_memory / 1e9:.1f} GB"
         )
     assert estimate.memory is not None
-    room = USABLE * device.memory
+    where = f"{estimate.devices} processes together" if device.kind == "cpu" and estimate.devices > 1 else "each device"
+    return (
+        f"{estimate.memory.phase} holds {_needed_memory(estimate, device) / 1e9:.1f} GB on {where}, and of "
+        f"{device.name}'s {device.memory / 1e9:.1f} GB {USABLE * device.memory / 1e9:.1f} may be used"
+    )
+
+
+def _remedy(stage: str, estimate: Estimate, device: Device, with_overrides: Callable[[list[str]], Estimate]) -> str:
+    """Fields that were tried and make the stage fit, or what it needs instead."""
 
     def fits(overrides: list[str]) -> bool:
         try:
@@ -122,28 +135,22 @@ def misfit_message(
         if name not in fields_alone and fits([change]):
             fields_alone[name] = change
     if fields_alone:
-        remedy = f"one of these is enough: {', '.join([*fields_alone.values()][:4])}"
-    elif device.kind != "cpu" and (enough := next(filter(fits, _on_more_devices(stage, estimate)), None)):
-        remedy = f"together these fit: {' '.join(enough)}"
-    else:
-        together = [change for change in _strongest(stage, estimate) if _is_valid(with_overrides, [change])]
-        divides = any(_is_valid(with_overrides, change) for change in _on_more_devices(stage, estimate))
-        if fits(together):
-            remedy = f"together these fit: {' '.join(together)}"
-        elif device.kind != "cpu" and divides and estimate.memory.phase != "sampling":
-            remedy = (
-                f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an "
-                "engine with expert or pipeline parallelism: hardware.trainer, verl with strategy 'megatron' "
-                "(docs/engines.md)"
-            )
-        else:  # the stage has no processes to divide it among, or each of them samples with a whole model
-            remedy = "take devices with more memory"
-    where = f"{estimate.devices} processes together" if device.kind == "cpu" and estimate.devices > 1 else "each device"
-    needed_gb = _needed_memory(estimate, device) / 1e9
-    return (
-        f"{stage} does not fit: {estimate.memory.phase} holds {needed_gb:.1f} GB on {where}, and of "
-        f"{device.name}'s {device.memory / 1e9:.1f} GB {room / 1e9:.1f} may be used; {remedy}"
-    )
+        return f"one of these is enough: {', '.join([*fields_alone.values()][:4])}"
+    if device.kind != "cpu" and (enough := next(filter(fits, _on_more_devices(stage, estimate)), None)):
+        return f"together these fit: {' '.join(enough)}"
+    together = [change for change in _strongest(stage, estimate) if _is_valid(with_overrides, [change])]
+    divides = any(_is_valid(with_overrides, change) for change in _on_more_devices(stage, estimate))
+    samples = estimate.memory is not None and estimate.memory.phase == "sampling"
+    if fits(together):
+        return f"together these fit: {' '.join(together)}"
+    if device.kind != "cpu" and divides and not samples:
+        return (
+            f"no number up to {A_NODE * NODES[-1]} fits; FSDP gathers whole layers, so models of this size need an "
+            "engine with expert or pipeline parallelism: hardware.trainer, verl with strategy 'megatron' "
+            "(docs/engines.md)"
+        )
+    # The stage has no processes to divide it among, or each of them samples with a whole model.
+    return f"take {'devices' if _host_fits(estimate, device) else 'machines'} with more memory"
 
 
 _FIELDS = {
@@ -212,7 +219,11 @@ def _is_valid(with_overrides: Callable[[list[str]], Estimate], overrides: list[s
 
 def _fits(estimate: Estimate, device: Device) -> bool:
     on_device = _needed_memory(estimate, device) <= USABLE * device.memory
-    return on_device and estimate.host <= USABLE * device.host_memory
+    return on_device and _host_fits(estimate, device)
+
+
+def _host_fits(estimate: Estimate, device: Device) -> bool:
+    return estimate.host <= USABLE * device.host_memory
 
 
 def _needed_memory(estimate: Estimate, device: Device) -> float:

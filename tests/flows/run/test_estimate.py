@@ -125,9 +125,15 @@ def test_host_memory_by_hand(home: Path) -> None:
 
 
 def test_too_little_host_memory_is_refused(home: Path) -> None:
-    said = r"cold_start_sft does not fit: it holds 8\.2 GB of the machine's memory for each device, of 4\.0 GB"
+    """2 GB of libraries, and 6.2 GB of weights in float32 to save, divided among four processes."""
+    said = (
+        r"cold_start_sft does not fit: it holds 8\.2 GB of the machine's memory for each device, of 4\.0 GB; one of "
+        r"these is enough: cold_start_sft\.hardware\.processes=4\. "
+    )
     with pytest.raises(InputError, match=said):
         estimated(arguments(home, "qwen2.5-1.5b", "H100", "host_memory=4e9"))
+    with pytest.raises(InputError, match=r"base does not fit: .*, of 1\.0 GB; take machines with more memory\. "):
+        estimated(arguments(home, "qwen2.5-1.5b", "H100", "host_memory=1e9"))
 
 
 def refused(home: Path, model: str, *assume: str) -> str:
@@ -145,10 +151,18 @@ def test_a_large_model_is_proposed_more_machines(home: Path) -> None:
     assert "together these fit: cold_start_sft.hardware.processes=8 cold_start_sft.hardware.nodes=2." in said
 
 
+def test_what_fits_neither_host_nor_device_is_proposed_more_machines(home: Path) -> None:
+    """One process saves 70.6 B weights in float32: 282 GB of the machine's memory, which has 256 GB for each device."""
+    said = refused(home, "meta-llama/Llama-3.1-70B")
+    assert "holds 284.2 GB of the machine's memory for each device, of 256.0 GB; together these fit: " in said
+    assert "cold_start_sft.hardware.processes=8 cold_start_sft.hardware.nodes=4 " in said
+
+
 def test_what_no_number_of_devices_holds_needs_another_engine(home: Path) -> None:
     """A layer of DeepSeek-V3 has 11.5 B weights: two of them are 46 GB, and their gradients in float32 another 46."""
-    said = refused(home, "deepseek-ai/DeepSeek-V3", "host_memory=4e12")
-    assert "no number up to 256 fits" in said and "verl with strategy 'megatron' (docs/engines.md)" in said
+    for assume in ((), ("host_memory=4e12",)):
+        said = refused(home, "deepseek-ai/DeepSeek-V3", *assume)
+        assert "no number up to 256 fits" in said and "verl with strategy 'megatron' (docs/engines.md)" in said
 
 
 def test_a_stage_that_is_not_divided_needs_a_larger_device(home: Path) -> None:
