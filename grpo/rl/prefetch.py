@@ -36,6 +36,7 @@ class RolloutRequest:
     shares: list[list[int]]  # the same for every process
     sampling: Sampling
     completions: int  # per problem
+    logprobs: bool  # whether they are trained on
     results: Future[ScoredCompletions] = field(default_factory=Future)
 
 
@@ -55,14 +56,16 @@ class Prefetcher:
         background: bool = False,
         sampling: Sampling | None = None,
         completions: int | None = None,
+        logprobs: bool = True,
     ) -> RolloutRequest:
         """Samples completions. All processes must call it together. The completions depend only on the weights, the
         problems and `draw`.
 
         `background`: return immediately and sample in a thread, which shares only the scorer with the trainer.
-        `sampling` and `completions` (per problem) default to the job's.
+        `sampling` and `completions` (per problem) default to the job's. `logprobs`: whether log-probabilities are
+        needed.
         """
-        request = self._share(problems, step, self._synced.sync(), sampling, completions)
+        request = self._share(problems, step, self._synced.sync(), sampling, completions, logprobs)
         seeds = [seed_of(self.job.seed, *draw, number) for number in request.mine]
         if background:
             threading.Thread(target=self._fill, args=(request, seeds), daemon=True).start()
@@ -78,6 +81,7 @@ class Prefetcher:
         version: int,
         sampling: Sampling | None = None,
         completions: int | None = None,
+        logprobs: bool = True,
     ) -> RolloutRequest:
         job, settings = self.job, self.job.settings
         sampling = sampling or settings.sampling.model_copy(update={"max_new_tokens": settings.max_new_tokens(step)})
@@ -85,7 +89,7 @@ class Prefetcher:
         prompts = [prompt_tokens(self.tokenizer, p.messages, job.template, job.zero_template) for p in problems]
         shares = divide([len(prompt) + longest for prompt in prompts], self.parallel.world)
         mine = shares[self.parallel.rank]
-        return RolloutRequest(step, version, [*problems], prompts, mine, shares, sampling, completions)
+        return RolloutRequest(step, version, [*problems], prompts, mine, shares, sampling, completions, logprobs)
 
     def _fill(self, request: RolloutRequest, seeds: list[int]) -> None:
         try:
@@ -96,7 +100,9 @@ class Prefetcher:
     def _sample_share(self, request: RolloutRequest, seeds: list[int]) -> ScoredCompletions:
         prompts = [request.prompts[number] for number in request.mine]
         results: ScoredCompletions = {}
-        for position, completions in self.engine.sample(prompts, request.completions, request.sampling, seeds):
+        for position, completions in self.engine.sample(
+            prompts, request.completions, request.sampling, seeds, logprobs=request.logprobs
+        ):
             # Other processes score them while the next groups are sampled.
             number = request.mine[position]
             results[number] = completions, self._score(request, number, completions)

@@ -45,7 +45,12 @@ class Validator:
         choice, weights = self.choice, self.collect.weights
         self.collect.wait()  # the engine is busy sampling the next rollout
         request = self.collect.prefetcher.sample(
-            self.problems, step, _DRAW, sampling=choice.sampling, completions=choice.samples_per_problem
+            self.problems,
+            step,
+            _DRAW,
+            sampling=choice.sampling,
+            completions=choice.samples_per_problem,
+            logprobs=False,
         )
         failures, mine = Failures(), dict[int, list[dict[str, float]]]()
         sampled = request.results.result()

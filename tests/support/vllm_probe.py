@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
-from grpo.errors import TrainingStopped
+from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import seed_of
 from grpo.generation.vllm.local import LocalVLLM
 
@@ -99,6 +99,15 @@ def main() -> None:
     seen["prompts"], seen["sizes"] = sorted(groups), sorted({len(group) for group in groups.values()})
     completions = [c for group in groups.values() for c in group]
     seen["lengths"] = [len(c.tokens) for c in completions]
+    nucleus = Sampling(top_p=0.5, max_new_tokens=48)
+    cut = dict(engine.sample(prompts, 4, nucleus, seeds(5), logprobs=False))
+    seen["nucleus_sizes"] = sorted({len(group) for group in cut.values()})
+    seen["nucleus_logprobs"] = [c.logprobs for group in cut.values() for c in group if c.logprobs]
+    seen["nucleus_differs"] = cut != groups
+    try:
+        next(engine.sample(prompts, 4, nucleus, seeds(5)))
+    except InputError as error:
+        seen["nucleus_refused"] = str(error)
     seen["finished"] = [c.finished for c in completions]
     seen["ends"] = [c.tokens[-1] == tokenizer.eos_token_id for c in completions]
     seen["again"] = sample() == groups

@@ -32,16 +32,15 @@ _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1
 
 
 class LocalVLLM:
-    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. With `logprobs`
-    false, completions have none, and any top-p is allowed."""
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one."""
 
     exact = False  # other kernels round differently
     name = "vllm"
 
-    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", logprobs: bool = True):
+    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32"):
         if importlib.util.find_spec("vllm") is None:
             raise InputError("vllm is not installed here; pip install vllm, or choose another engine")
-        self._eos_id, self._logprobs = eos_id, logprobs
+        self._eos_id = eos_id
         self._shared = dist.is_initialized() and dist.get_world_size() > 1
         self._spawned = settings.tensor_parallel_size > 1 and not self._shared
         self._partners = settings.tensor_parallel_size if self._shared else 1
@@ -79,19 +78,25 @@ class LocalVLLM:
             raise InputError(f"vllm: cannot start with {model}: {textwrap.shorten(str(error), 400)}") from error
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yields each prompt's index and completions as soon as its last one has ended.
 
         Equal seeds, prompts and settings give equal completions. Does not use the trainer's random generators.
         """
-        check(prompts, settings, self._longest, self._logprobs)
+        check(prompts, settings, self._longest, logprobs)
         params: Any = importlib.import_module("vllm.sampling_params")
         waiting: dict[str, int | None] = {}
         engine = self._llm.llm_engine
         try:
             for own, index, prompt, seed in self._everyones(prompts, seeds):
-                sampling_parameters = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
+                sampling_parameters = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), logprobs)
                 kind = params.RequestOutputKind.FINAL_ONLY
                 # Log-probabilities in lists of numbers: an object for each token takes longer to make.
                 request = params.SamplingParams(**sampling_parameters, output_kind=kind, flat_logprobs=True)
@@ -108,7 +113,7 @@ class LocalVLLM:
                     if output.finished:
                         place = waiting.pop(output.request_id)
                         if place is not None:
-                            yield place, [self._completion(choice) for choice in output.outputs]
+                            yield place, [self._completion(choice, logprobs) for choice in output.outputs]
         finally:
             engine.abort_request(list(waiting))
 
@@ -127,11 +132,11 @@ class LocalVLLM:
             for index, (prompt, seed) in enumerate(theirs):
                 yield number == place, index, prompt, seed
 
-    def _completion(self, choice: Any) -> Completion:
+    def _completion(self, choice: Any, with_logprobs: bool) -> Completion:
         check_sampled_by((span.version for span in choice.weight_versions), self._held)
         tokens = list(choice.token_ids)
         logprobs: list[float] = []
-        if self._logprobs:
+        if with_logprobs:
             sampled = choice.logprobs  # of each token, with no others
             if [*sampled.token_ids] != tokens:
                 raise TrainingStopped("vllm: log-probabilities of other tokens than it sampled")

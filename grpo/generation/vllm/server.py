@@ -39,7 +39,8 @@ _TRANSFER_S = 300.0
 
 
 class ServerVLLM:
-    """See `grpo.generation.engines.Engine`. With `logprobs` false, completions have none, and any top-p is allowed."""
+    """See `grpo.generation.engines.Engine`. `logprobs`: whether any call will need log-probabilities, which
+    takes a server that reports them at the sampling temperature."""
 
     exact = False  # other kernels round differently
     name = "vllm"
@@ -48,7 +49,7 @@ class ServerVLLM:
         key = None
         if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
             raise InputError(f"vllm: environment variable {settings.api_key_env} is not set; api_key_env names it")
-        self._settings, self._eos_id, self._logprobs = settings, eos_id, logprobs
+        self._settings, self._eos_id = settings, eos_id
         self._key = key
         self._http = self._client()
         self._sender: Sender | None = None
@@ -64,9 +65,9 @@ class ServerVLLM:
             raise InputError(f"vllm: no server: {error}; {start}") from None
         except (Refused, KeyError, IndexError, TypeError) as error:
             raise InputError(f"vllm: {settings.url} takes no weights from a trainer ({error}); {start}") from None
-        self._check_model(model)
+        self._check_model(model, logprobs)
 
-    def _check_model(self, model: str) -> None:
+    def _check_model(self, model: str, logprobs: bool) -> None:
         state = self._workers[0]
         own = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         for name in SHAPE:
@@ -74,26 +75,32 @@ class ServerVLLM:
                 raise InputError(
                     f"vllm: {self._settings.url} serves another model than {model}: its {name} is {theirs}, ours {ours}"
                 )
-        if self._logprobs and state["logprobs"] != LOGPROBS:
+        if logprobs and state["logprobs"] != LOGPROBS:
             raise InputError(
                 f"vllm: {self._settings.url} runs with --logprobs-mode {state['logprobs']}, not {LOGPROBS}"
             )
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], per_prompt: int, settings: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        per_prompt: int,
+        settings: Sampling,
+        seeds: Sequence[int],
+        *,
+        logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yields each prompt's index and completions as soon as its last one has ended.
 
         Equal seeds give equal completions as far as the server's batching allows: its arithmetic may depend on the rest
         of a batch. Raises TrainingStopped if the server stays unreachable.
         """
-        check(prompts, settings, self._longest, self._logprobs)
+        check(prompts, settings, self._longest, logprobs)
         if self._held == UNKNOWN:
             raise TrainingStopped("vllm: the server has no weights from this trainer yet, and what it has may be any")
         http, pool = self._client(), ThreadPoolExecutor(self._settings.concurrency)
         futures: dict[Future[list[Completion]], int] = {}
         for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            request = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), self._logprobs)
+            request = parameters(per_prompt, settings, self._eos_id, prompt_seed(seed), logprobs)
             futures[pool.submit(self._ask, http, prompt, request, self._held)] = index
         try:
             for future in as_completed(futures):
@@ -108,15 +115,16 @@ class ServerVLLM:
     def _ask(self, http: Http, prompt: Sequence[int], request: dict[str, Any], version: int) -> list[Completion]:
         body = {"model": self._name, "token_ids": list(prompt), "sampling_params": request}
         choices = sorted(http.post("/inference/v1/generate", body)["choices"], key=lambda choice: choice["index"])
-        return [self._completion(choice, version) for choice in choices]
+        with_logprobs = request["logprobs"] is not None
+        return [self._completion(choice, version, with_logprobs) for choice in choices]
 
-    def _completion(self, choice: Any, version: int) -> Completion:
+    def _completion(self, choice: Any, version: int, with_logprobs: bool) -> Completion:
         if choice["finish_reason"] not in ("stop", "length"):
             raise TrainingStopped(f"vllm: the server broke a completion off ({choice['finish_reason']!r})")
         check_sampled_by((span["version"] for span in choice["weight_versions"]), version)
         tokens = choice["token_ids"]
-        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]] if self._logprobs else []
-        assert not self._logprobs or len(logprobs) == len(tokens), (len(logprobs), len(tokens))
+        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]] if with_logprobs else []
+        assert not with_logprobs or len(logprobs) == len(tokens), (len(logprobs), len(tokens))
         return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
 
     def _client(self) -> Http:

@@ -170,6 +170,19 @@ def test_validation_changes_nothing_that_is_learnt(
 
 
 @pytest.mark.system
+def test_validation_may_cut_the_nucleus_where_rollouts_must_not(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Its completions are not trained on, so they need no log-probabilities. SETTINGS validate at top-p 0.95."""
+    hardware = {**RL["hardware"], "sampler": "continuous"}
+    settings = {**SETTINGS, "steps": 2, "keep": "last", "hardware": hardware}
+    run_here(write_job(tmp_path / "a", "rl", **{**fields, "settings": settings}))
+    first, last = metrics(tmp_path / "a")
+    assert first["sampler_continuous"] == 1 and 0 <= last["validation/format"] <= 1
+    rollouts = {**settings, "sampling": {**RL["sampling"], "top_p": 0.95}}
+    with pytest.raises(InputError, match=r"sampling\.top_p is 0\.95, but continuous batching"):
+        run_here(write_job(tmp_path / "b", "rl", **{**fields, "settings": rollouts}))
+
+
+@pytest.mark.system
 def test_patience_ends_training(fields: dict[str, Any], tmp_path: Path) -> None:
     rewards = {"accuracy": 1, ALWAYS: {"weight": 0, "below": 1000}}
     validation = {"metric": ALWAYS, "patience": 2}

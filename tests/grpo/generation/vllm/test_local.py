@@ -65,6 +65,13 @@ def test_logprobs_are_those_of_transformers(case):
         assert max(seen["difference"].values()) < EXACT
 
 
+def test_the_nucleus_is_cut_only_where_no_logprobs_are_needed(case):
+    for seen in case[0]:
+        assert seen["nucleus_sizes"] == [4] and seen["nucleus_logprobs"] == []
+        assert seen["nucleus_differs"]
+        assert seen["nucleus_refused"].startswith("sampling.top_p is 0.5, but vLLM reports log-probabilities after")
+
+
 def test_the_seed_decides(case):
     for seen in case[0]:
         assert seen["again"]

@@ -100,6 +100,17 @@ def test_an_update_is_followed_and_a_missing_one_shows(connected):
     assert max(difference(engine, policy, prompts, t) for t in (1.0, 0.7)) < EXACT
 
 
+def test_the_nucleus_is_cut_only_where_no_logprobs_are_needed(connected):
+    engine, policy, prompts = connected
+    engine.update(policy.named_parameters(), 1)
+    nucleus = Sampling(top_p=0.5, max_new_tokens=48)
+    cut = dict(engine.sample(prompts, 4, nucleus, seeds(prompts, 3), logprobs=False))
+    assert sorted(cut) == [0, 1, 2, 3, 4]
+    assert all(c.tokens and not c.logprobs for group in cut.values() for c in group)
+    with pytest.raises(InputError, match=r"sampling\.top_p is 0\.5, but vLLM reports log-probabilities after"):
+        next(engine.sample(prompts, 4, nucleus, seeds(prompts, 3)))
+
+
 def test_groups_are_whole_and_the_seed_decides(connected):
     engine, policy, prompts = connected
     engine.update(policy.named_parameters(), 2)
