@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from machine import machine
+
 Cpu = Literal["native", "avx2"]
 Load = Literal["quiet", "busy"]
 AVX2 = {
@@ -83,10 +85,14 @@ def run(cell: Cell, recipe: str, work: Path) -> dict[str, Any]:
 
 
 def code_commit() -> str:
-    """The last commit that changed the code or the recipes."""
-    command = ["git", "log", "-1", "--format=%h", "--", "grpo", "tasks", "flows"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return found.stdout.strip() or "unknown"
+    """The last commit that changed the code or the recipes, with a + if files differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments, "--", "grpo", "tasks", "flows"]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+    commit = git("log", "-1", "--format=%h")
+    return (commit + "+" if git("status", "--porcelain") else commit) or "unknown"
 
 
 class Journal:
@@ -95,7 +101,7 @@ class Journal:
 
     def __init__(self, path: Path, recipe: str, version: str):
         self.path, self.mark = path, {"recipe": recipe, "version": version}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._made_with = {"commit": code_commit(), "machine": machine()}
 
     def records(self) -> dict[Cell, dict[str, Any]]:
         """Cell -> its record, of this version of the recipe. A line that a kill cut off is skipped."""
@@ -103,12 +109,14 @@ class Journal:
         for line in self.path.read_text().splitlines() if self.path.is_file() else ():
             try:
                 record = json.loads(line)
-            except ValueError:
+            except ValueError:  # empty, or cut off by a kill
                 continue
             if {name: record.get(name) for name in self.mark} == self.mark:
                 found[Cell(**record["cell"])] = record
         return found
 
     def add(self, record: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(self.mark | {"commit": code_commit()} | record) + "\n")
+        line = json.dumps(self.mark | self._made_with | record)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:  # the first newline ends a line that a kill cut off
+            file.write(f"\n{line}\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from claims import Claim, Claims
 from learning_cells import Cell
-from machine import machine
+from machine import machine, machines
 
 from tasks.report.tables import COLUMNS
 
@@ -52,7 +52,7 @@ def page(claims: Claims, records: Records, planned: Sequence[Cell], command: str
     lines = [
         "# Does it learn?",
         "",
-        f"`{command}` on {machine()}, {made_with}.",
+        f"`{command}` on {machines(records.values()) or machine()}, {made_with}.",
         "",
         f"{len(records)} of {len(planned)} cells were run; {len(wrong)} of them failed a claim or did not end.",
         *([f"Not run yet: {_span(missing)}."] if missing else []),

@@ -6,7 +6,9 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bfloat16", "amx_bf16": "AMX"}
 """Flags of /proc/cpuinfo that decide how fast a CPU multiplies, and their names."""
@@ -16,6 +18,11 @@ def machine() -> str:
     system = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
     threads = os.environ.get("OMP_NUM_THREADS")  # another number rounds otherwise, and trains another model
     return f"{os.cpu_count()} CPU cores ({cpu()}{system}{f', OMP_NUM_THREADS={threads}' if threads else ''})"
+
+
+def machines(records: Iterable[Mapping[str, Any]]) -> str:
+    """The machines of the records of a study, in words."""
+    return " and on ".join(dict.fromkeys(record.get("machine", "a machine that is not recorded") for record in records))
 
 
 def cpu(described: Path = Path("/proc/cpuinfo")) -> str:

@@ -30,6 +30,8 @@ from paper_claims_page import page, power_table, write
 from paper_claims_plan import Journal, current, decide, estimate_seconds, main_runs
 from pydantic import ValidationError
 
+from grpo.errors import InputError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,17 +46,20 @@ def missing_runs(design: Design, arms: Sequence[str], seeds: Sequence[int], jour
 
 
 def journal_of(design: Design, args: argparse.Namespace) -> Journal:
-    """The journal, which keeps to the version of all stages that arms are made of."""
-    from paper_claims_runs import GRAPHS
+    """The journal, which keeps to the version of all stages that arms are made of.
+
+    Raises:
+        InputError: there is no such recipe, or it lacks a section that an arm needs.
+    """
+    from paper_claims_graphs import every_step
     from recipe_version import recipe_version
 
     from flows.recipe.load import load_recipe
-    from flows.stage_contract.stage import Step
-    from flows.stages import process_reward_model
 
     recipe = load_recipe(design.recipe)
-    steps = [step for graph in GRAPHS.values() for step in graph(recipe)]
-    return Journal(args.journal, recipe_version(recipe, [*steps, Step(process_reward_model.STAGE)]))
+    return Journal(
+        args.journal, recipe_version(recipe, every_step({arm.graph for arm in design.arms.values()}, recipe))
+    )
 
 
 def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], args: argparse.Namespace) -> int:
@@ -65,7 +70,6 @@ def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], a
     from paper_claims_runs import execute
 
     from flows.run.executor import RecipeFailed
-    from grpo.errors import InputError
 
     journal = journal_of(design, args)
     choices, _ = decide(design, arms, journal.records())
@@ -156,7 +160,10 @@ def main() -> int:
     seeds = args.seeds or design.seeds.seeds()
     if args.worker is not None:
         return work(design, arms, args.worker, seeds, args)
-    journal = journal_of(design, args)
+    try:
+        journal = journal_of(design, args)
+    except InputError as error:
+        parser.error(f"--design {path}: {error}")
     print(cost(design, arms, seeds, journal), file=sys.stderr, flush=True)
     if args.estimate:
         nothing = Study(design, {}, {})

@@ -124,6 +124,8 @@ class Design(_Part):
             for other in filter(None, (arm.like, arm.after)):
                 if other not in self.arms:
                     raise ValueError(f"arm {name}: no arm {other!r}")
+            if arm.after and self.arms[arm.after].after:
+                raise ValueError(f"arm {name}: {arm.after!r} is a second round itself; there is no third")
             if arm.rate and arm.graph in STEPS_FIELD and not arm.pilot_steps:
                 raise ValueError(f"arm {name}: give pilot_steps, the steps while its rate is chosen")
         for claim in self.claims:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from machine import machine
+from machine import machine, machines
 from paper_claims_design import Choice, Contrast, Design, Run
 from paper_claims_outcomes import Comparison, Result, Study, scale
 from paper_claims_plan import Records, pilot_runs
@@ -39,10 +39,11 @@ def page(
     study = Study(design, choices, records)
     arms = design.arms_for([result.claim for result in results])
     seeds = design.seeds.seeds()
-    commits = dict.fromkeys(record["commit"] for record in records.values())
+    commits = " and ".join(dict.fromkeys(record["commit"] for record in records.values())) or "none"
+    where = machines(records.values()) or machine()
     return "\n".join(
         [
-            f"`{COMMAND}` on {machine()}, at commit {' and '.join(commits) or 'none'}. {cost}",
+            f"`{COMMAND}` on {where}, at commit {commits}. {cost}",
             "",
             "*holds*, *does not hold here* and *undecided* are verdicts on a model of 0.4 million parameters and sums",
             "with brackets, not on the papers. The design, with the rule of decision, is in",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_cells import code_commit
+from machine import machine
 from paper_claims_design import STEPS_FIELD, Choice, Design, Run, overrides_of
 from paper_claims_statistics import choose_rate, steps_for
 
@@ -43,7 +44,7 @@ class Journal:
 
     def __init__(self, path: Path, version: str):
         self.path, self.version = path, version
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._made_with = {"commit": code_commit(), "machine": machine()}
 
     def records(self) -> dict[Run, dict[str, Any]]:
         """Run -> its record. Incomplete lines, left by a killed process, are skipped."""
@@ -58,7 +59,8 @@ class Journal:
         return records
 
     def add(self, run: Run, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"version": self.version, "commit": code_commit(), "run": asdict(run), **record})
+        line = json.dumps({"version": self.version, **self._made_with, "run": asdict(run), **record})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:  # the first newline ends a line that a killed process left incomplete
             file.write(f"\n{line}\n")
 

@@ -1,18 +1,17 @@
 """Runs of the study of the papers' claims: each is the recipe with overrides, up to an evaluation of one checkpoint.
 
-The graphs are made of the recipe's own stages, so that arms share artifacts, a killed run goes on from its checkpoint,
-and `--dispatch` sends each stage to its work pool.
+Arms share artifacts, a killed run goes on from its checkpoint, and `--dispatch` sends each stage to its work pool.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from paper_claims_design import Choice, Design, Graph, Run, overrides_of
+from paper_claims_graphs import CHECKPOINT, GRAPHS, RL_STAGE
 from paper_claims_plan import Journal
 from prefect import flow
 
@@ -20,61 +19,9 @@ from flows import runs as tracked_runs
 from flows.home import home, store, tracking
 from flows.prefect_server import keeps_runs, prefect_server
 from flows.recipe.load import load_recipe
-from flows.recipe.schema import Recipe
 from flows.run.executor import run_recipe
 from flows.run.plan import StageSelection
-from flows.stage_contract.stage import Step, section_of
-from flows.stage_graphs import R1_ZERO, TO_DEV1, TO_SFT_DATA, as_configured, evaluation_and_report
-from flows.stages import base_model, reasoning_rl
-from flows.stages import distill as distillation
 from grpo.errors import InputError
-
-STUDENT = "small"
-"""Name of the smaller model, the recipe's first student."""
-RL_STAGE: Mapping[Graph, str] = {"rl": "reasoning_rl", "small": "reasoning_rl", "zero": "r1_zero"}
-CHECKPOINT: Mapping[Graph, str] = {"dev1": "dev1", "rl": "dev2", "small": "dev2", "zero": "zero", "distill": STUDENT}
-"""Graph -> name of the checkpoint in the closing table."""
-
-
-def _evaluation(*stages: str) -> Step:
-    return evaluation_and_report(*stages)[0]
-
-
-RL = Step(reasoning_rl.STAGE)
-SMALL_BASE = Step(
-    base_model.base_stage(STUDENT),
-    "base",
-    {"student": STUDENT},
-    section=lambda recipe: section_of(recipe, "distill").students[0].base,
-)
-STUDENT_SFT = Step(
-    distillation.student_stage(STUDENT),
-    "student",
-    {"name": STUDENT},
-    section=lambda recipe: section_of(recipe, "distill").students[0].sft,
-)
-
-
-def _from_small_base(step: Step) -> Step:
-    return replace(step, takes={**step.takes, "base": SMALL_BASE.name}) if "base" in step.stage.needs else step
-
-
-GRAPHS: Mapping[Graph, Callable[[Recipe], Sequence[Step]]] = {
-    "dev1": partial(as_configured, (*TO_DEV1, _evaluation("cold_start_sft"))),
-    "rl": partial(as_configured, (*TO_DEV1, RL, _evaluation("reasoning_rl"))),
-    "zero": lambda recipe: R1_ZERO[:-1],  # without the report
-    "small": partial(
-        as_configured,
-        (
-            TO_DEV1[0],
-            SMALL_BASE,
-            *map(_from_small_base, TO_DEV1[2:]),
-            RL,
-            _evaluation("reasoning_rl"),
-        ),
-    ),
-    "distill": partial(as_configured, (*TO_SFT_DATA, SMALL_BASE, STUDENT_SFT, _evaluation(STUDENT_SFT.name))),
-}
 
 
 @flow(name="paper-claims", flow_run_name="{name}")
@@ -118,12 +65,11 @@ def execute(
             start, inputs = None, dict[str, str]()
             if arm.after is not None:
                 first = Run(arm.after, run.seed, *astuple(choices[arm.after]))
-                before = records[first]["keys"]
-                if any(store().find(key) is None for key in before.values()):  # recorded in another home
-                    first_overrides = records[first]["overrides"]
-                    graph = design.arms[arm.after].graph
-                    paper_claims(first.name, graph, design.recipe, first_overrides, run.seed, None, {}, dispatch)
-                inputs = {"cold_start_sft": before["reasoning_rl"], **{name: before[name] for name in arm.keeps}}
+                graph, first_overrides = design.arms[arm.after].graph, records[first]["overrides"]
+                # Reused where it was made in this home. Elsewhere it may have other keys: CPUs round differently.
+                made = paper_claims(first.name, graph, design.recipe, first_overrides, run.seed, None, {}, dispatch)
+                keys = {stage["name"]: stage["key"] for stage in made["stages"]}
+                inputs = {"cold_start_sft": keys["reasoning_rl"], **{name: keys[name] for name in arm.keeps}}
                 start = "reasoning_rl" if "process_reward_model" in arm.keeps else "process_reward_model"
             result = paper_claims(run.name, arm.graph, design.recipe, overrides, run.seed, start, inputs, dispatch)
             journal.add(run, {"overrides": overrides, **record_of(design, run, overrides, result)})

@@ -32,6 +32,7 @@ from grpo.data.records import read_problems, read_samples
 from tasks.evaluation.metrics import problem_scores, with_intervals
 from tasks.evaluation.records import SAMPLES
 from tasks.store.store import Store
+from tasks.store.whole_file import write_whole
 
 RECIPE = "real"
 CLAIMS = Path(__file__).with_name("real_claims.toml")
@@ -123,7 +124,7 @@ def main() -> int:
                 continue
             model = (args.model or fetch_model(work)).absolute()
             known = mark | run(seed, work, [f"base.model={model}", *args.set])
-            path.write_text(json.dumps(known, indent=1) + "\n")
+            write_whole(path, json.dumps(known, indent=1) + "\n")
         records.append(json.loads(json.dumps(known)))
     if not records:
         parser.error("no seed has been run with this version of the recipe")

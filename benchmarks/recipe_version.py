@@ -13,7 +13,8 @@ from flows.stage_graphs import r1_graph
 
 def recipe_version(recipe: Recipe, graph: Iterable[Step]) -> str:
     """12 hex digits that change with whatever decides the outputs of the graph's stages: their versions and their
-    settings. They do not change with code that computes the same, as the keys of artifacts do not."""
+    settings. They do not change with code that computes the same, as the keys of artifacts do not, nor with the
+    content of files that settings name."""
     keys = sorted({key_of(step.stage, step.config(recipe), recipe.seed, {}) for step in graph})
     return hashlib.sha256(" ".join(keys).encode()).hexdigest()[:12]
 

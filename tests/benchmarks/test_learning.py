@@ -81,6 +81,8 @@ def test_the_journal_keeps_finished_cells_of_this_version(tmp_path: Path) -> Non
     with journal.path.open("a") as file:
         file.write(json.dumps({**record, "recipe": "tiny", "version": "v2"}) + "\n" + '{"cell": {"se')  # a kill
     assert "result" in journal.records()[Cell(1, 2)] and len(journal.records()) == 1
+    journal.add({**record, "cell": {"seed": 2, "threads": 2, "cpu": "native", "load": "quiet"}})
+    assert [*journal.records()] == [Cell(1, 2), Cell(2, 2)]
     assert Journal(journal.path, "another recipe", "v1").records() == {}
 
 

@@ -19,3 +19,12 @@ def test_the_cpu_has_its_name_and_what_it_multiplies_with(tmp_path: Path) -> Non
     described.write_text("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n")  # an ARM CPU
     assert cpu(described) == ""
     assert cpu(tmp_path / "missing") == ""
+
+
+def test_a_page_names_each_machine_once() -> None:
+    from machine import machines
+
+    assert machines([{"machine": "a"}, {}, {"machine": "b"}, {"machine": "a"}]) == (
+        "a and on a machine that is not recorded and on b"
+    )
+    assert machines([]) == ""

@@ -173,7 +173,7 @@ def test_every_arm_is_a_recipe_with_the_reward_that_it_states() -> None:
 
 
 def test_the_graphs_are_made_of_the_recipes_stages() -> None:
-    from paper_claims_runs import GRAPHS
+    from paper_claims_graphs import GRAPHS
 
     from flows.recipe.load import load_recipe
 
