@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -28,6 +29,10 @@ REASSOCIATE = frozenset({"reassoc", "contract", "arcp", "nsz"})
 _lock = threading.Lock()
 """Numba's own threading layer (used without OpenMP) crashes a process if two threads call it at once."""
 _threads = threading.local()
+_SOURCES = tuple(
+    (file.name, file.stat().st_mtime, file.stat().st_size) for file in sorted(Path(__file__).parent.glob("*.py"))
+)
+"""What the loops and their helpers are compiled from."""
 _on_disk: set[Any] = set()
 """Dispatchers for which this process runs only versions loaded from disk."""
 
@@ -35,9 +40,12 @@ _on_disk: set[Any] = set()
 def compiled(function: Any, **options: Any) -> Any:
     """`numba.njit` with a disk cache if there is a writable folder for it."""
     try:
-        return njit(cache=True, error_model="numpy", **options)(function)
+        dispatcher = njit(cache=True, error_model="numpy", **options)(function)
     except RuntimeError:  # neither beside the file nor in the user's cache folder
         return njit(error_model="numpy", **options)(function)
+    # Numba compiles anew if the function's own file has changed. Helpers compiled into it may be in another one.
+    dispatcher._cache._cache_file._source_stamp = _SOURCES
+    return dispatcher
 
 
 inlined = partial(compiled, fastmath=set(REASSOCIATE))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from grpo.model.cpu import kernels
+
+ROOT = Path(__file__).parents[4]
 
 SHAPES = [(1, 2), (3, 10), (70, 33), (200, 96)]
 
@@ -192,8 +196,12 @@ new, cache = n(rows, 15, 32).split([9, 3, 3], 1), n(2, rows + 1, 3, 80, 32)
 elsewhere = n(7, 3, 3, 32), n(7, 3, 3), torch.randint(0, 7, (rows,))
 made += [k.decode_attention(new, cache, torch.randint(0, 79, (rows,)), elsewhere, 0.2)]
 made += k.sample_tokens(n(rows, 843), torch.rand(rows, dtype=torch.float64))
+narrow = n(rows, 96).bfloat16()
+normed, inverse = k.rms_norm(narrow, weight, 1e-5)
+made += [normed, inverse, *k.rms_norm_backward(n(rows, 96).bfloat16(), narrow, weight, inverse)]
+made += k.swiglu_backward(*n(3, rows, 288).bfloat16())
 for part in made:
-    print(hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest())
+    print(hashlib.sha256(part.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest())
 """
 
 
@@ -213,7 +221,25 @@ def test_a_first_and_a_second_process_compute_the_same_bits(tmp_path, cpu):
         subprocess.run([sys.executable, "-c", EACH_LOOP], env=environment, capture_output=True, text=True, check=True)
         for _ in range(2)
     )
-    assert len(first.stdout.splitlines()) == 15 and first.stdout == second.stdout
+    assert len(first.stdout.splitlines()) == 22 and first.stdout == second.stdout
+
+
+@pytest.mark.system
+def test_a_loop_is_compiled_anew_if_a_helper_in_another_file_changes(tmp_path):
+    shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+
+    def of_one() -> float:
+        code = "import torch; from grpo.model.cpu import kernels as k; one = torch.ones(1, 1).bfloat16()"
+        command = [sys.executable, "-P", "-c", f"{code}; print(k.swiglu_backward(one, one, one)[0].item())"]
+        return float(subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True).stdout)
+
+    loops = tmp_path / "grpo" / "model" / "cpu" / "loops.py"
+    before = of_one()
+    sigmoid = "np.float32(1) / (np.float32(1) + _exp(-x))"
+    assert loops.read_text().count(sigmoid) == 1
+    loops.write_text(loops.read_text().replace(sigmoid, f"np.float32(2) * {sigmoid}"))
+    assert (before, of_one()) == (0.73046875, 1.4609375)  # the sigmoid of 1 is 0.7311; bfloat16 has 8 bits
 
 
 class TestBfloat16:
