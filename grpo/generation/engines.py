@@ -34,6 +34,7 @@ from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import decodes_exactly, load_policy
+from grpo.model.packed.products import compute_beside
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,7 @@ class CopiedWeights:
         self._model = load_policy(model, settings.hardware).requires_grad_(False)
         self._eos_id, self._version = eos_id, UNKNOWN
         self.exact = decodes_exactly(self._model)
+        compute_beside(1)
 
     def sample(
         self,
@@ -209,7 +211,7 @@ class CopiedWeights:
         pass
 
     def close(self) -> None:
-        pass
+        compute_beside(-1)
 
 
 class SyncedEngine:

@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from grpo.model.float32 import Float32
 from grpo.model.packed.attention import is_unfused
-from grpo.model.packed.products import Kept, float32_linear, kept_in_float32
+from grpo.model.packed.products import Widened, float32_linear, kept_in_float32
 from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
 
 PROBE_ROWS, PROBE_LOGIT = 4, 1000.0
@@ -55,7 +55,7 @@ class Head:
         if not hasattr(self.model, "r1flow_logit_scale"):
             self.model.r1flow_logit_scale = _scale_of(self)
         self.scale: float | None = self.model.r1flow_logit_scale
-        self._kept: Tensor | Kept | None = None
+        self._kept: Tensor | Widened | None = None
 
     def for_decoding(self) -> Head:
         """Prepares for a call per token while the weights stay as they are. Returns itself."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 LONGEST_S = 600.0
 """Seconds without a checkpoint."""
@@ -16,16 +16,16 @@ class SaveClock:
     """Tells when a checkpoint is due however few steps were taken since the last."""
 
     def __init__(self) -> None:
-        self._saved, self._took = time.monotonic(), 0.0
+        self._saved, self._took = monotonic(), 0.0
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self._saved >= max(LONGEST_S, self._took / COST)
+        return monotonic() - self._saved >= max(LONGEST_S, self._took / COST)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Context in which a checkpoint is written, for whatever reason."""
-        began = time.monotonic()
+        began = monotonic()
         yield
-        self._saved = time.monotonic()
+        self._saved = monotonic()
         self._took = self._saved - began

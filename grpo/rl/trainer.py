@@ -262,17 +262,17 @@ class Trainer:
 
     def _save(self) -> None:
         self.saved, pending = self.step, self.pending
-        payload: dict[str, Any] = {
-            "rng": checkpoint.rng_state(),
-            "collect": self.collect.state(),
-            "health": self.health.state(),
-            "attempt": self.attempt,
-            "samples": self.samples,
-            "findings": self.findings,
-            "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
-            "validation": self.validator.selection.state() if self.validator else None,
-        }
         with self.clock.saving():
+            payload: dict[str, Any] = {
+                "rng": checkpoint.rng_state(),
+                "collect": self.collect.state(),  # waits for a rollout in progress
+                "health": self.health.state(),
+                "attempt": self.attempt,
+                "samples": self.samples,
+                "findings": self.findings,
+                "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
+                "validation": self.validator.selection.state() if self.validator else None,
+            }
             checkpoint.save(self.parallel, self.job.state, self.step, *self._tensors(), payload)
         if self.validator is not None:
             self.validator.selection.saved()

@@ -21,16 +21,16 @@ WIDENED = 2**24
 """Number of weights held in float32 at once if a device has no product of narrow inputs with a float32 result."""
 
 
-class Kept(NamedTuple):
+class Widened(NamedTuple):
     """A float32 copy of weights, and the dtype of the weights."""
 
     copy: Tensor
     dtype: torch.dtype
 
 
-def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Tensor:
+def float32_linear(x: Tensor, weight: Tensor | Widened, bias: Tensor | None) -> Tensor:
     """x W^T + b, [N, V], for x [N, H] and W [V, H]; the result is float32 if they are narrower."""
-    if isinstance(weight, Kept):
+    if isinstance(weight, Widened):
         with _multiplying_as_bfloat16(x) if x.dtype == weight.dtype else nullcontext():
             return linear(x.float(), weight.copy, None if bias is None else bias.float())
     if weight.dtype == torch.float32 and x.dtype in NARROW:
@@ -52,26 +52,42 @@ def float32_linear(x: Tensor, weight: Tensor | Kept, bias: Tensor | None) -> Ten
     return product if wide_bias is None else product.add_(wide_bias)
 
 
+_threads_beside = 0
+"""Threads that compute beside the one that trains."""
+
+
+def compute_beside(threads: int) -> None:
+    """Tells that so many more threads compute beside the one that trains, or that they no longer do (negative)."""
+    global _threads_beside
+    _threads_beside += threads
+
+
 @contextmanager
 def _multiplying_as_bfloat16(x: Tensor) -> Iterator[None]:
     """Context in which a CPU may multiply float32 copies of bfloat16 tensors as bfloat16, if x is one. Units for that
-    (AMX) are four times as fast; products are exact, and sums stay float32."""
+    (AMX) are four times as fast; products are exact, and sums stay float32.
+
+    torch's switch for it is the process's: beside other threads, whose float32 numbers need more bits, it stays as it
+    is.
+    """
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu" or _threads_beside:
+        yield
+        return
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # an attribute of a module made at run time
     before = matmul.fp32_precision
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
-        matmul.fp32_precision = "bf16"
+    matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
         matmul.fp32_precision = before
 
 
-def kept_in_float32(weight: Tensor) -> Tensor | Kept:
+def kept_in_float32(weight: Tensor) -> Tensor | Widened:
     """What to pass to `float32_linear` again and again while the weights stay as they are: on a CPU a float32 copy,
     unless it is too large. Widening the weights for every token takes longer than the product."""
     if weight.is_cuda or weight.is_meta or weight.dtype not in NARROW or weight.numel() > KEPT:
         return weight
-    return Kept(weight.detach().float(), weight.dtype)
+    return Widened(weight.detach().float(), weight.dtype)
 
 
 def float32_bmm(a: Tensor, b: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from grpo.config import rl
 from grpo.errors import TrainingStopped
 from grpo.generation.engines import CopiedWeights, SharedWeights
+from grpo.model.packed import products
 from grpo.rl.trainer import Trainer
 from grpo.train import read_job
 from tests.grpo.rl.test_resume import untimed
@@ -87,6 +88,7 @@ def test_part_of_the_weights_is_no_update(rl_fields, tmp_path):
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters merged"])
 def test_a_copy_samples_what_the_policy_itself_does(lora, rl_fields, tmp_path):
+    before = products._threads_beside
     settings = {**AHEAD, "lora": lora, "reference_refresh_steps": None}
     trainer = Trainer(read_job(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})))
     try:
@@ -94,7 +96,7 @@ def test_a_copy_samples_what_the_policy_itself_does(lora, rl_fields, tmp_path):
             if lora is None or ".lora_" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
         copied = trainer.collect.prefetcher.engine
-        assert isinstance(copied, CopiedWeights)
+        assert isinstance(copied, CopiedWeights) and products._threads_beside == before + 1
         copied.update(trainer.models.sampler_weights(), 1)
         asked = [[5, 6, 7], [8, 9]], 3, trainer.settings.sampling, [1, 2]
         own = dict(SharedWeights(trainer.models, trainer.tokenizer.eos_token_id).sample(*asked))
@@ -103,7 +105,9 @@ def test_a_copy_samples_what_the_policy_itself_does(lora, rl_fields, tmp_path):
             for a, b in zip(completions, own[number], strict=True):
                 assert all(math.isclose(x, y, abs_tol=1e-4) for x, y in zip(a.logprobs, b.logprobs, strict=True))
     finally:
+        trainer.collect.close()
         trainer.scorer.close()
+    assert products._threads_beside == before
 
 
 @pytest.mark.parametrize(

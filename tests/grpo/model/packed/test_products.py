@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.model.packed import products
-from grpo.model.packed.products import Kept, float32_bmm, float32_linear, kept_in_float32
+from grpo.model.packed.products import Widened, float32_bmm, float32_linear, kept_in_float32
 
 # 1 + 2^-8 needs 9 bits; bfloat16 has 8. Both factors are bfloat16 numbers, their product is not.
 X = torch.tensor([[1.0, 2.0**-4]], dtype=torch.bfloat16)
@@ -26,7 +26,7 @@ def test_a_logit_is_not_rounded(monkeypatch: pytest.MonkeyPatch, widened: int) -
 
 def test_weights_that_are_kept_in_float32_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_in_float32(W)
-    assert isinstance(kept, Kept) and kept.copy.dtype == torch.float32
+    assert isinstance(kept, Widened) and kept.copy.dtype == torch.float32
     assert float32_linear(X, kept, W[:, 1]).tolist() == float32_linear(X, W, W[:, 1]).tolist()
     assert kept_in_float32(W.float()).dtype == torch.float32
     monkeypatch.setattr(products, "KEPT", W.numel() - 1)
@@ -60,6 +60,22 @@ def test_a_cpu_multiplies_as_bfloat16_only_what_is_bfloat16() -> None:
     assert inside(X) == "bf16"
     assert inside(X.half()) == inside(X.float()) == inside(X.to("meta")) == before
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_threads_do_not_see_each_others_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(*arguments: torch.Tensor | None) -> torch.Tensor:
+        seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+        return torch.nn.functional.linear(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(products, "linear", noted)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    for beside in (0, 1, -1):  # none, one, and none again
+        products.compute_beside(beside)
+        assert float32_linear(X, kept_in_float32(W), None).tolist() == EXACT
+        assert float32_linear(X.float(), kept_in_float32(W), None).tolist() == EXACT
+    assert seen == ["bf16", before, before, before, "bf16", before]
 
 
 def test_what_is_wider_is_not_multiplied_as_bfloat16() -> None:
