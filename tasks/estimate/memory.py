@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.config.supervised import Pretrain, Supervised
-from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
+from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 
@@ -92,12 +92,13 @@ def moment_bytes(settings: RL) -> float:
     return CODES if settings.optimizer.kind == "adamw_8bit" else _trained_itemsize(settings)
 
 
-def activation_bytes(a: Architecture, itemsize: int, keys_per_token: float = 1.0) -> float:
+def activation_bytes(a: Architecture, itemsize: int, keys_per_token: float = 1.0, device: str = "cuda") -> float:
     """Bytes that autograd keeps per token in one block. `itemsize`: bytes per number, 4 or 2.
 
     `keys_per_token`: keys that attention gathers for each token; more than 1 if sequences share a prompt.
     """
-    return _norms(a, itemsize) + _attention(a, itemsize, keys_per_token) + _feed_forward(a, itemsize)
+    attended = 4 if device == "cpu" else itemsize  # `grpo.model.packed.scores`
+    return _norms(a, itemsize) + _attention(a, itemsize, attended, keys_per_token) + _feed_forward(a, itemsize)
 
 
 def _norms(a: Architecture, itemsize: int) -> float:
@@ -105,16 +106,19 @@ def _norms(a: Architecture, itemsize: int) -> float:
     return 2 * (2 * itemsize * a.hidden + 4)
 
 
-def _attention(a: Architecture, itemsize: int, keys_per_token: float) -> float:
+def _attention(a: Architecture, itemsize: int, attended: int, keys_per_token: float) -> float:
+    """`attended`: bytes per number that attention itself reads and writes."""
     # Queries, outputs, and outputs again in token order; keys and values, and a second copy behind their prompts if
     # prompts are shared; a logsumexp for each head.
     shares = keys_per_token + (keys_per_token > 1)
     if latent := a.latent:
         key = latent.plain + latent.rotary
-        wide = a.heads * (key + 2 * latent.value + shares * (key + latent.value))
-        narrow = 3 * latent.query_rank + 3 * latent.key_rank
-        return itemsize * (wide + narrow) + 4 * a.heads
-    return itemsize * a.head_width * (3 * a.heads + 2 * shares * a.key_heads) + 4 * a.heads
+        of_attention = a.heads * (key + latent.value + shares * (key + latent.value))
+        others = a.heads * latent.value + 3 * latent.query_rank + 3 * latent.key_rank
+    else:
+        of_attention = a.head_width * (2 * a.heads + 2 * shares * a.key_heads)
+        others = a.head_width * a.heads
+    return attended * of_attention + itemsize * others + 4 * a.heads
 
 
 def _feed_forward(a: Architecture, itemsize: int) -> float:
@@ -192,7 +196,8 @@ def _sampling(a: Architecture, settings: RL, device: DeviceMemory, lengths: Leng
         "packed weights": a.weights() * itemsize if packed else 0,
         "cache": (groups * lengths.prompt + rows * room) * a.cache_numbers * itemsize,
         # In the model's type. On a CPU, plus three float32 copies: scaled by temperature, exponentials, sums.
-        "logits": rows * a.vocabulary * (itemsize + (12 if device.kind == "cpu" else 0)),
+        "logits": rows * a.vocabulary * (itemsize + (12 if device.kind == "cpu" else 0))
+        + _wide_head(a, device, itemsize),
     }
 
 
@@ -205,7 +210,8 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
         # With LoRA the reference is the policy, which mixed precision copies in one process too.
         "gathered reference": measuring_weights(a) * itemsize if copied else 0,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
-        "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5),
+        "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5)
+        + _wide_head(a, device, itemsize),
     }
 
 
@@ -224,13 +230,14 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     tokens = max(settings.micro_batch_tokens, longest) / hardware.sharing
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
-    block = (activation_bytes(a, itemsize, keys_per_token) + _adapters(a, settings, itemsize)) * tokens
+    block = (activation_bytes(a, itemsize, keys_per_token, device.kind) + _adapters(a, settings, itemsize)) * tokens
     between = tokens * a.hidden * itemsize
     if hardware.tensor_parallel > 1:  # attention and MLP get the others' tokens as well
         block += 2 * (hardware.tensor_parallel - 1) * between
     kept = a.layers * (between if hardware.gradient_checkpointing else block)
     recomputed = block if hardware.gradient_checkpointing else 0
     head = min(KEPT_BYTES[device.kind], 4 * tokens * a.vocabulary) + _chunk(a, device, itemsize, tokens) + between
+    head += _wide_head(a, device, itemsize)
     return {
         "gradients": _trained(a, settings) * _trained_itemsize(settings) / devices(settings),
         "activations": kept + 2 * between,  # outputs of the last block, before and after the norm
@@ -244,6 +251,12 @@ def _chunk(a: Architecture, device: DeviceMemory, itemsize: int, tokens: float) 
     """Bytes of a chunk of logits that is not kept for the backward pass: in float32, and in the type of the weights."""
     beyond = max(0, 4 * tokens * a.vocabulary - KEPT_BYTES[device.kind])
     return min(chunk_bytes(device.kind, device.bytes), beyond) * (1 if itemsize == 4 else 1.5)
+
+
+def _wide_head(a: Architecture, device: DeviceMemory, itemsize: int) -> float:
+    """Bytes of the float32 copy of a head of narrow weights (`grpo.model.packed.products`)."""
+    weights = a.vocabulary * a.hidden
+    return 4 * weights if device.kind == "cpu" and itemsize == 2 and weights <= KEPT else 0
 
 
 def _gathered(a: Architecture, settings: RL, itemsize: int) -> float:

@@ -8,6 +8,8 @@ CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**28}
 KEPT_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """Softmax numerators kept for the backward pass, in bytes by device type. The rest are recomputed, at the cost of one
 more product with the head."""
+KEPT = 2**26
+"""Largest number of weights of a bfloat16 head of which a CPU keeps a float32 copy: 256 MiB."""
 CACHED_BYTES = 3 * 2**20
 """Logits that a softmax processes at once on a CPU, in bytes: they fit into its caches."""
 MAX_ROWS = 48

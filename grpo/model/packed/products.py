@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from grpo.model.cpu.limits import KEPT
+
 NARROW = (torch.bfloat16, torch.float16)
-KEPT = 2**26
-"""Largest number of weights of which a sampler on a CPU keeps a float32 copy: 256 MiB."""
 WIDENED = 2**24
 """Number of weights held in float32 at once if a device has no product of narrow inputs with a float32 result."""
 

@@ -232,6 +232,19 @@ def test_activations_of_a_token_by_hand() -> None:
     norms = 2 * (2 * 4 * 4 + 4)  # input and output of 4 numbers; a scale
     attention = 4 * (3 * 4 + 2 * 2) + 4 * 2  # queries, outputs twice, keys, values; a sum a head
     assert activation_bytes(a, 4) == norms + attention + 4 * 2 * 8  # gate and up
+    halves = 2 * (2 * 2 * 4 + 4) + 2 * 2 * 8 + 4 * 2
+    assert activation_bytes(a, 2) == halves + 2 * (3 * 4 + 2 * 2)
+    # On a CPU attention reads and writes float32; one of the two outputs is its result in bfloat16.
+    assert activation_bytes(a, 2, device="cpu") == halves + 4 * (2 * 4 + 2 * 2) + 2 * 4
+
+
+def test_a_cpu_keeps_a_float32_copy_of_a_bfloat16_head() -> None:
+    narrow = {"hardware": {"dtype": "bfloat16"}, "optimizer": {"learning_rate": 1e-3}}
+    wide = of({})
+    rows, vocabulary = 8, 10
+    assert wide.sampling["logits"] == rows * vocabulary * (4 + 12)
+    assert of(narrow).sampling["logits"] == rows * vocabulary * (2 + 12) + 4 * 4 * vocabulary
+    assert of(narrow, "cuda").sampling["logits"] == rows * vocabulary * 2
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
