@@ -190,6 +190,7 @@ def test_the_new_judge() -> None:
         ("_USED = {", '_USED = {"brief": set(), '),
     )
     chosen = copy.JudgeSettings(kind="brief")
+    assert not chosen.is_model
     with pytest.raises(ValueError, match="quality_min is no setting of judge 'brief'"):
         copy.JudgeSettings(kind="brief", quality_min=0.1)
     with pytest.raises(ValueError, match="Input should be 'rule'"):

@@ -41,7 +41,9 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 def add_estimate(command: argparse.ArgumentParser) -> None:
     """Adds the estimate options of `r1 plan`."""
     command.add_argument("--estimate", action="store_true", help="time, memory, disk and network of each stage")
-    command.add_argument("--device", metavar="NAME", help="H200, H100, A100 or cpu; default: what this machine has")
+    command.add_argument(
+        "--device", metavar="NAME", help="H200, H100, A100 or cpu; default: the recipe's, or what this machine has"
+    )
     command.add_argument("--config", type=Path, metavar="FILE", help="config.json of the base model")
     command.add_argument("--calibrate", action="store_true", help="measure this machine's processor first")
     command.add_argument(

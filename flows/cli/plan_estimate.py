@@ -69,7 +69,7 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
             return estimate([step for step in graph if step.name == stage], changed, assumptions)[stage]
 
         message = misfit_message(stage, estimates, assumptions.device, with_overrides)
-        raise InputError(f"{message}. Nor do {', '.join(others)}" if others else message)
+        raise InputError(f"{message}. Nor do these fit: {', '.join(others)}" if others else message)
     return to_json(estimates, assumptions)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.home import store
-from flows.stages.evaluate import CHECKPOINTS, checkpoints
+from flows.stages.distill import PREFIX
+from flows.stages.evaluate import checkpoints
 from tasks.tracking.client import Tracking
 from tasks.tracking.models.registry import CHAMPION
 
@@ -26,8 +27,9 @@ def move_aliases(
     """
     for stage, name in checkpoints(produced).items():
         record.models.set_alias(recipe, name, store().resolve(produced[stage]))
-    policies = [stage for stage in stages if stage in CHECKPOINTS]
-    has_students = len(checkpoints(stages)) > len(policies)  # a teacher does not become the champion
+    made = [*checkpoints(stages)]  # in the order in which policies are trained; students are the last
+    policies = [stage for stage in made if not stage.startswith(PREFIX)]
+    has_students = len(made) > len(policies)  # a teacher does not become the champion
     passed = bool(gates) and all(gate["status"] == "passed" for gate in gates)
     if passed and not has_students and policies[-1] in produced:
         record.models.set_alias(recipe, CHAMPION, store().resolve(produced[policies[-1]]))

@@ -150,7 +150,7 @@ class JudgeSettings(BaseModel):
     @property
     def is_model(self) -> bool:
         """Whether the judge is a language model, which can be asked any question."""
-        return self.kind not in ("rule", "reference")
+        return self.kind in _MODELS
 
     @model_validator(mode="after")
     def _kind_is_complete(self) -> JudgeSettings:
@@ -174,6 +174,8 @@ class JudgeSettings(BaseModel):
         return self
 
 
+_MODELS = ("local", "openai")
+"""Kinds of judges that are language models."""
 _NEEDED = {"rule": (), "reference": (), "local": ("path",), "openai": ("base_url", "model")}
 _OF_MODELS = {
     *("temperature", "seed", "max_tokens", "ask_again", "votes", "compare_votes"),

@@ -1,4 +1,4 @@
-"""Compares artifacts with their hashes. A file is read once, and again only if its size, ctime or inode changes.
+"""Compares artifacts with their hashes. A file is read once, and again only if its size, mtime or inode changes.
 
     <root>/checked/<key[:2]>/<key>-<attempt>.json    size, mtime and inode of the files when they matched their hashes
 

@@ -111,6 +111,24 @@ def test_the_champion_is_what_passed_all_gates(
             tracking.models.by_alias("champion", recipe, store)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "last", "champion"), [("rounds", "alignment_rl_2", True), ("taught", "student_small", False)]
+)
+def test_the_champion_of_several_rounds_is_the_last_and_a_teacher_is_none(
+    tracking: Tracking, store: Store, monkeypatch: pytest.MonkeyPatch, recipe: str, last: str, champion: bool
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(store.root))
+    made = {stage: logged(tracking, store, recipe, stage, 70 + len(last)) for stage in ("alignment_rl", last)}
+    keys = {stage: manifest.key for stage, manifest in made.items()}
+    move_aliases(tracking, recipe, keys, [*STAGES, last], [{"status": "passed"}])
+    if champion:
+        assert tracking.models.by_alias("champion", recipe, store) == made[last]
+        assert tracking.models.by_alias("r1_2", recipe, store) == made[last]
+    else:
+        with pytest.raises(InputError, match="no registered model has this alias"):
+            tracking.models.by_alias("champion", recipe, store)
+
+
 def test_a_run_without_the_last_policy_names_no_champion(
     tracking: Tracking, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

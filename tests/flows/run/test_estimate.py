@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     said = str(error.value)
     assert re.match(r"cold_start_sft does not fit: update holds 29\.\d GB on each device, and of A100's 24\.0 GB", said)
     assert "\n" not in said
-    said, _, others = said.partition(". Nor do ")
+    said, _, others = said.partition(". Nor do these fit: ")
     assert "reasoning_rl" in others.split(", ")
     remedies = said.partition("one of these is enough: ")[2].split(", ")
     assert remedies and "cold_start_sft.hardware.processes=2" in remedies
@@ -168,7 +168,7 @@ def test_what_no_number_of_devices_holds_needs_another_engine(home: Path) -> Non
 def test_a_stage_that_is_not_divided_needs_a_larger_device(home: Path) -> None:
     """One process copies the base model, whose first block and embeddings have 3.0 B weights: 11.8 GB."""
     said = refused(home, "meta-llama/Llama-3.1-70B", "host_memory=4e12", "memory=10e9")
-    assert said.startswith("base does not fit") and "; take devices with more memory. Nor do" in said
+    assert said.startswith("base does not fit") and "; take devices with more memory. Nor do these fit: " in said
 
 
 def test_a_model_whose_shape_is_not_known_is_asked_for(home: Path) -> None:
