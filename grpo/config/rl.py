@@ -173,7 +173,8 @@ class RL(Settings):
     save_every: int = Field(
         20,
         ge=1,
-        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway.",
+        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway, "
+        "except with verl.",
     )
     samples_every: int = Field(20, ge=1, description="Steps between saved sample completions.")
     validate_every: ValidateEvery = None

@@ -30,7 +30,8 @@ class Supervised(Settings):
     save_every: int = Field(
         200,
         ge=1,
-        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway.",
+        description="Steps between checkpoints that a killed job resumes from. After ten minutes one is due anyway, "
+        "except with verl.",
     )
 
     @model_validator(mode="after")
