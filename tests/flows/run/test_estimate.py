@@ -15,6 +15,7 @@ from flows.recipe.load import load_recipe, shipped
 from flows.run.estimate import for_record
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
+from grpo.generation.vllm.request import check
 
 # Sizes as in config.json of Qwen2.5-1.5B on the Hugging Face hub.
 QWEN = {
@@ -106,6 +107,10 @@ def test_recipes_for_gpus_are_complete(name: str) -> None:
     recipe = load_recipe(name)
     for rl in (recipe.reasoning_rl, recipe.alignment_rl, recipe.r1_zero):
         assert rl is not None and rl.engine is not None and rl.hardware.mixed_precision and rl.validate_every
+        longest, prompt = rl.engine.max_model_len or 2**17, [0] * 512
+        check([prompt], rl.sampling, longest, logprobs=True)  # refuses what vLLM would do otherwise
+        assert rl.validation.sampling is not None
+        check([prompt], rl.validation.sampling, longest, logprobs=False)
     assert recipe.sft_data.engine is not None and recipe.evaluate.sets and recipe.sft.hardware.mixed_precision
 
 
