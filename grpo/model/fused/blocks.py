@@ -91,8 +91,8 @@ def _backbone(
     if layout is None or others or input_ids is None:
         others |= dict(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask)
         return type(self).forward(self, use_cache=use_cache, **others)
-    adapt_threads(input_ids.device)
     x = self.embed_tokens(input_ids)
+    adapt_threads(x.device, x.dtype)
     rotation = self.rotary_emb(x, position_ids)
     for block in self.layers:
         x = block(x, position_embeddings=rotation, layout=layout)

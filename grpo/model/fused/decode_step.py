@@ -77,9 +77,9 @@ class DecodeStep:
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [n, V] after tokens [n] at positions [n]."""
-        adapt_threads(ids.device)
         count = len(ids)
         x = self.embed(ids)
+        adapt_threads(x.device, x.dtype)
         cos, sin = self.angles(positions)
         # Fewer rows are padded to the prepacked number; at half of it or less that would not pay off.
         rows = self.prepacked_rows if self.prepacked_rows < 2 * count <= 2 * self.prepacked_rows else count

@@ -53,21 +53,30 @@ def test_a_fused_model_gives_threads_up_and_takes_them_back(free) -> None:
 def test_a_model_that_is_not_fused_keeps_its_threads(free, hardware) -> None:
     model = llama(Hardware(device="cpu", **hardware))
     free.value = 1
-    adapt_threads(CPU)
+    adapt_threads(CPU, torch.float32)
     assert torch.get_num_threads() == 1
     completion_logprobs(model, [[1, 2, 3]], [[4, 5]], 1.0)
     assert torch.get_num_threads() == 3
 
 
+def test_in_bfloat16_the_number_changes_in_any_process(free, monkeypatch) -> None:
+    monkeypatch.setattr(threads, "sums_ignore_threads", lambda: False)
+    for dtype, count in (("float32", 3), ("bfloat16", 1), ("bfloat16", 2)):
+        model = llama(Hardware(device="cpu", dtype=dtype)).to(getattr(torch, dtype))
+        free.value = count if dtype == "bfloat16" else 1
+        completion_logprobs(model, [[1, 2, 3]], [[4, 5]], 1.0)
+        assert torch.get_num_threads() == count
+
+
 def test_the_number_stays_where_it_would_change_sums(free, monkeypatch) -> None:
     monkeypatch.setattr(threads, "sums_ignore_threads", lambda: False)
     free.value = 1
-    adapt_threads(CPU)
+    adapt_threads(CPU, torch.float32)
     use_all_threads(CPU)
     assert torch.get_num_threads() == 3
 
 
 def test_a_gpu_leaves_the_threads_alone(free) -> None:
     free.value = 1
-    adapt_threads(torch.device("cuda"))
+    adapt_threads(torch.device("cuda"), torch.bfloat16)
     assert torch.get_num_threads() == 3
