@@ -49,7 +49,7 @@ def page(claims: Claims, records: Sequence[Record], planned: Sequence[int], kept
         f"was written down first: the {rule.count} smallest integers from {rule.start} on whose SHA-256 begins with",
         f"one of {rule.first_digits}. Problems are held out by the hash of what they ask. Intervals: 95%, bootstrap",
         "over problems. The base model is asked with two solved examples before the problem, the others without.",
-        *(["", f"Not run yet: seeds {', '.join(map(str, missing))}."] if missing else []),
+        *(["", f"Not run yet: seed{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}."] if missing else []),
         "",
         "| seed | commit | minutes of work | on |",
         "|---|---|---|---|",

@@ -47,7 +47,7 @@ def test_the_page_has_every_seed_and_names_what_fails_and_what_is_missing() -> N
     # Dev2 over Dev1: 0.5 - 0.2 and 0.3 - 0.2, of which the second is below 15 points.
     assert "| Dev2 over Dev1, pass@1 | at least 15.0 | 30.0 | 10.0, fails |" in text
     assert "| 1007 | 0ab | 21 | 2 CPU cores |" in text and "Settings were chosen on seed 0." in text
-    assert "Not run yet: seeds 1012." in text
+    assert "Not run yet: seed 1012." in text
     assert "| dev2 | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 100.0 | 30 |" in text
     assert "| pass@1 | gcd |" in text
     assert "| r1 | 90.0 | 10.0 | 0.0 | 50.0 | 45.0 |" in text
