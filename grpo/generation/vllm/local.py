@@ -232,3 +232,7 @@ def _undisturbed() -> Iterator[None]:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         set_rng_state(state)
+
+
+# Workers that vLLM spawns import the trainer's main module, and this one with it.
+_make_readable(sys.modules.get("llvmlite.binding.ffi"))
