@@ -25,6 +25,7 @@ class _Threads:
         self.most = torch.get_num_threads()
         self.cores = FreeCores() if self.most > 1 else None
         self.adapt_float32 = sums_ignore_threads()
+        self.adapted = False  # whether the number has been this module's to set
 
 
 _threads: _Threads | None = None
@@ -39,12 +40,13 @@ def adapt_threads(device: torch.device, dtype: torch.dtype) -> None:
     if _threads is None:
         _threads = _Threads()
     if _threads.cores is not None and (_threads.adapt_float32 or dtype == torch.bfloat16):
+        _threads.adapted = True
         _set(min(_threads.most, _threads.cores.count()))
 
 
 def use_all_threads(device: torch.device) -> None:
     """Restores the maximum number of threads for the calling thread's operations."""
-    if device.type == "cpu" and _threads is not None and _threads.cores is not None:
+    if device.type == "cpu" and _threads is not None and _threads.adapted:
         _set(_threads.most)
 
 

@@ -74,6 +74,9 @@ def test_the_number_stays_where_it_would_change_sums(free, monkeypatch) -> None:
     adapt_threads(CPU, torch.float32)
     use_all_threads(CPU)
     assert torch.get_num_threads() == 3
+    torch.set_num_threads(2)  # by the user of the library
+    use_all_threads(CPU)
+    assert torch.get_num_threads() == 2
 
 
 def test_a_gpu_leaves_the_threads_alone(free) -> None:
