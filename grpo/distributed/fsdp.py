@@ -86,12 +86,13 @@ class Sharded(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def full_tensors(self, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The full weights by their names in transformers' files, one at a time, with or without adapters merged.
+        """The full weights and stored buffers by their names in the model, one at a time, with or without adapters
+        merged.
 
         All processes must iterate together, to the end.
         """
         base = _base(self.model)
-        for name, parameter in base.named_parameters():
+        for name, parameter in stored_tensors(base):
             owner, _, leaf = name.rpartition(".")
             if ".lora_" in owner:
                 continue
@@ -102,6 +103,17 @@ class Sharded(nn.Module):
                 for adapter in layer.active_adapters if adapters and leaf == "weight" else ():
                     tensor = tensor + _full(layer.get_delta_weight(adapter)).to(tensor.dtype)
             yield f"{owner}.{leaf}", tensor
+
+    def file_tensors(self, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """`full_tensors` as a model's files hold them: some have experts one by one, which transformers joins.
+
+        All processes must iterate together, to the end.
+        """
+        from transformers.core_model_loading import revert_weight_conversion
+
+        base = _base(self.model)
+        for name, tensor in self.full_tensors(adapters=adapters):
+            yield from revert_weight_conversion(base, {name: tensor}).items()
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' Auto classes can load, with adapters merged. All processes must call
@@ -122,6 +134,17 @@ class Sharded(nn.Module):
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def stored_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model, tied ones once, and the buffers that its files hold, by name: DeepSeek-V3 keeps the bias
+    by which a router balances its experts in one."""
+    weights = dict(model.named_parameters())
+    yield from weights.items()
+    known = {id(weight) for weight in weights.values()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and id(tensor) not in known:
+            yield name, tensor
 
 
 def compute_dtype(hardware: Hardware) -> torch.dtype | None:

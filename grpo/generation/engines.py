@@ -26,6 +26,7 @@ from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
 from grpo.data.completions import Completion
+from grpo.distributed.fsdp import stored_tensors
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.continuous_batching import sample_continuously
 from grpo.generation.engine_choice import Needs, choose_sampler
@@ -55,7 +56,7 @@ class PolicySource(Protocol):
 
     def sampler(self) -> AbstractContextManager[Any]: ...
 
-    def sampler_weights(self) -> Weights: ...
+    def sampler_weights(self, *, as_in_files: bool = False) -> Weights: ...
 
 
 class Engine(Protocol):
@@ -63,6 +64,7 @@ class Engine(Protocol):
 
     exact: bool
     name: str  # own, continuous or vllm
+    reads_files: bool  # whether `update` takes tensors as a model's files hold them
 
     def sample(
         self,
@@ -81,8 +83,8 @@ class Engine(Protocol):
 
     def update(self, weights: Weights, version: int) -> None:
         """Replaces the weights: once it returns, completions are sampled from `weights`, full tensors by their names in
-        transformers' files. All processes must call it together. Raises TrainingStopped if the weights did not
-        arrive."""
+        the model, or in its files if it `reads_files`. All processes must call it together. Raises TrainingStopped if
+        the weights did not arrive."""
 
     def version(self) -> int:
         """Version of the weights that it samples with; UNKNOWN (-1) before the first update."""
@@ -98,7 +100,7 @@ class Engine(Protocol):
 class SharedWeights:
     """Samples with the trainer's own weights, which are never copied and so never out of date."""
 
-    name = "own"
+    name, reads_files = "own", False
 
     def __init__(self, models: PolicySource, eos_id: int):
         self._models, self._eos_id = models, eos_id
@@ -172,7 +174,7 @@ class ContinuousBatching(SharedWeights):
 class CopiedWeights:
     """Samples with a copy of the policy, complete in each process, while the policy trains."""
 
-    name = "own"
+    name, reads_files = "own", False
 
     def __init__(self, model: str, settings: RL, eos_id: int):
         self._model = load_policy(model, settings.hardware).requires_grad_(False)
@@ -194,7 +196,7 @@ class CopiedWeights:
     @torch.no_grad()
     def update(self, weights: Weights, version: int) -> None:
         self._version = UNKNOWN
-        missing = dict(self._model.named_parameters())
+        missing = dict(stored_tensors(self._model))
         for name, tensor in weights:
             missing.pop(name).copy_(tensor)
         if missing:
@@ -227,7 +229,7 @@ class SyncedEngine:
         version = self._models.sampler_version
         self.engine.wake()
         if self._sent != version:
-            self.engine.update(self._models.sampler_weights(), version)
+            self.engine.update(self._models.sampler_weights(as_in_files=self.engine.reads_files), version)
             self._sent = version
         if (held := self.engine.version()) != version:
             raise TrainingStopped(

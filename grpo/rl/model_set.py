@@ -91,12 +91,12 @@ class Models:
         """Whether the policy runs on packed sequences instead of plain ones."""
         return is_packed(backbone_of(self.policy.model))
 
-    def sampler_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Weights of `sampler` by their names in transformers' files, for an engine that keeps a copy. All processes
-        must iterate together, to the end."""
-        if self.method.online:
-            return self.policy.full_tensors()
-        return self.initial.full_tensors() if self.initial is not None else self.policy.full_tensors(adapters=False)
+    def sampler_weights(self, *, as_in_files: bool = False) -> Iterable[tuple[str, Tensor]]:
+        """Weights of `sampler` by their names in the model, or as its files hold them, for an engine that keeps a copy.
+        All processes must iterate together, to the end."""
+        source = self.policy if self.method.online or self.initial is None else self.initial
+        tensors = source.file_tensors if as_in_files else source.full_tensors
+        return tensors(adapters=self.method.online)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimizer: the policy and, in PPO, the value model, each with its own peak learning

@@ -117,6 +117,13 @@ def loaded(
     }
 
 
+def saved_again(parallel: Parallel, folder: str, out: str, hardware: Hardware = CPU) -> dict[str, float]:
+    """Loads a model by shards and saves it. Sums of the tensors that its files would hold, by name."""
+    sharded = load_sharded(folder, hardware, parallel)
+    sharded.save(Path(out))
+    return {name: tensor.double().sum().item() for name, tensor in sharded.file_tensors()}
+
+
 def refusal(parallel: Parallel, folder: str) -> str:
     """Why a model cannot be sharded."""
     try:

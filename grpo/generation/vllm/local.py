@@ -35,7 +35,7 @@ class LocalVLLM:
     """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one."""
 
     exact = False  # other kernels round differently
-    name = "vllm"
+    name, reads_files = "vllm", True
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32"):
         if importlib.util.find_spec("vllm") is None:

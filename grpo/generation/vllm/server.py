@@ -43,7 +43,7 @@ class ServerVLLM:
     takes a server that reports them at the sampling temperature."""
 
     exact = False  # other kernels round differently
-    name = "vllm"
+    name, reads_files = "vllm", True
 
     def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
         key = None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.tiny_models import build, gradient_error
 from grpo.config.common import Hardware
@@ -13,11 +15,14 @@ from grpo.distributed.process_group import divide
 from grpo.model.loading import load_policy
 from tests.support import parallel_jobs as jobs
 from tests.support.float64 import Float64
+from tests.support.shard_jobs import saved_again
 
 pytestmark = pytest.mark.system
 
 KINDS = {
     "llama": ("auto", "plain"),
+    "qwen3": ("auto", "plain"),
+    "qwen3_moe": ("auto", "plain"),
     "phi3": ("auto", "plain"),
     "deepseek_v3": ("auto", "plain"),
     "cohere2": ("auto", "plain"),
@@ -64,6 +69,32 @@ def test_shares_are_as_near_to_float64_as_the_whole(tmp_path: Path) -> None:
     assert gradient_error(exact, halves) < 1e-13
     assert gradient_error(exact, shares) < 1.2 * gradient_error(exact, whole) < 2e-5
     assert gradient_error(whole, shares) < gradient_error(exact, whole)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_saved_model_has_the_files_it_was_read_from(
+    kind: str, processes: int, team: jobs.Team, tmp_path: Path
+) -> None:
+    """Experts one by one, and the buffer by which DeepSeek-V3's routers are balanced."""
+    build(kind, tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    torch.manual_seed(3)
+    written = {name: torch.randn_like(tensor) for name, tensor in load_file(file).items()}
+    assert any(name.endswith("e_score_correction_bias") for name in written) == (kind == "deepseek_v3")
+    save_file(written, file, {"format": "pt"})
+
+    out = tmp_path / "out"
+    if processes == 1:
+        sent = [saved_again(jobs.ALONE, str(tmp_path / "model"), str(out))]
+    else:
+        sent = team(saved_again, str(tmp_path / "model"), str(out))
+    saved = load_file(out / "model.safetensors")
+    assert saved.keys() == written.keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in written.items())
+    sums = {name: tensor.double().sum().item() for name, tensor in written.items()}
+    assert all(found == pytest.approx(sums, abs=1e-9) for found in sent)
+    load_policy(str(out), Hardware(device="cpu"))
 
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])

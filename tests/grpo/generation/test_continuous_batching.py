@@ -42,7 +42,7 @@ class Models:
     def sampler(self) -> Iterator[Any]:
         yield self.policy
 
-    def sampler_weights(self) -> Any:
+    def sampler_weights(self, *, as_in_files: bool = False) -> Any:
         return []
 
 
