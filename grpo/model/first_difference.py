@@ -51,7 +51,7 @@ def first_difference(model: Any, own_attention: Callable[[], AbstractContextMana
     with own_attention():
         alone = [_traced(backbone, input_ids=torch.tensor([row], device=model.device)) for row in rows]
     packed = pack([[], []], rows, model.device, unfused=is_unfused(backbone))
-    with running(packed.attention):
+    with running(packed.attention, packed.positions[0]):
         together = _traced(backbone, **packed_inputs(packed.ids, packed.positions, packed.attention))
     for name in (*together.outputs, *together.failed):
         if not all(name in trace.outputs for trace in alone):
@@ -123,12 +123,16 @@ def _agree(together: Any, alone: list[Any], dims: tuple[int, ...] = (1, 0)) -> b
     """Whether all tensors with a token dimension (one of `dims`) are equal in the pack and in its sequences. None:
     there are no such tensors."""
     found = [
-        torch.allclose(one.float(), expected.float(), rtol=1e-3, atol=1e-3)
+        torch.allclose(_wide(one), _wide(expected), rtol=1e-3, atol=1e-3)
         for one, parts in _pairs(together, alone)
         for expected in [_side_by_side(one, parts, dims)]
         if expected is not None
     ]
     return all(found) if found else None
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.is_complex() else values.float()  # rotary embeddings may be complex
 
 
 def _pairs(together: Any, alone: list[Any]) -> Iterator[tuple[Tensor, list[Tensor]]]:

@@ -101,7 +101,7 @@ def hidden_states(backbone: Any, ids: Tensor, positions: Tensor, layout: Layout)
     if not is_packed(backbone):  # any other would silently ignore the layout
         raise RuntimeError(f"load the model with attn_implementation={NAME!r}, or call set_attn_implementation on it")
     use_all_threads(ids.device)
-    with running(layout):
+    with running(layout, positions[0]):
         states: Tensor = backbone(use_cache=False, **packed_inputs(ids, positions, layout)).last_hidden_state[0]
     return states
 

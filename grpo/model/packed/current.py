@@ -10,9 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from torch import Tensor
+
 from grpo.distributed.sequence_group import SequenceGroup, sequence_group, sharing_tokens
 
 _LAYOUT: ContextVar[Any] = ContextVar("layout", default=None)
+_POSITIONS: ContextVar[Tensor | None] = ContextVar("positions", default=None)
 
 
 def current_layout() -> Any:
@@ -20,23 +23,29 @@ def current_layout() -> Any:
     return _LAYOUT.get()
 
 
+def current_positions() -> Tensor | None:
+    """The positions [N] of the current forward pass's tokens in their sequences; None: they are counted as usual."""
+    return _POSITIONS.get()
+
+
 @contextmanager
-def running(layout: Any) -> Iterator[None]:
-    """Context in which `layout` is the current layout."""
-    token = _LAYOUT.set(layout)
+def running(layout: Any, positions: Tensor | None = None) -> Iterator[None]:
+    """Context in which `layout` is the current layout and `positions` [N] are those of its tokens."""
+    token, of_positions = _LAYOUT.set(layout), _POSITIONS.set(positions)
     try:
         yield
     finally:
         _LAYOUT.reset(token)
+        _POSITIONS.reset(of_positions)
 
 
 def same_layout() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """`context_fn` for `torch.utils.checkpoint`: a recomputed layer uses the layout of its original forward pass, and
     shares its tokens among the same processes."""
-    return nullcontext(), _again(_LAYOUT.get(), sequence_group())
+    return nullcontext(), _again(_LAYOUT.get(), _POSITIONS.get(), sequence_group())
 
 
 @contextmanager
-def _again(layout: Any, group: SequenceGroup | None) -> Iterator[None]:
-    with running(layout), sharing_tokens(group):
+def _again(layout: Any, positions: Tensor | None, group: SequenceGroup | None) -> Iterator[None]:
+    with running(layout, positions), sharing_tokens(group):
         yield

@@ -1,0 +1,100 @@
+"""Gives positions to modules that count them themselves, by `torch.arange` over their tokens, as some layers of Llama 4
+do. Such a module would count through a whole pack, or through the rows of a decoding step.
+
+`grpo.model.forward_ways` tries this for all modules that make such a range: others use it to sort or to gather tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from grpo.model.packed.attention import Packed
+from grpo.model.packed.current import current_layout, current_positions
+
+Calls = frozenset[int]
+"""Which of a module's calls of `torch.arange` in a forward pass, counted from 0."""
+
+
+@contextmanager
+def noted_ranges(backbone: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
+    """Context that notes which modules make a range over all tokens of a pack, and by which of their calls. Modules in
+    `backbone` only: its own ranges go to modules that a short pack already checks."""
+    found: dict[nn.Module, set[int]] = defaultdict(set)
+    noting = _Noting(found)
+    inner = [module for module in backbone.modules() if module is not backbone]
+    hooks = [module.register_forward_pre_hook(noting.enter) for module in inner]
+    hooks += [module.register_forward_hook(noting.leave) for module in inner]
+    try:
+        with noting:
+            yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def give_positions(module: nn.Module, calls: set[int]) -> None:
+    """Makes a module's `calls` of `torch.arange` return the positions of its tokens in their sequences."""
+    module.range_calls = frozenset(calls)  # type: ignore[assignment]
+    module.forward = MethodType(_with_positions, module)
+
+
+def take_positions(modules: Iterable[nn.Module]) -> None:
+    """Undoes `give_positions`."""
+    for module in modules:
+        del module.range_calls
+        del module.forward
+
+
+def _with_positions(self: Any, *args: Any, **kwargs: Any) -> Any:
+    positions = current_positions()
+    if positions is None:  # a plain forward pass, or rows of one sequence each
+        return type(self).forward(self, *args, **kwargs)
+    with _Giving(positions, self.range_calls):
+        return type(self).forward(self, *args, **kwargs)
+
+
+class _Noting(TorchFunctionMode):
+    def __init__(self, found: dict[nn.Module, set[int]]):
+        super().__init__()
+        self.found, self.running = found, list[list[Any]]()  # module and calls so far, outer modules first
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        self.running.append([module, 0])
+
+    def leave(self, _: nn.Module, __: Any, ___: Any) -> None:
+        self.running.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.arange and self.running:
+            frame, layout = self.running[-1], current_layout()
+            if isinstance(layout, Packed) and _is_index(result, layout.tokens) and "forward" not in vars(frame[0]):
+                self.found[frame[0]].add(frame[1])
+            frame[1] += 1
+        return result
+
+
+def _is_index(values: Tensor, tokens: int) -> bool:
+    return values.shape == (tokens,) and bool((values == torch.arange(tokens, device=values.device)).all())
+
+
+class _Giving(TorchFunctionMode):
+    def __init__(self, positions: Tensor, calls: Calls):
+        super().__init__()
+        self.positions, self.calls, self.made = positions, calls, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.arange:
+            self.made += 1
+            if self.made - 1 in self.calls:
+                return self.positions.to(result)
+        return result
