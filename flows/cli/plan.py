@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     graph = GRAPHS[args.flow](recipe)
     planned = plan(graph, recipe, selection_of(args))
     runs_base = any(p.name == "base" and p.status == "run" for p in planned)
-    model = plan_model.check(recipe) if runs_base else None
+    model = plan_model.check(recipe, [p.name for p in planned]) if runs_base else None
     estimated: dict[str, Any] | None = None
     if args.estimate or args.calibrate:
         from flows.cli import plan_estimate

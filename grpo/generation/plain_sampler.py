@@ -17,7 +17,7 @@ from grpo.data.completions import Completion
 from grpo.generation.draw_tokens import draw_tokens, drawing_device, uniforms_of
 from grpo.model.decoding import to_device
 from grpo.model.lm_head import base_of
-from grpo.model.plain import generate
+from grpo.model.plain import generate, generates_alone
 
 
 def sample_groups_plain(
@@ -30,7 +30,7 @@ def sample_groups_plain(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Like `grpo.generation.sampler.sample_groups`. Each `generate` call holds prompts of equal length, so that none is
-    padded."""
+    padded, or one prompt if that is what the model's `generate` is right for."""
     by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     at_once = max(1, settings.batch_size // per_prompt)
     for _, same_length in groupby(by_length, key=lambda i: len(prompts[i])):
@@ -39,7 +39,9 @@ def sample_groups_plain(
             batch = numbers[start : start + at_once]
             ids = torch.tensor([[*prompts[i]] for i in batch], device=model.device).repeat_interleave(per_prompt, 0)
             uniforms = uniforms_of([seeds[i] for i in batch], per_prompt, settings.max_new_tokens)
-            completions = _sample(base_of(model), ids, settings, eos_id, uniforms)
+            rows = 1 if generates_alone(model) else len(ids)
+            parts = zip(ids.split(rows), uniforms.split(rows), strict=True)
+            completions = [c for part in parts for c in _sample(base_of(model), part[0], settings, eos_id, part[1])]
             for place, number in enumerate(batch):
                 yield number, completions[place * per_prompt : (place + 1) * per_prompt]
 

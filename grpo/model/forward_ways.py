@@ -18,6 +18,7 @@ from grpo.model.lm_head import backbone_of, is_policy
 from grpo.model.packed.attention import NAME, UNFUSED, is_unfused
 from grpo.model.packed.by_rows import run_by_rows, runs_by_rows
 from grpo.model.packed.index_positions import give_positions, noted_ranges, take_positions
+from grpo.model.plain import generates_alone
 from grpo.model.probe import (
     attention_as,
     check_gradients,
@@ -41,6 +42,14 @@ class Way:
     problem: str | None  # what the packed pass gets wrong, if the model therefore runs plain
     by_rows: tuple[str, ...]  # class names of modules that run by rows
     decodes: bool  # whether it can also decode packed
+    alone: bool = False  # whether transformers' `generate` is right for one sequence at a time only
+
+    @property
+    def by_transformers(self) -> str:
+        """What transformers' own code does in this way, in a few words; '' if nothing."""
+        rows = f"{', '.join(self.by_rows)} on rows of one sequence" if self.by_rows else ""
+        alone = ", one sequence at a time, because it mixes up several" if self.alone else ""
+        return "; ".join(filter(None, [rows, "" if self.decodes else f"sampled by transformers' generate{alone}"]))
 
 
 def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
@@ -76,7 +85,8 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
         if problem is None:
             backbone.own_attention = own_attention
             by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
-            return Way(way == packed, reasons[0] if way != packed and reasons else None, tuple(by_rows), decodes)
+            reason, alone = reasons[0] if way != packed and reasons else None, generates_alone(loaded)
+            return Way(way == packed, reason, tuple(by_rows), decodes, alone)
         unfuse(loaded)
         reasons.append(problem)
     what = f"hardware.attention = {hardware.attention!r} computes something else"
@@ -134,13 +144,15 @@ def _decodes(loaded: Any, expected: list[Tensor]) -> bool:
 
 
 def _generates(loaded: Any, expected: list[Tensor], ways: tuple[str, ...]) -> tuple[str, str | None]:
-    """The first of `ways` with which `generate` is right, and None; or the first of all, and what differs."""
-    problems = []
-    for way in ways:
-        with attention_as(loaded, way):
-            problems.append(_problem(loaded, expected, generated_difference))
-        if problems[-1] is None:
-            return way, None
+    """The first of `ways` with which `generate` is right, and None; or the first of all, and what differs. Prefers to
+    generate a whole batch, but some models mix up its rows. Stores on the backbone if each is generated alone."""
+    problems, backbone = [], backbone_of(loaded)
+    for backbone.generates_alone in (False, True):
+        for way in dict.fromkeys(ways):
+            with attention_as(loaded, way):
+                problems.append(_problem(loaded, expected, generated_difference))
+            if problems[-1] is None:
+                return way, None
     return ways[0], problems[0]
 
 

@@ -138,25 +138,27 @@ def without_adapters(model: Any) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def attention_of(model: str, hardware: Hardware) -> tuple[str, str | None]:
-    """How a policy would run, 'packed' or 'plain', and what packing gets wrong. Raises InputError if it cannot run."""
+def way_of(model: str, hardware: Hardware) -> Way:
+    """How a policy would run. Raises InputError if it cannot run."""
     policy = POLICY.load(model, hardware)
     check_vocabulary(policy, load_tokenizer(model), model)
-    way = choose_way(policy.to(choose_device(hardware)), model, hardware)
-    return "packed" if way.packed else "plain", way.problem
+    return choose_way(policy.to(choose_device(hardware)), model, hardware)
 
 
 def _warn_if_slower(loaded: Any, model: str, way: Way) -> None:
     if way.problem is not None:
         logger.warning(
             "%s: runs plain, not packed (%s): slower and with more memory, because prompts are computed once for each "
-            "completion, and only sequences of one length together",
+            "completion, and only sequences of one length together%s",
             model,
             way.problem,
+            f"; {way.by_transformers}" if way.alone else "",
         )
-    elif way.packed and is_policy(loaded) and not way.decodes:
-        parts = f", with {', '.join(way.by_rows)} on rows of one sequence" if way.by_rows else ""
-        logger.warning("%s: trains packed%s; sampled by transformers' generate", model, parts)
+    elif is_policy(loaded) and way.packed and not way.decodes:
+        rows = ", with " if way.by_rows else "; "
+        logger.warning("%s: trains packed%s%s", model, rows, way.by_transformers)
+    elif way.alone:
+        logger.warning("%s: runs plain; %s", model, way.by_transformers)
 
 
 def decodes_packed(model: Any, longest: int) -> bool:

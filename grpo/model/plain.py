@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpo.distributed.threads import use_all_threads
 from grpo.model.equal_forwards import run_forwards
+from grpo.model.lm_head import backbone_of
 from grpo.model.rope import reset_rope
 
 Draw = Callable[[Tensor], Tensor]
@@ -72,6 +73,11 @@ def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | Non
             logits_processor=LogitsProcessorList([_Choice(draw)]),
         )
     return output[:, prompts.shape[1] :]
+
+
+def generates_alone(model: Any) -> bool:
+    """Whether the `generate` of a model is right for one sequence at a time only."""
+    return bool(getattr(backbone_of(model), "generates_alone", False))
 
 
 class _Choice(LogitsProcessor):

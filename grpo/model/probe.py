@@ -18,7 +18,7 @@ from grpo.model.decoder import Decoder
 from grpo.model.float32 import Float32
 from grpo.model.lm_head import backbone_of, base_of
 from grpo.model.logprobs import completion_logprobs, token_states
-from grpo.model.plain import generate
+from grpo.model.plain import generate, generates_alone
 
 PROMPTS = ([5, 9, 7, 6, 11], [5, 9, 7, 6, 11], [8, 3, 12])
 COMPLETIONS = ([10, 4, 13, 7], [6, 12, 9, 3], [4, 5, 11, 10])
@@ -108,18 +108,21 @@ def score_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 @torch.no_grad()
 def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
-    """`logprob_difference` for transformers' own `generate`, which plain sampling uses."""
-    for (prompt, completion), logprobs in zip(probe_sequences(model), expected, strict=True):
-        waiting, generated = [*completion], list[Tensor]()
+    """`logprob_difference` for transformers' own `generate`, which plain sampling uses: with the first two sequences,
+    which are a group, side by side, unless the model `generates_alone`."""
+    prompts, completions = zip(*probe_sequences(model), strict=True)
+    targets = torch.tensor(completions, device=model.device)
+    for rows in [slice(0, 1), slice(1, 2), slice(2, 3)] if generates_alone(model) else [slice(0, 2), slice(2, 3)]:
+        waiting, generated = [*targets[rows].unbind(1)], list[Tensor]()
 
-        def draw(logits: Tensor, waiting: list[int] = waiting, generated: list[Tensor] = generated) -> Tensor:
-            token = waiting.pop(0)
-            generated.append(logits.log_softmax(1)[0, token])
-            return torch.tensor([token])
+        def draw(logits: Tensor, waiting: list[Tensor] = waiting, generated: list[Tensor] = generated) -> Tensor:
+            tokens = waiting.pop(0)
+            generated.append(logits.log_softmax(1).gather(1, tokens[:, None]))
+            return tokens
 
         with Float32():
-            generate(base_of(model), torch.tensor([prompt], device=model.device), len(completion), None, draw)
-        if (error := _largest([torch.stack(generated)], [logprobs])) > TOLERANCE:
+            generate(base_of(model), torch.tensor(prompts[rows], device=model.device), len(waiting), None, draw)
+        if (error := _largest(torch.cat(generated, 1), expected[rows])) > TOLERANCE:
             return f"its generate differs from its forward pass by {error:.2g} nats"
     return None
 

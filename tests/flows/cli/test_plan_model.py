@@ -18,8 +18,8 @@ from flows.recipe.load import load_recipe
 from grpo.errors import InputError
 
 
-def found(folder: Path) -> dict[str, Any] | None:
-    return plan_model.check(load_recipe("smollm2-135m", [f"base.model={folder}"]))
+def found(folder: Path, *overrides: str, stages: list[str] | None = None) -> dict[str, Any] | None:
+    return plan_model.check(load_recipe("smollm2-135m", [f"base.model={folder}", *overrides]), stages)
 
 
 def with_tokenizer(kind: str, folder: Path) -> None:
@@ -34,7 +34,7 @@ def with_tokenizer(kind: str, folder: Path) -> None:
 def test_a_model_that_runs_packed(tmp_path: Path) -> None:
     with_tokenizer("llama", tmp_path)
     result = found(tmp_path)
-    assert result == {"attention": "packed", "reason": None}
+    assert result == {"attention": "packed", "reason": None, "by_transformers": ""}
     assert plan_model.describe(result) == "base.model runs packed"
 
 
@@ -45,6 +45,32 @@ def test_a_model_that_runs_plain_says_why(tmp_path: Path) -> None:
     assert result and result["attention"] == "plain"
     line = plan_model.describe(result)
     assert line.startswith("base.model runs plain, not packed (") and "first in h.0.self_attention" in line
+
+
+@pytest.mark.system
+def test_what_transformers_does_is_said(tmp_path: Path) -> None:
+    with_tokenizer("bamba", tmp_path)
+    result = found(tmp_path)
+    assert result
+    expected = "base.model runs packed (BambaMixer on rows of one sequence; sampled by transformers' generate)"
+    assert plan_model.describe(result) == expected
+
+
+@pytest.mark.system
+def test_the_recipes_attention_is_checked(tmp_path: Path) -> None:
+    with_tokenizer("bloom", tmp_path)
+    asked = 'sft.hardware.attention="packed"'
+    with pytest.raises(InputError, match=r"base.model in sft: .*hardware.attention = 'packed' computes something else"):
+        found(tmp_path, asked)
+    result = found(tmp_path, asked, stages=["base", "reasoning_rl"])  # a flow without that stage
+    assert result and result["attention"] == "plain"
+    result = found(tmp_path, 'sft.hardware={attention="plain",fused=false}', stages=["reasoning_rl", "sft"])
+    assert result and [result["stages"], *(other["stages"] for other in result["others"])] == [
+        ["reasoning_rl"],
+        ["sft"],
+    ]
+    line = plan_model.describe(result)
+    assert line.endswith("docs/models.md in reasoning_rl; base.model runs plain in sft")
 
 
 @pytest.mark.system

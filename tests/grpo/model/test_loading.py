@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from grpo.config.common import Hardware
 from grpo.config.jobs import CopyModelJob
 from grpo.errors import InputError
-from grpo.model.loading import attention_of, load_policy, load_tokenizer
+from grpo.model.loading import load_policy, load_tokenizer, way_of
 from grpo.model_folder import check_model_folder
 from grpo.training.copy_model import copy_model
 
@@ -147,7 +147,7 @@ def test_a_tokenizer_of_another_model(folder, tmp_path):
     change_weights(folder, shorten)
     change_config(vocab_size=20)(folder)
     job = CopyModelJob.model_validate({"kind": "copy_model", "model": str(folder), "hardware": CPU, **places(tmp_path)})
-    for reads in (lambda: copy_model(job), lambda: attention_of(str(folder), CPU)):
+    for reads in (lambda: copy_model(job), lambda: way_of(str(folder), CPU)):
         with pytest.raises(InputError, match="the tokenizer is another model's") as caught:
             reads()
         assert "the model's vocabulary ends at 19" in str(caught.value)

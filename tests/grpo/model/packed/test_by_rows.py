@@ -83,3 +83,20 @@ def test_a_recurrent_model_is_sampled_by_transformers(tmp_path: Path) -> None:
             with torch.no_grad():
                 (right,) = completion_logprobs(policy, [prompt], [completion.tokens], 1.0)
             assert completion.logprobs == pytest.approx(right.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["auto", "plain"])
+def test_a_generate_that_mixes_up_rows_gets_one_at_a_time(
+    attention: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RWKV's cached state [B, H] is added to states [B, 1, H] as if it were [1, B, H]."""
+    build("rwkv", tmp_path)
+    own = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    policy = load_policy(str(tmp_path), Hardware(device="cpu", attention=attention))
+    assert "sampled by transformers' generate, one sequence at a time" in caplog.text
+    groups = sample(policy, [[5, 6, 7], [8, 9]], 3, Sampling(max_new_tokens=6), eos_id=2, seeds=[1, 2])
+    for prompt, group in zip([[5, 6, 7], [8, 9]], groups, strict=True):
+        for completion in group:
+            with torch.no_grad():
+                right = alone(own, prompt, completion.tokens)
+            assert completion.logprobs == pytest.approx(right.tolist(), abs=1e-4)
