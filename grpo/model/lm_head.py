@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from transformers import GenerationMixin, PreTrainedModel
 
 from grpo.model.float32 import Float32
-from grpo.model.packed.attention import is_unfused
+from grpo.model.packed.attention import is_packed, is_unfused
 from grpo.model.packed.products import Widened, float32_linear, kept_in_float32
 from grpo.model.packed.token_logprobs import token_logprobs, unfused_token_logprobs
 
@@ -81,10 +81,13 @@ class Head:
         return logits[0]
 
     def logprobs(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """log softmax(logits / temperature) at `targets` [N], for states [N, H]; float32."""
-        if self.scale is not None and not is_unfused(self.backbone):
+        """log softmax(logits / temperature) at `targets` [N], for states [N, H]; float32. A model that runs plain uses
+        its own code for the logits, and torch's softmax."""
+        packed = is_packed(self.backbone)
+        if self.scale is not None and packed and not is_unfused(self.backbone):
             return token_logprobs(states, self.linear, targets, temperature / self.scale)
-        return unfused_token_logprobs(states, self, self.linear.weight.shape[0], targets, temperature)
+        logits_of = self if packed or self.backbone is self.model else self.own
+        return unfused_token_logprobs(states, logits_of, self.linear.weight.shape[0], targets, temperature)
 
 
 def _scale_of(head: Head) -> float | None:

@@ -11,6 +11,8 @@ from grpo.config.common import Hardware, Sampling
 from grpo.generation.sampler import sample
 from grpo.model.cpu import kernels
 from grpo.model.loading import load_policy
+from grpo.model.logprobs import completion_logprobs
+from grpo.model.packed.token_logprobs import _TokenLogprobs
 from tests.support.job_runner import RL, metrics, run_here, weights, write_job
 
 KERNELS = [name for name in vars(kernels) if getattr(getattr(kernels, name), "__module__", "") == kernels.__name__]
@@ -30,6 +32,16 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kernels, name, refuse)
     monkeypatch.setattr("grpo.model.decode.step_rows.decode_attention", refuse)
     monkeypatch.setattr("grpo.generation.draw_tokens.sample_tokens", refuse)
+
+
+@pytest.fixture
+def without_our_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The softmax of the packed path raises."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("our own softmax was called")
+
+    monkeypatch.setattr(_TokenLogprobs, "apply", refuse)
 
 
 def trained(folder: Path, fields: dict, fused: bool) -> Path:
@@ -69,3 +81,22 @@ def test_sampling_needs_no_kernel(model_folder: str, top_p: float) -> None:
         reference = type(model).from_pretrained(model_folder)(ids).logits.log_softmax(-1)[0, 2:-1]
         rows = reference.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
         torch.testing.assert_close(rows, torch.tensor(completion.logprobs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("without_kernels", "without_our_softmax")
+@pytest.mark.parametrize("fused", [True, False])
+def test_plain_takes_everything_out(model_folder: str, fused: bool) -> None:
+    model = load_policy(model_folder, Hardware(device="cpu", attention="plain", fused=fused))
+    own = type(model).from_pretrained(model_folder)
+    prompts, completions = [[5, 6, 7], [5, 6, 7], [8, 9]], [[10, 11, 12], [13, 4], [3, 4, 5]]
+    logprobs = completion_logprobs(model, prompts, completions, 2.0)
+    expected = torch.zeros_like(logprobs)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        logits = own(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        scaled = (logits / 2).log_softmax(1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+        expected = expected.index_put((torch.tensor(row), torch.arange(len(completion))), scaled)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    logprobs.sum().backward()
+    expected.sum().backward()
+    for one, other in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
