@@ -7,6 +7,7 @@ transformers wrote or converted for its grouped experts.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,8 +93,9 @@ def routers_of(policy: Any) -> list[nn.Module]:
     """The routers of a model, in module order."""
     found: set[nn.Module] = set()
 
-    def look(module: nn.Module, _: Any, output: Any) -> None:
+    def look(module: Any, _: Any, output: Any) -> None:
         if _is_routing(output) and any(True for _ in module.parameters()):
+            module.expert_count = output[0].shape[1]
             found.add(module)
 
     hooks = [module.register_forward_hook(look) for module in policy.modules()]
@@ -115,6 +117,16 @@ def _run(policy: Any) -> Tensor:
 def _check_replay(policy: Any, routers: list[nn.Module], model: str) -> None:
     """Raises InputError unless replaying different experts changes the routers' choices and replaying the same ones
     changes nothing."""
+    try:
+        obeyed = _obey(policy, routers)
+    except Exception as error:  # any model may fail in any way
+        why = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        raise InputError(f"experts.replay: {model} cannot be told its experts ({why}); set it to false") from error
+    if not obeyed:
+        raise InputError(f"experts.replay: the routers of {model} choose in a way of their own; set it to false")
+
+
+def _obey(policy: Any, routers: list[nn.Module]) -> bool:
     with recorded(routers) as before:
         own = _run(policy)
     chosen = [calls[0].experts for calls in before]
@@ -124,8 +136,7 @@ def _check_replay(policy: Any, routers: list[nn.Module], model: str) -> None:
     with replayed(routers, others), recorded(routers) as after:
         _run(policy)
     obeyed = all(torch.equal(calls[0].experts, other) for calls, other in zip(after, others, strict=True))
-    if not (obeyed and torch.allclose(own, same, rtol=0, atol=1e-5)):
-        raise InputError(f"experts.replay: the routers of {model} choose in a way of their own; set it to false")
+    return obeyed and torch.allclose(own, same, rtol=0, atol=1e-5)
 
 
 @contextmanager
@@ -150,7 +161,7 @@ def replayed(routers: Sequence[nn.Module], experts: Sequence[Tensor]) -> Iterato
     The experts' weights still come from its logits, with gradients (routing replay, arXiv 2510.11370)."""
     before = [router.__dict__.get("forward") for router in routers]
     for router, chosen in zip(routers, experts, strict=True):
-        vars(router)["forward"] = _forced(router.forward, chosen)
+        vars(router)["forward"] = _forced(router, chosen)
     try:
         yield
     finally:
@@ -182,25 +193,29 @@ def _is_routing(output: Any) -> bool:
     return bool(shapes and experts.dtype == torch.int64 and weights.is_floating_point())
 
 
-def _forced(own: Any, chosen: Tensor) -> Any:
+def _forced(router: Any, chosen: Tensor) -> Any:
+    own, count = router.forward, router.expert_count
+
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _Choosing(chosen):
+        with _Choosing(chosen, count):
             return own(*args, **kwargs)
 
     return forward
 
 
 class _Choosing(TorchFunctionMode):
-    """Context in which `topk` over experts returns the given choices. A choice among groups of experts has another
-    shape and is not changed."""
+    """Context in which `topk` over `count` experts returns the given choices. A choice among groups of experts, of
+    which there are fewer, is not changed."""
 
-    def __init__(self, chosen: Tensor):
-        self.chosen = chosen
+    def __init__(self, chosen: Tensor, count: int):
+        self.chosen, self.count = chosen, count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk) or result.indices.shape != self.chosen.shape:
             return result
         scores = args[0] if args else (kwargs or {})["input"]
+        if scores.shape[-1] != self.count:
+            return result
         experts = torch.where(self.chosen < 0, result.indices, self.chosen.to(result.indices.device))
         return torch.return_types.topk((scores.gather(-1, experts), experts))

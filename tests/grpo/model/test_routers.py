@@ -78,6 +78,27 @@ def test_told_experts_are_chosen_with_weights_from_the_logits(checkpointing: boo
 
 
 @torch.no_grad()
+def test_a_choice_among_groups_of_experts_is_no_choice_of_experts(tmp_path: Path) -> None:
+    """Two of two groups have the shape of two of four experts."""
+    groups = dict(n_group=2, topk_group=2, num_experts_per_tok=2, n_routed_experts=4)
+    policy = load("deepseek_v3", tmp_path, groups)
+    routers = prepare_routers(policy, "model", Experts(replay=True))
+    with recorded(routers) as own:
+        completion_logprobs(policy, PROMPT_ROWS, COMPLETIONS, 1.0)
+    told = [(calls[0].experts + 1) % 4 for calls in own]
+    with replayed(routers, told), recorded(routers) as calls:
+        completion_logprobs(policy, PROMPT_ROWS, COMPLETIONS, 1.0)
+    assert all(torch.equal(call[0].experts, of) for call, of in zip(calls, told, strict=True))
+
+
+def test_routers_that_fail_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load("qwen3_moe", tmp_path)
+    monkeypatch.setattr("grpo.model.routers.replayed", lambda *_: 1 / 0)
+    with pytest.raises(InputError, match=r"experts\.replay: model cannot be told its experts \(ZeroDivisionError: "):
+        prepare_routers(policy, "model", Experts(replay=True))
+
+
+@torch.no_grad()
 def test_an_update_chooses_what_the_sampler_chose(tmp_path: Path) -> None:
     policy = load("deepseek_v3", tmp_path, sizes(64), dtype="bfloat16")
     routers = prepare_routers(policy, "model", Experts(replay=True))
