@@ -18,6 +18,8 @@ from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.distributed.sequence_group import sharing_tokens
 from grpo.errors import InputError
+from grpo.model.lm_head import backbone_of
+from grpo.model.packed.attention import is_packed
 from grpo.model.packed.ordered_gradients import ordered_gradients
 from grpo.model.packed.packing import micro_batches
 from grpo.processes.metrics_log import Metrics, closing_means
@@ -58,6 +60,7 @@ def fit(
     if selection and latest:
         selection.restore(latest[1].get("validation"))
     metrics = Metrics(job.metrics, step) if parallel.is_main else None
+    packed = float(is_packed(backbone_of(model.model)))
     model.train()
     clock = SaveClock()
     with StopRequest() as request:
@@ -75,9 +78,8 @@ def fit(
             tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
             measured = validate(step) if validate and validate.due(step, steps) else {}
             if metrics is not None:
-                metrics.log(
-                    step, steps, loss=total, grad_norm=norm, learning_rate=rate, tokens_per_s=tokens, **measured
-                )
+                record = {"loss": total, "grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens}
+                metrics.log(step, steps, **record, **measured, packed=packed)
             goes_on = step < steps and not (selection and selection.stops)
             stops, due = parallel.broadcast((request.asked, clock.due))
             if goes_on and (stops or due or step % settings.save_every == 0):
