@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from grpo.model.packed.by_rows import run_by_rows, runs_by_rows
 from grpo.model.packed.index_positions import give_positions, noted_ranges, take_positions
 from grpo.model.plain import generates_alone
 from grpo.model.probe import (
+    Weights,
     attention_as,
     check_gradients,
     decoded_difference,
@@ -42,6 +44,7 @@ class Way:
     problem: str | None  # what the packed pass gets wrong, if the model therefore runs plain
     by_rows: tuple[str, ...]  # class names of modules that run by rows
     decodes: bool  # whether it can also decode packed
+    writes: bool = False  # whether a forward pass writes to weights, in the blocks at hand without changing them
     alone: bool = False  # whether transformers' `generate` is right for one sequence at a time only
 
     @property
@@ -57,18 +60,25 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
 
     Tries in order: packed; plain with transformers' fastest attention; plain with eager attention.
 
-    Raises InputError if transformers cannot run the model, or if no way gives the right outputs.
+    Raises InputError if transformers cannot run the model, or changes its weights, or if no way gives the right outputs.
     """
     own, compare = (own_logprobs, logprob_difference) if is_policy(loaded) else (own_scores, score_difference)
     backbone = backbone_of(loaded)
     fastest = backbone.config._attn_implementation
     loaded.eval()
+    weights = Weights(loaded)
     try:
         set_attention(loaded, "eager")
         expected = own(loaded)
         check_gradients(loaded)
     except Exception as error:  # any model may fail in any way
         raise InputError(f"{model}: transformers cannot run this model here: {_in_one_line(error)}") from error
+    if name := weights.changed:
+        raise InputError(
+            f"{model}: transformers' forward pass changes this model's weights ({name}), so that other ones would be "
+            "saved; docs/models.md says what to do"
+        )
+    writes = bool(weights.written)
     packed = NAME if hardware.fused else UNFUSED
     ways = {"auto": (packed, fastest, "eager"), "packed": (packed,), "plain": (fastest, "eager")}[hardware.attention]
     reasons: list[str] = []
@@ -86,7 +96,7 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
             backbone.own_attention = own_attention
             by_rows = sorted({type(module).__name__ for module in backbone.modules() if runs_by_rows(module)})
             reason, alone = reasons[0] if way != packed and reasons else None, generates_alone(loaded)
-            return Way(way == packed, reason, tuple(by_rows), decodes, alone)
+            return Way(way == packed, reason, tuple(by_rows), decodes, writes, alone)
         unfuse(loaded)
         reasons.append(problem)
     what = f"hardware.attention = {hardware.attention!r} computes something else"
@@ -109,7 +119,7 @@ def _packed_problem(loaded: Any, expected: list[Tensor], compare: Compare, own_a
             return None
         first = first_difference(loaded, lambda: attention_as(loaded, "eager"))
         if first is None:
-            return problem
+            return f"{problem}, in {_blamed(loaded, expected, compare)}"
         module = backbone.get_submodule(first.name)
         alike = [other for other in backbone.modules() if type(other) is type(module)]
         if module in ranges and type(module) not in tried:
@@ -161,6 +171,19 @@ def _problem(loaded: Any, expected: list[Tensor], compare: Compare) -> str | Non
         return compare(loaded, expected)
     except Exception as error:  # any model may fail in any way
         return _in_one_line(error)
+
+
+def _blamed(loaded: Any, expected: list[Tensor], compare: Compare) -> str:
+    """The innermost module that fails; the model itself, if none does although the outputs differ."""
+    backbone = backbone_of(loaded)
+    names = {id(module): name for name, module in backbone.named_modules()}
+    found = ""
+    try:
+        compare(loaded, expected)
+    except Exception as error:  # any model may fail in any way
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            found = names.get(id(frame.f_locals.get("self")), found)
+    return found or f"the forward pass of {type(backbone).__name__} itself"
 
 
 def _in_one_line(error: Exception) -> str:

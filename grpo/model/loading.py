@@ -87,9 +87,11 @@ def load_model(kind: Kind, model: str, hardware: Hardware, lora: Lora | None = N
     return loaded.to(choose_device(hardware)).eval()
 
 
-def decide_way(loaded: Any, model: str, hardware: Hardware) -> None:
+def decide_way(loaded: Any, model: str, hardware: Hardware) -> Way:
     """Makes a loaded model run packed or plain, in place, and says so if it is slower than others."""
-    _warn_if_slower(loaded, model, choose_way(loaded, model, hardware))
+    way = choose_way(loaded, model, hardware)
+    _warn_if_slower(loaded, model, way)
+    return way
 
 
 def prepare_training(loaded: Any, model: str, hardware: Hardware) -> None:

@@ -26,6 +26,34 @@ TOLERANCE = 1e-2
 """Largest allowed difference of a log-probability, nats in float32 arithmetic. Small random models differ by at most
 1e-5 and SmolLM2-135M by 3e-3, because its largest activations magnify rounding; a wrong scale or cap gives 0.04 or
 more."""
+SAMPLED = 64
+"""Numbers of each weight that are compared before and after a forward pass."""
+
+
+class Weights:
+    """A model's weights, to find those that a forward pass changes in place: such a model would be saved with other
+    weights than it was given."""
+
+    def __init__(self, model: Any):
+        self.weights = dict(model.named_parameters())
+        self.before = {name: (weight._version, _some(weight)) for name, weight in self.weights.items()}
+
+    @property
+    def written(self) -> list[str]:
+        """Names of the weights that were written to, perhaps without a change."""
+        return [name for name, weight in self.weights.items() if weight._version != self.before[name][0]]
+
+    @property
+    def changed(self) -> str | None:
+        """Name of a weight that was changed."""
+        found = (name for name in self.written if not torch.equal(_some(self.weights[name]), self.before[name][1]))
+        return next(found, None)
+
+
+def _some(weight: Tensor) -> Tensor:
+    """A copy of a few numbers of a weight: all would take a second of a large model."""
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED)].clone()
 
 
 @torch.no_grad()

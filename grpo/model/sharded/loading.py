@@ -148,10 +148,10 @@ def _probed_blocks(kind: Kind, model: str, hardware: Hardware) -> tuple[FirstBlo
     with _without_report():
         short = kind.load(model, hardware, config=first.config, shortened=True).to(choose_device(hardware))
     try:
-        decide_way(short, model, hardware)
+        way = decide_way(short, model, hardware)
     except InputError:
         return None
-    return first, short
+    return None if way.writes else (first, short)  # later blocks may be written to in another way
 
 
 def _read_shards(

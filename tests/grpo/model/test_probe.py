@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from benchmarks.tiny_models import build
 from grpo.config.common import Hardware, Sampling
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
@@ -28,6 +29,7 @@ from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed import attention
 from grpo.model.packed.attention import is_packed
+from grpo.model.sharded.loading import load_to_copy
 
 SHAPE = dict(
     vocab_size=50,
@@ -192,3 +194,15 @@ def test_what_transformers_cannot_run_is_refused_in_one_line(llama: str, monkeyp
     monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaModel.forward", fail)
     with pytest.raises(InputError, match="transformers cannot run this model here: ValueError: no such operation on"):
         load(llama)
+
+
+def test_a_forward_pass_that_changes_weights_is_refused(tmp_path: Path) -> None:
+    """RWKV divides the weights of every block after the first two by 2."""
+    build("rwkv", tmp_path / "rescaled", rescale_every=2)
+    for way in ("auto", "plain"):
+        with pytest.raises(InputError, match=r"forward pass changes this model's weights \(rwkv.blocks.2.attention"):
+            load(str(tmp_path / "rescaled"), attention=way)
+    with pytest.raises(InputError, match="forward pass changes this model's weights"):  # not told by its first block
+        load_to_copy(str(tmp_path / "rescaled"), Hardware(device="cpu"))
+    build("rwkv", tmp_path / "not", rescale_every=6)  # more than there are blocks
+    load(str(tmp_path / "not"))
