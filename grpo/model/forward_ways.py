@@ -60,7 +60,8 @@ def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:
 
     Tries in order: packed; plain with transformers' fastest attention; plain with eager attention.
 
-    Raises InputError if transformers cannot run the model, or changes its weights, or if no way gives the right outputs.
+    Raises InputError if transformers cannot run the model, or changes its weights, or if no way gives the right
+    outputs.
     """
     own, compare = (own_logprobs, logprob_difference) if is_policy(loaded) else (own_scores, score_difference)
     backbone = backbone_of(loaded)

@@ -35,6 +35,11 @@ def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Pat
     assert_gradients_of_one_process(team, tmp_path, len(team.processes), {})
 
 
+def test_positions_that_a_layer_counts_itself(team: Team, tmp_path: Path) -> None:
+    build("llama4_text", tmp_path, floor_scale=20, attn_scale=2.0)
+    assert_gradients_of_one_process(team, tmp_path, len(team.processes), {})
+
+
 def test_groups_have_micro_batches_of_their_own(team: Team, tmp_path: Path) -> None:
     build("qwen3", tmp_path)
     if len(team.processes) > 2:
