@@ -88,7 +88,5 @@ def describe(found: dict[str, Any]) -> str:
 def _described(found: dict[str, Any]) -> str:
     stages = f" in {', '.join(found['stages'])}" if "stages" in found else ""
     why = f", not packed ({found['reason']}): slower, see docs/models.md" if found["reason"] else ""
-    # A plain model is sampled by transformers anyway.
-    own = found["attention"] == "packed" or "one sequence" in found["by_transformers"]
-    by_transformers = f" ({found['by_transformers']})" if own and found["by_transformers"] else ""
+    by_transformers = f" ({found['by_transformers']})" if found["by_transformers"] else ""
     return f"base.model runs {found['attention']}{why}{by_transformers}{stages}"

@@ -49,10 +49,12 @@ class Way:
 
     @property
     def by_transformers(self) -> str:
-        """What transformers' own code does in this way, in a few words; '' if nothing."""
-        rows = f"{', '.join(self.by_rows)} on rows of one sequence" if self.by_rows else ""
+        """What transformers' own code does in a packed model, and whether it generates one sequence at a time, in a few
+        words; '' if nothing."""
+        rows = f"{', '.join(self.by_rows)} on rows of one sequence" if self.packed and self.by_rows else ""
         alone = ", one sequence at a time, because it mixes up several" if self.alone else ""
-        return "; ".join(filter(None, [rows, "" if self.decodes else f"sampled by transformers' generate{alone}"]))
+        generates = (self.packed and not self.decodes) or self.alone
+        return "; ".join(filter(None, [rows, f"sampled by transformers' generate{alone}" if generates else ""]))
 
 
 def choose_way(loaded: Any, model: str, hardware: Hardware) -> Way:

@@ -154,12 +154,12 @@ def _warn_if_slower(loaded: Any, model: str, way: Way) -> None:
             "completion, and only sequences of one length together%s",
             model,
             way.problem,
-            f"; {way.by_transformers}" if way.alone else "",
+            f"; {way.by_transformers}" if way.by_transformers else "",
         )
     elif is_policy(loaded) and way.packed and not way.decodes:
         rows = ", with " if way.by_rows else "; "
         logger.warning("%s: trains packed%s%s", model, rows, way.by_transformers)
-    elif way.alone:
+    elif way.by_transformers and not way.packed:
         logger.warning("%s: runs plain; %s", model, way.by_transformers)
 
 
