@@ -66,8 +66,10 @@ def test_and_when_decoding(tmp_path: Path) -> None:
             assert completion.logprobs == pytest.approx(right.tolist(), abs=1e-4)
 
 
-def test_ranges_that_order_tokens_stay(tmp_path: Path) -> None:
-    build("zaya", tmp_path)
+@pytest.mark.parametrize("kind", ["zaya", "inkling_text"])
+def test_other_ranges_stay(kind: str, tmp_path: Path) -> None:
+    """Zaya orders tokens by expert. Inkling's attention gathers distances, and runs by rows."""
+    build(kind, tmp_path)
     policy = load_policy(str(tmp_path), Hardware(device="cpu"))
     assert is_packed(backbone_of(policy))
     assert given(policy) == set()
