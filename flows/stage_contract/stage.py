@@ -163,7 +163,7 @@ class Context:
         """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and the progress line.
 
         A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
-        already finished, its result is returned at once.
+        already finished, its result is returned at once, and its metrics go to the MLflow run of this attempt.
         """
         from prefect import task
         from prefect.cache_policies import NO_CACHE
@@ -172,16 +172,16 @@ class Context:
 
         work = self.attempt.work / name
         work.mkdir(parents=True, exist_ok=True)
-        done = work / "done.json"
-        if done.is_file():
-            finished: dict[str, Any] = json.loads(done.read_text())
-            return finished
         metrics = work / "metrics.jsonl"
         prefix = "" if name == "trainer" else f"{name}/"
         if metrics.is_file():  # from the attempt that this one continues, whose curve also belongs to this run
             self._on_metrics(prefix, read_metrics(metrics))
         completions = CompletionsTable(self.tracking, self.run_id, f"{prefix}completions")
         completions.add(read_metrics(work / COMPLETIONS))
+        done = work / "done.json"
+        if done.is_file():
+            finished: dict[str, Any] = json.loads(done.read_text())
+            return finished
         job = {
             "kind": kind,
             "out": out or self.out,

@@ -188,6 +188,24 @@ def test_a_failure_publishes_nothing(home: Path) -> None:
     assert store().list() == [] and not list(home.glob("artifacts/*/*/*"))
 
 
+def test_the_curve_of_a_finished_job_goes_to_the_run_of_the_attempt_that_publishes_it() -> None:
+    """As after a kill between the end of a job and the publication of its stage."""
+
+    def trained(context: Context) -> Outcome:
+        work = context.attempt.work / "trainer"
+        work.mkdir(parents=True)
+        (work / "metrics.jsonl").write_text('{"step": 1, "of": 2, "loss": 3.0}\n{"step": 2, "of": 2, "loss": 2.5}\n')
+        (work / "done.json").write_text('{"steps_completed": 2}')
+        assert context.run_job("rl") == {"steps_completed": 2}
+        return build(context)
+
+    run(replace(FIRST, build=trained))
+    record = tracking()
+    (made,) = store().list()
+    assert made.mlflow_run_id is not None
+    assert dict(record.reader.curve(made.mlflow_run_id, "loss")) == {1: 3.0, 2: 2.5}
+
+
 def test_unknown_inputs_are_named() -> None:
     with pytest.raises(InputError, match="stage 'second' has no input 'third'; its inputs: first"):
         run(SECOND, inputs={"third": "latest:first"})
