@@ -51,7 +51,29 @@ def test_the_page_has_every_seed_and_names_what_fails_and_what_is_missing() -> N
     assert "| dev2 | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 50.0 (45.0-55.0) | 100.0 | 30 |" in text
     assert "| pass@1 | gcd |" in text
     assert "| r1 | 90.0 | 10.0 | 0.0 | 50.0 | 45.0 |" in text
+    assert "The picture has seeds 1007, 1011." in text
     assert "right on 76% of pairs" in text and "on 100% of safe and - of unsafe" in text
+
+
+def test_the_page_says_where_the_seeds_fall_short() -> None:
+    from claims import Claims
+    from real_learning import CLAIMS
+    from real_page import page
+
+    records = [record(1007, 0.5), record(1011, 0.5), record(1012, 0.5)]
+    for of, r1 in zip(records, (0.1, 0.15, 0.05), strict=True):
+        of["result"]["checkpoints"]["r1"] |= {"other/pass@1": r1, "other/pass@k": r1}
+    records[1] |= {"seconds": {"base": 90 * 60.0}, "curves": {}}
+    text = " ".join(page(Claims.read(CLAIMS), records, [1007, 1011, 1012], "## What was tried").split())
+    assert "takes the base model for its start" in text and "It falls on each seed from there to R1" in text
+    # Dev1 has 20.0.
+    for seed, r1, change in ((1007, "10.0", "-10.0"), (1011, "15.0", "-5.0"), (1012, "5.0", "-15.0")):
+        cells = f"20.0 (15.0-25.0) | {r1} (45.0-55.0) | {change}"
+        assert f"| {seed} | {cells} | {cells} |" in text
+    assert "about 60 minutes of work a seed. Above it: 90 on seed 1011." in text
+    assert "The picture has seeds 1007, 1012. The record of seed 1011 has no curves." in text
+    records[0]["result"]["checkpoints"]["r1"] |= {"other/pass@1": 0.3}
+    assert "It falls in 5 of 6 cases" in page(Claims.read(CLAIMS), records, [1007], "## What was tried")
 
 
 def test_what_people_wrote_is_kept(tmp_path: Path) -> None:
