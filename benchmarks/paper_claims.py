@@ -6,9 +6,12 @@ python benchmarks/paper_claims.py [--questions NAME ...] [--seeds N ...] [--jobs
 
 Every arm is a run of the recipe with overrides, in a home of the study's own: what was made is reused, and a study that
 was stopped, or killed, goes on with the same command. First come the pilot runs, which choose each arm's learning rate
-and number of steps on seeds of their own, then the seeds of the report. --questions and --seeds do a part. --jobs runs
-so many seeds side by side. --dispatch sends every stage to its work pool: give the home of `r1 up`. --estimate only
-says how much is left; --show only prints the page. The page always has all questions and what was run of them.
+and number of steps on seeds of their own, then the seeds of the report. A run that diverges is a
+result; any other failure ends its seed.
+
+--questions and --seeds do a part. --jobs runs so many seeds side by side. --dispatch sends every stage to its work
+pool: give the home of `r1 up`. --estimate only says how much is left; --show only prints the page. The page always has
+all questions and what was run of them.
 
 Results are lines of the journal, by default in the home. They count on any machine, with any home, as long as the
 recipe's version is the same.
@@ -25,9 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paper_claims_design import FILE, Design, PaperClaim, Run
+from paper_claims_estimate import estimate_seconds
 from paper_claims_outcomes import Study
 from paper_claims_page import page, power_table, write
-from paper_claims_plan import Journal, current, decide, estimate_seconds, main_runs
+from paper_claims_plan import Journal, current, decide, main_runs, superseded
 from pydantic import ValidationError
 
 from grpo.errors import InputError
@@ -72,9 +76,9 @@ def work(design: Design, arms: Sequence[str], seed: int, seeds: Sequence[int], a
     from flows.run.executor import RecipeFailed
 
     journal = journal_of(design, args)
-    choices, _ = decide(design, arms, journal.records())
-    runs = [run for run in missing_runs(design, arms, seeds, journal) if run.seed == seed]
     try:
+        choices, _ = decide(design, arms, journal.records())
+        runs = [run for run in missing_runs(design, arms, seeds, journal) if run.seed == seed]
         execute(design, runs, choices, journal, args.dispatch, args.parent)
     except (InputError, RecipeFailed) as error:
         print(f"seed {seed}: {error}", file=sys.stderr)
@@ -121,8 +125,13 @@ def first_line(error: OSError | ValueError) -> str:
     return (f"{place}: " if place else "") + first["msg"].removeprefix("Value error, ")
 
 
-def cost(design: Design, arms: Sequence[str], seeds: Sequence[int], journal: Journal) -> str:
-    everything, left = estimate_seconds(design, arms, seeds, journal.records())
+def cost(design: Design, arms: Sequence[str], seeds: Sequence[int], journal: Journal, home: Path) -> str:
+    from tasks.store.store import Store
+
+    def has(key: str) -> bool:
+        return home.is_dir() and Store(home).find(key, compare=False) is not None
+
+    everything, left = estimate_seconds(design, arms, seeds, journal.records(), has)
     hours = f"{everything / 3600:.1f} hours of one core"
     return f"All runs take about {hours}" + (f", {left / 3600:.1f} of them are left." if left else "; none are left.")
 
@@ -164,7 +173,7 @@ def main() -> int:
         journal = journal_of(design, args)
     except InputError as error:
         parser.error(f"--design {path}: {error}")
-    print(cost(design, arms, seeds, journal), file=sys.stderr, flush=True)
+    print(cost(design, arms, seeds, journal, args.home), file=sys.stderr, flush=True)
     if args.estimate:
         nothing = Study(design, {}, {})
         print("\n".join(power_table(design, [nothing.result(claim) for claim in claims])))
@@ -176,7 +185,8 @@ def main() -> int:
     records = current(design, found, choices)
     so_far = Study(design, choices, records)
     results = [so_far.result(claim) for claim in design.claims]
-    text = page(design, results, choices, records, cost(design, every_arm, design.seeds.seeds(), journal), shown_home)
+    hours = cost(design, every_arm, design.seeds.seeds(), journal, args.home)
+    text = page(design, results, choices, records, superseded(design, found), hours, shown_home)
     if args.output and done:
         write(args.output, text)
     print(text)
@@ -188,3 +198,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from claims import SeedRule
 from paper_claims_statistics import Expect
@@ -41,18 +42,26 @@ class Arm(_Part):
     rate: str | None = None
     rates: list[float] = []
     pilot_steps: int | None = Field(None, ge=1)
-    budget: float = Field(1.0, gt=0)
     steps: int | None = Field(None, ge=1)
+    steps_of: str | None = None
+    more_steps: int = Field(0, ge=0)
     like: str | None = None
     share: float = Field(1.0, gt=0, le=1)
     after: str | None = None
     keeps: list[str] = []
     checkpoints: list[float] = []
+    evaluated: bool = True
+    seconds: float | None = Field(None, gt=0)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the number of steps follows from the token budget."""
-        return self.pilot_steps is not None
+        return self.pilot_steps is not None and self.steps_of is None
+
+    @property
+    def builds_on(self) -> list[str]:
+        """Names of the arms whose choices this one needs."""
+        return [name for name in (self.like, self.after, self.steps_of) if name]
 
 
 class Contrast(_Part):
@@ -101,6 +110,14 @@ class Seconds(_Part):
     run: float
 
 
+class Change(_Part):
+    """What was changed in the design, and what had been run by then."""
+
+    date: datetime.date
+    after: str
+    says: list[str] = Field(min_length=1)
+
+
 class Design(_Part):
     """The whole file."""
 
@@ -113,6 +130,7 @@ class Design(_Part):
     seconds: Seconds
     arms: dict[str, Arm]
     claims: list[PaperClaim] = Field(min_length=1)
+    changes: list[Change] = []
 
     @classmethod
     def read(cls, path: Path = FILE) -> Design:
@@ -121,7 +139,7 @@ class Design(_Part):
     @model_validator(mode="after")
     def _names_are_known(self) -> Design:
         for name, arm in self.arms.items():
-            for other in filter(None, (arm.like, arm.after)):
+            for other in arm.builds_on:
                 if other not in self.arms:
                     raise ValueError(f"arm {name}: no arm {other!r}")
             if arm.after and self.arms[arm.after].after:
@@ -157,8 +175,7 @@ class Design(_Part):
         ordered: dict[str, None] = {}
 
         def add(name: str) -> None:
-            arm = self.arms[name]
-            for other in filter(None, (arm.like, arm.after)):
+            for other in self.arms[name].builds_on:
                 add(other)
             ordered.setdefault(name)
 
@@ -217,3 +234,13 @@ def overrides_of(design: Design, run: Run, choices: Mapping[str, Choice]) -> lis
         overrides = own_overrides(arm, choice.rate, choice.steps) + overrides
         name = arm.like
     return [*design.overrides, *overrides]
+
+
+def start_of(design: Design, run: Run, choices: Mapping[str, Choice]) -> dict[str, Any] | None:
+    """What a second round starts from: its first round, and what it keeps of that. None for others."""
+    arm = design.arms[run.arm]
+    if arm.after is None:
+        return None
+    choice = choices[arm.after]
+    first = Run(arm.after, run.seed, choice.rate, choice.steps)
+    return {"run": asdict(first), "overrides": overrides_of(design, first, choices), "keeps": arm.keeps}

@@ -16,22 +16,27 @@ from paper_claims_statistics import (
     cut,
     growth,
     paired_interval,
+    saturated,
     smooth,
     tokens_to,
     verdict,
 )
 
 Record = Mapping[str, Any]
+WORST: Mapping[OutcomeName, float] = dict.fromkeys(("auc", "auc_of_checkpoints", "pass@1", "cons@k", "pass@k"), 0.0)
+"""Outcomes of a run that diverged, where it has any: shares of right answers are 0."""
 AS_IT_IS: Mapping[OutcomeName, float] = {"length_growth": 1.0, "peak_mb": 1.0}
 """Outcomes that are no shares, in tokens and in MB. All others are shown in points: times 100."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A contrast over the seeds: mean, interval and verdict. `seeds`: those that both arms were run on."""
+    """A contrast over the seeds: mean, interval and verdict. `seeds`: those on which both arms have the outcome.
+    `diverged`: those on which an arm diverged and therefore has none."""
 
     contrast: Contrast
     seeds: tuple[int, ...]
+    diverged: tuple[int, ...]
     differences: tuple[float, ...]
     interval: tuple[float, float] | None
     verdict: Verdict | None
@@ -67,57 +72,68 @@ class Study:
         return Result(claim, comparisons, combined(decided) if len(decided) == len(verdicts) else None)
 
     def compare(self, contrast: Contrast) -> Comparison:
-        """A verdict needs a difference on every seed of the design."""
+        """A verdict needs every seed of the design: it is undecided if an arm diverged and has no outcome."""
         planned, decision = self.design.seeds.seeds(), self.design.decision
         pairs = {seed: pair for seed in planned if (pair := self.difference(contrast, seed)) is not None}
         differences = tuple(pairs.values())
         interval = paired_interval(differences, decision.level, decision.resamples) if len(pairs) > 1 else None
-        whole = interval is not None and len(pairs) == len(planned)
-        decided = verdict(contrast.expect, contrast.margin, *interval) if whole and interval else None
-        return Comparison(contrast, tuple(pairs), differences, interval, decided)
+        lost = tuple(seed for seed in planned if seed not in pairs and self.diverged(contrast, seed))
+        decided: Verdict | None = None
+        if len(pairs) + len(lost) == len(planned):
+            decided = verdict(contrast.expect, contrast.margin, *interval) if interval and not lost else "undecided"
+        return Comparison(contrast, tuple(pairs), lost, differences, interval, decided)
+
+    def diverged(self, contrast: Contrast, seed: int) -> bool:
+        """Whether both arms were run and one of them diverged."""
+        records = [self.record(arm, seed) for arm in contrast.arms]
+        return all(records) and any("diverged" in record for record in records if record)
 
     def difference(self, contrast: Contrast, seed: int) -> float | None:
-        """higher - lower on a seed; None while a run is missing, or its memory is not known."""
+        """higher - lower on a seed; None while a run is missing, and if one diverged that has no worst outcome.
+
+        Where a difference is to stay small, a run that diverged would make it small: it has no outcome there either.
+        """
         found = [self.record(arm, seed) for arm in contrast.arms]
         records = [record for record in found if record is not None]
         if len(records) != len(found):
             return None
-        if contrast.outcome == "auc_of_checkpoints":
-            curves = [self.points(arm, seed) for arm in contrast.arms]
-            known = [points for points in curves if points is not None]
-            if len(known) != len(curves):
-                return None
-            until = min(points[-1][0] for points in known)
-            values: list[float | None] = [area_of_points(points, until) for points in known]
-        else:
-            values = outcomes(contrast.outcome, records)
-        if any(value is None for value in values):
+        went_well = [arm for arm, record in zip(contrast.arms, records, strict=True) if "diverged" not in record]
+        if len(went_well) < len(records) and (contrast.outcome not in WORST or contrast.expect == "at_most"):
             return None
-        higher, lower = values[0], values[1] if len(values) > 1 else 0.0
-        assert higher is not None and lower is not None
-        return higher - lower
+        if contrast.outcome == "auc_of_checkpoints":
+            curves = [points for arm in went_well if (points := self.points(arm, seed)) is not None]
+            if len(curves) != len(went_well):
+                return None
+            until = min((points[-1][0] for points in curves), default=0.0)
+            found_values = [area_of_points(points, until) for points in curves]
+        else:
+            found_values = outcomes(contrast.outcome, [r for r in records if "diverged" not in r])
+        values = dict(zip(went_well, found_values, strict=True))
+        higher, *lower = [values.get(arm, WORST.get(contrast.outcome, 0.0)) for arm in contrast.arms]
+        return higher - sum(lower)
 
     def points(self, arm: str, seed: int) -> list[tuple[float, float]] | None:
         """(tokens sampled, held-out pass@1): of Dev1, of the runs that end earlier, and of the whole run."""
         choice = self.choices[arm]
         runs = [*checkpoint_runs(self.design, arm, choice, seed), Run(arm, seed, choice.rate, choice.steps)]
         start, rest = self.record("dev1", seed), [self.records.get(run) for run in runs]
-        if start is None or any(record is None for record in rest):
+        if start is None or any(record is None or "diverged" in record for record in rest):
             return None
         later = [(sum(r["curve"]["tokens"]), r["table"]["pass@1"]) for r in rest if r is not None]
         return [(0.0, start["table"]["pass@1"]), *later]
 
 
-def outcomes(name: OutcomeName, records: Sequence[Record]) -> list[float | None]:
+def outcomes(name: OutcomeName, records: Sequence[Record]) -> list[float]:
     """An outcome of arms on the same seed. Curves are compared up to where the one with the fewest tokens ends."""
     if name == "peak_mb":
         return [record["peak_mb"] for record in records]
     if name == "length_growth":
-        return [growth(record["curve"]["length"]) for record in records]
+        curves = [record["curve"] for record in records]
+        return [growth(curve["length"], saturated(curve["format"])) for curve in curves]
     if name in ("auc", "tokens_to_accuracy"):
         tokens = [record["curve"]["tokens"] for record in records]
         accuracy = [record["curve"]["accuracy"] for record in records]
-        until = min(map(sum, tokens))
+        until = min(map(sum, tokens), default=0)
         if name == "auc":
             return [area(of, values, until) for of, values in zip(tokens, accuracy, strict=True)]
         ends = [cut(of, until) for of in tokens]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from machine import machine, machines
-from paper_claims_design import Choice, Contrast, Design, Run
+from paper_claims_design import Change, Choice, Contrast, Design, Run
 from paper_claims_outcomes import Comparison, Result, Study, scale
-from paper_claims_plan import Records, pilot_runs
+from paper_claims_plan import Records, pilot_runs, score
 from paper_claims_statistics import detectable, power
 
 COMMAND = "python benchmarks/paper_claims.py"
@@ -33,9 +34,16 @@ def write(path: Path, text: str) -> None:
 
 
 def page(
-    design: Design, results: Sequence[Result], choices: Mapping[str, Choice], records: Records, cost: str, home: Path
+    design: Design,
+    results: Sequence[Result],
+    choices: Mapping[str, Choice],
+    records: Records,
+    again: Sequence[Run],
+    cost: str,
+    home: Path,
 ) -> str:
-    """Markdown of the generated part."""
+    """Markdown of the generated part. `records`: those that count; `again`: runs whose records do not, because newer
+    ones of their seed started from another model."""
     study = Study(design, choices, records)
     arms = design.arms_for([result.claim for result in results])
     seeds = design.seeds.seeds()
@@ -47,7 +55,8 @@ def page(
             "",
             "*holds*, *does not hold here* and *undecided* are verdicts on a model of 0.4 million parameters and sums",
             "with brackets, not on the papers. The design, with the rule of decision, is in",
-            "[paper_claims.toml](../benchmarks/paper_claims.toml), which was written before the first run.",
+            "[paper_claims.toml](../benchmarks/paper_claims.toml), which was written before the first run and",
+            "changed as listed under [Changes](#changes).",
             "",
             f"The options belong to `{COMMAND}`; without any, it does all questions.",
             "",
@@ -56,11 +65,13 @@ def page(
             "## Contrasts",
             "",
             "Mean difference and interval over paired seeds, in points unless a unit is given. Contrasts in brackets",
-            "do not decide.",
+            "do not decide. length_growth counts from the step on at which the format rate is saturated: the tags,",
+            "which the reward pays for, are no thinking.",
             "",
             *contrasts_table(design, results),
             "",
-            "## Power, from before the study",
+            *gone_wrong(records, again),
+            "## Power, from before the main runs",
             "",
             *power_table(design, results),
             "",
@@ -70,16 +81,24 @@ def page(
             f"SHA-256 begins with one of {design.seeds.first_digits}. Rates and numbers of steps were chosen on seeds",
             f"{_listed(design.seeds.tuned_on)}. Budget: {design.budget_tokens:,.0f} completion tokens that an arm",
             "samples while it trains. Tokens for the labels of the process reward model are not counted, nor those of",
-            "the cold start, which are written and not sampled.",
+            "the cold start, which are written and not sampled. The smaller model splits words into more tokens, so",
+            "its RL has a budget in completions: as many as its teacher sampled in RL and for the student together.",
             "",
             *arms_table(design, arms, study),
             "",
             "## Learning rates",
             "",
             "Mean held-out pass@1 in percent, on the seeds that rates are chosen on. A rate at the edge of its grid",
-            "may not be the best one.",
+            "may not be the best one. A rate is tried no further once it cannot win even with 100% on the other seeds.",
             "",
             *rates_table(design, arms, choices, records),
+            "",
+            "## Changes",
+            "",
+            "What was changed in the design after runs had been seen. No main run had been made before any of them",
+            "unless it says so.",
+            "",
+            *[line for change in design.changes for line in _change(change)],
             "",
             "## Commands",
             "",
@@ -131,7 +150,7 @@ def contrasts_table(design: Design, results: Sequence[Result]) -> list[str]:
 def difference(comparison: Comparison) -> str:
     """Mean and interval, such as "+1.2 (0.3 to 2.1)", with the unit unless it is points."""
     if not comparison.differences:
-        return "not run"
+        return "diverged" if comparison.diverged else "not run"
     contrast, interval = comparison.contrast, comparison.interval
     mean = f"{scale(contrast.outcome) * comparison.mean:+.1f}"
     bounds = f" ({shown(contrast, interval[0])} to {shown(contrast, interval[1])})" if interval else ""
@@ -155,7 +174,7 @@ def power_table(design: Design, results: Sequence[Result]) -> list[str]:
         f"Probability that {n} pairs show a true difference as large as the margin to be above 0 or, where a",
         "difference below the margin is expected, a true difference of 0 to be below it. Last column: the true",
         "difference that they show with a probability of 80%. All of it if the differences have the assumed standard",
-        "deviation.",
+        "deviation: that of pilot runs where both arms have some, else a guess.",
         "",
         "| claim | outcome | expected | assumed sd | power | shown with 80% |",
         "|---" * 6 + "|",
@@ -173,7 +192,8 @@ def arms_table(design: Design, arms: Sequence[str], study: Study) -> list[str]:
     """Means over the seeds that were run."""
     lines = ["| arm | learning rate | steps | tokens sampled | pass@1 | language | seeds |", "|---" * 7 + "|"]
     for name in arms:
-        records = [record for seed in design.seeds.seeds() if (record := study.record(name, seed)) is not None]
+        found = [record for seed in design.seeds.seeds() if (record := study.record(name, seed)) is not None]
+        records = [record for record in found if "diverged" not in record]
         choice = study.choices.get(name)
         cells = [
             f"{choice.rate:g}" if choice and choice.rate else "",
@@ -182,12 +202,14 @@ def arms_table(design: Design, arms: Sequence[str], study: Study) -> list[str]:
         if records:
             tokens = [sum(record["curve"]["tokens"]) for record in records if "curve" in record]
             cells.append(f"{statistics.fmean(tokens):,.0f}" if tokens else "")
+            tables = [record["table"] for record in records if record["table"]]
             cells += [
-                f"{100 * statistics.fmean(r['table'][key] for r in records):.1f}" for key in ("pass@1", "language")
+                f"{100 * statistics.fmean(table[key] for table in tables):.1f}" if tables else "not evaluated"
+                for key in ("pass@1", "language")
             ]
         else:
             cells += ["", "", ""]
-        lines.append(f"| {name} | {' | '.join(cells)} | {len(records)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {len(found)} |")
     return lines
 
 
@@ -200,13 +222,41 @@ def rates_table(design: Design, arms: Sequence[str], choices: Mapping[str, Choic
         cells = []
         for rate in design.rates_of(arm):
             runs: list[Run] = [run for run in pilot_runs(design, name) if run.rate == rate]
-            scores = [records[run]["table"]["pass@1"] for run in runs if run in records]
-            cells.append(f"{rate:g}: {100 * statistics.fmean(scores):.1f}" if scores else f"{rate:g}: not run")
+            known = [records[run] for run in runs if run in records]
+            shown_score = f"{100 * statistics.fmean(map(score, known)):.1f}" if known else "not run"
+            diverged = sum("diverged" in record for record in known)
+            of = f" on {len(known)} of {len(runs)} seeds" if 0 < len(known) < len(runs) else ""
+            cells.append(f"{rate:g}: {shown_score}{of}" + (f", {diverged} diverged" if diverged else ""))
         choice = choices.get(name)
         edge = choice is not None and choice.rate in (min(design.rates_of(arm)), max(design.rates_of(arm)))
         chosen = f"{choice.rate:g}{', at the edge' if edge else ''}" if choice else ""
         lines.append(f"| {name} | {'; '.join(cells)} | {chosen} |")
     return lines
+
+
+def gone_wrong(records: Records, again: Sequence[Run]) -> list[str]:
+    """Runs that diverged, and runs that are to be made again, each with a line that says what it means."""
+    diverged = [f"- {run.name}: {record['diverged']}" for run, record in records.items() if "diverged" in record]
+    lines = []
+    if diverged:
+        lines = [
+            "Training of these runs diverged. Where a larger share of right answers is expected, they count 0; any"
+        ]
+        lines += ["other contrast with one of them is undecided.", "", *diverged, ""]
+    if again:
+        lines += [
+            "These runs do not count and are to be made again: newer runs of their seed started from another model,"
+        ]
+        lines += ["made on another CPU.", "", *(f"- {run.name}" for run in again), ""]
+    return lines
+
+
+def _change(change: Change) -> list[str]:
+    return [f"- {change.date}, after {change.after}:", *(line for text in change.says for line in _item(text))]
+
+
+def _item(text: str) -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _listed(numbers: Sequence[int]) -> str:

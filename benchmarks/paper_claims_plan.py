@@ -1,4 +1,4 @@
-"""The runs of the study: pilot runs and the choices made from them, main runs, missing runs, and their cost."""
+"""The runs of the study: pilot runs and the choices made from them, main runs, and which records count."""
 
 from __future__ import annotations
 
@@ -6,36 +6,18 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from learning_cells import code_commit
 from machine import machine
-from paper_claims_design import STEPS_FIELD, Choice, Design, Run, overrides_of
-from paper_claims_statistics import choose_rate, steps_for
+from paper_claims_design import STEPS_FIELD, Choice, Design, Run, overrides_of, start_of
+from paper_claims_statistics import cannot_win, choose_rate, steps_for
+
+from grpo.errors import InputError
 
 Records = Mapping[Run, Mapping[str, Any]]
 """Run -> its record, as `paper_claims_runs.record_of` makes it."""
-SHARED = ("problems", "base", "base_small", "cold_start_data", "cold_start_sft", "process_reward_model")
-"""Stages whose artifacts most arms of a seed share."""
-STAGES: Mapping[str, tuple[str, ...]] = {
-    "dev1": ("problems", "base", "cold_start_data", "cold_start_sft", "evaluate"),
-    "rl": ("problems", "base", "cold_start_data", "cold_start_sft", "evaluate"),
-    "zero": ("problems", "base", "evaluate"),
-    "small": ("problems", "base_small", "cold_start_data", "cold_start_sft", "evaluate"),
-    "distill": (
-        "problems",
-        "base",
-        "cold_start_data",
-        "cold_start_sft",
-        "sft_data",
-        "base_small",
-        "student_small",
-        "evaluate",
-    ),
-}
-"""Graph -> its stages besides RL, for the estimate."""
 
 
 class Journal:
@@ -47,7 +29,7 @@ class Journal:
         self._made_with = {"commit": code_commit(), "machine": machine()}
 
     def records(self) -> dict[Run, dict[str, Any]]:
-        """Run -> its record. Incomplete lines, left by a killed process, are skipped."""
+        """Run -> its record, the newest last. Incomplete lines, left by a killed process, are skipped."""
         records = {}
         for line in self.path.read_text().splitlines() if self.path.is_file() else ():
             try:
@@ -55,7 +37,9 @@ class Journal:
             except ValueError:
                 continue
             if record.get("version") == self.version:
-                records[Run(**record["run"])] = record
+                run = Run(**record["run"])
+                records.pop(run, None)  # made again: it moves to the end
+                records[run] = record
         return records
 
     def add(self, run: Run, record: Mapping[str, Any]) -> None:
@@ -66,20 +50,66 @@ class Journal:
 
 
 def current(design: Design, records: Records, choices: Mapping[str, Choice]) -> dict[Run, Mapping[str, Any]]:
-    """Records whose overrides are still those of the design. Others are of an earlier design."""
+    """Records that count: of a run that is still defined as it was, with the measures that the questions need, and from
+    the same start as the other runs of its seed."""
+    again = superseded(design, records)
     return {
         run: record
         for run, record in records.items()
-        if run.arm in design.arms
-        and choices.keys() >= {*_chain(design, run.arm)}
-        and record["overrides"] == overrides_of(design, run, choices)
+        if run not in again
+        and _is_defined_so(design, run, record, choices)
+        and lacking(design, run.arm, record) is None
     }
 
 
-def _chain(design: Design, name: str) -> list[str]:
+def _is_defined_so(design: Design, run: Run, record: Mapping[str, Any], choices: Mapping[str, Choice]) -> bool:
+    """Whether the design still defines the run as it did for the record."""
+    if run.arm not in design.arms:
+        return False
+    arm = design.arms[run.arm]
+    if not choices.keys() >= {*chain_of(design, run.arm), *([arm.after] if arm.after else [])}:
+        return False
+    # The first 42 records have no graph. None of their arms has had another.
+    same_graph = record.get("graph", arm.graph) == arm.graph and record.get("start") == start_of(design, run, choices)
+    return same_graph and bool(record["overrides"] == overrides_of(design, run, choices))
+
+
+def lacking(design: Design, name: str, record: Mapping[str, Any]) -> str | None:
+    """What a record lacks that a question asks of its arm. A run that was killed and continued has no known memory, and
+    one whose record in MLflow is incomplete has no curve."""
+    arm = design.arms[name]
+    if "diverged" in record:
+        return None
+    asked = {c.outcome for claim in design.claims for c in claim.contrasts if name in c.arms}
+    if arm.evaluated and not record["table"]:
+        return "evaluation"
+    if arm.graph in STEPS_FIELD and not record.get("curve"):
+        return "curve in MLflow"
+    if "length_growth" in asked and "format" not in record["curve"]:
+        return "format rate in MLflow"
+    return "peak memory" if "peak_mb" in asked and record.get("peak_mb") is None else None
+
+
+def superseded(design: Design, records: Records) -> list[Run]:
+    """Main runs with an artifact that a newer record has with other contents under the same key: another CPU rounds
+    differently, so arms of the seed started from different models. They are made again. The choice of rates compares
+    means over seeds, not pairs: pilot runs are left as they are."""
+    seeds = design.seeds.seeds()
+    newest: dict[str, str] = {}
+    again = []
+    for run, record in reversed(
+        [item for item in records.items() if item[0].seed in seeds and item[0].arm in design.arms]
+    ):
+        artifacts = record.get("artifacts", {})
+        if any(newest.setdefault(key, digest) != digest for key, digest in artifacts.items()):
+            again.append(run)
+    return again[::-1]
+
+
+def chain_of(design: Design, name: str) -> list[str]:
     """Names of the arms whose overrides an arm starts from, nearest first."""
     above = design.arms[name].like
-    return [above, *_chain(design, above)] if above else []
+    return [above, *chain_of(design, above)] if above else []
 
 
 def pilot_runs(design: Design, arm: str) -> list[Run]:
@@ -101,15 +131,31 @@ def decide(design: Design, arms: Sequence[str], records: Records) -> tuple[dict[
     missing: list[Run] = []
     for name in arms:  # each after those that it builds on
         arm = design.arms[name]
-        if not {*filter(None, (arm.like, arm.after))} <= choices.keys():
+        if not {*arm.builds_on} <= choices.keys():
             continue
         known = current(design, {run: record for run, record in records.items() if run.arm == name}, choices)
-        pilots = pilot_runs(design, name)
-        if lacking := [run for run in pilots if run not in known]:
-            missing += lacking
+        out = beaten(design, name, known)
+        pilots = [run for run in pilot_runs(design, name) if run.rate not in out]
+        if not_run := [run for run in pilots if run not in known]:
+            missing += not_run
             continue
         choices[name] = _choice(design, name, choices, pilots, known)
     return choices, missing
+
+
+def score(record: Mapping[str, Any]) -> float:
+    """What a pilot run counts for its rate: held-out pass@1, and 0 if it diverged."""
+    return 0.0 if "diverged" in record else float(record["table"]["pass@1"])
+
+
+def beaten(design: Design, arm: str, known: Records) -> set[float]:
+    """Rates of an arm that cannot win any more, whatever their missing pilot runs would give. `known`: current
+    records."""
+    scores: dict[float, list[float]] = {rate: [] for rate in design.rates_of(design.arms[arm])}
+    for run in pilot_runs(design, arm):
+        if run in known and run.rate is not None:
+            scores[run.rate].append(score(known[run]))
+    return cannot_win(scores, len(design.seeds.tuned_on))
 
 
 def _choice(design: Design, name: str, choices: Mapping[str, Choice], pilots: list[Run], known: Records) -> Choice:
@@ -119,15 +165,19 @@ def _choice(design: Design, name: str, choices: Mapping[str, Choice], pilots: li
         if arm.graph not in STEPS_FIELD or inherited is None or arm.steps is not None:
             return Choice(None, arm.steps)
         return Choice(None, max(1, round(arm.share * inherited)))
-    scores = {
-        rate: [known[run]["table"]["pass@1"] for run in pilots if run.rate == rate] for rate in design.rates_of(arm)
-    }
-    rate = choose_rate(scores)
+    rates = sorted({run.rate for run in pilots if run.rate is not None})
+    rate = choose_rate({rate: [score(known[run]) for run in pilots if run.rate == rate] for rate in rates})
+    if arm.steps_of is not None:
+        steps = choices[arm.steps_of].steps
+        return Choice(rate, None if steps is None else steps + arm.more_steps)
     if not arm.counts_tokens:
         return Choice(rate)
-    curves = [known[run]["curve"]["tokens"] for run in pilots if run.rate == rate]
+    chosen = [known[run] for run in pilots if run.rate == rate]
+    curves = [record["curve"]["tokens"] for record in chosen if "diverged" not in record]
+    if not curves:
+        raise InputError(f"arm {name}: every pilot run of every rate diverged; its grid needs smaller ones")
     mean = [statistics.fmean(of_step) for of_step in zip(*curves, strict=True)]
-    return Choice(rate, steps_for(mean, arm.budget * design.budget_tokens))
+    return Choice(rate, steps_for(mean, design.budget_tokens))
 
 
 def main_runs(design: Design, arms: Sequence[str], choices: Mapping[str, Choice], seeds: Iterable[int]) -> list[Run]:
@@ -146,68 +196,3 @@ def checkpoint_runs(design: Design, arm: str, choice: Choice, seed: int) -> list
     if choice.steps is None:
         return []
     return [Run(arm, seed, choice.rate, max(1, round(share * choice.steps))) for share in design.arms[arm].checkpoints]
-
-
-def estimate_seconds(
-    design: Design, arms: Sequence[str], seeds: Sequence[int], records: Records
-) -> tuple[float, float]:
-    """Seconds on one core: (of all pilot and main runs, of those that are missing).
-
-    Computed from the medians of the records, and from the design's guesses for stages without a record. Arms without
-    a choice are assumed to take as many steps as their pilot runs.
-    """
-    choices, _ = decide(design, arms, records)
-    assumed = {name: choices.get(name) or _assumed(design, name) for name in arms}
-    pilots = [run for name in arms for run in pilot_runs(design, name)]
-    mains = main_runs(design, arms, assumed, seeds)
-    known = current(design, records, choices)
-    seconds = partial(_seconds, design, records)
-    everything, missing = 0.0, 0.0
-    made: set[tuple[int, str]] = set()
-    for run in dict.fromkeys([*pilots, *mains]):
-        arm = design.arms[run.arm]
-        shared = [stage for stage in STAGES[arm.graph] if stage in SHARED] if arm.after is None else []
-        if _reads_step_model(design, run.arm) and "process_reward_model" not in arm.keeps:
-            shared.append("process_reward_model")
-        # A smaller base and a second round have artifacts of their own.
-        variant = run.arm if arm.graph == "small" or arm.after else ""
-        new = [stage for stage in shared if (run.seed, variant + stage) not in made]
-        made |= {(run.seed, variant + stage) for stage in new}
-        cost = seconds(run, new)
-        everything += cost
-        missing += 0.0 if run in known else cost
-    return everything, missing
-
-
-def _assumed(design: Design, name: str) -> Choice:
-    """A choice for the estimate, before the pilot runs."""
-    arm = design.arms[name]
-    if arm.steps is not None or arm.pilot_steps is not None:
-        return Choice(design.rates_of(arm)[0] if arm.rate else None, arm.steps or arm.pilot_steps)
-    above = _assumed(design, arm.like).steps if arm.like and arm.graph in STEPS_FIELD else None
-    return Choice(design.rates_of(arm)[0] if arm.rate else None, None if above is None else round(arm.share * above))
-
-
-def _reads_step_model(design: Design, name: str) -> bool:
-    chain = [name, *_chain(design, name)]
-    return any("process_reward_model" in text for arm in chain for text in design.arms[arm].overrides)
-
-
-def _measured(records: Records, stage: str, arm: str) -> list[float]:
-    """Seconds that the stage took in runs of the arm, or in all runs if the arm has none."""
-    seconds = {run: record["seconds"][stage] for run, record in records.items() if stage in record["seconds"]}
-    return [value for run, value in seconds.items() if run.arm == arm] or [*seconds.values()]
-
-
-def _seconds(design: Design, records: Records, run: Run, shared: Sequence[str]) -> float:
-    """Seconds of a run on one core. `shared`: those of its shared stages that no earlier run has made."""
-    own = [stage for stage in STAGES[design.arms[run.arm].graph] if stage not in SHARED]
-    total = design.seconds.run
-    for stage in [*shared, *own]:
-        measured = _measured(records, stage, run.arm)
-        total += statistics.median(measured) if measured else design.seconds.stages[stage]
-    if run.steps is not None:
-        of_arm = [(r["seconds"]["rl"], other.steps) for other, r in records.items() if other.arm == run.arm]
-        rates = [seconds / steps for seconds, steps in of_arm if steps]
-        total += run.steps * (statistics.median(rates) if rates else design.seconds.step)
-    return total

@@ -76,6 +76,14 @@ def detectable(n: int, sd: float, wanted: float = 0.8, level: float = 0.95) -> f
     return high
 
 
+def cannot_win(scores: Mapping[float, Sequence[float]], seeds: int) -> set[float]:
+    """Learning rates that would lose even if they scored 1, and all others 0, on every seed that is missing.
+    `scores`: rate -> the scores so far, between 0 and 1, of `seeds` in the end."""
+    sums = {rate: math.fsum(known) for rate, known in scores.items()}
+    best = max(sums.values(), default=0.0)
+    return {rate for rate, known in scores.items() if sums[rate] + seeds - len(known) < best}
+
+
 def choose_rate(scores: Mapping[float, Sequence[float]]) -> float:
     """The learning rate with the highest mean score over the seeds; of equals the smallest. `scores`: rate -> one score
     per seed.
@@ -143,7 +151,14 @@ def cut(tokens: Sequence[float], until: float) -> int:
     return max(1, sum(total <= until for total in totals))
 
 
-def growth(values: Sequence[float]) -> float:
-    """Mean of the last tenth of the steps - mean of the first tenth; a tenth has one step or more."""
+def growth(values: Sequence[float], start: int = 0) -> float:
+    """Mean of the last tenth of the steps - mean of as many from the index `start` on; a tenth has one step or more."""
     tenth = max(1, len(values) // 10)
-    return (math.fsum(values[-tenth:]) - math.fsum(values[:tenth])) / tenth
+    start = min(start, len(values) - tenth)
+    return (math.fsum(values[-tenth:]) - math.fsum(values[start : start + tenth])) / tenth
+
+
+def saturated(values: Sequence[float], share: float = 0.95) -> int:
+    """Index of the first step from which on the mean of five steps is `share` of the mean at the end, or more."""
+    means = [math.fsum(values[i : i + 5]) / len(values[i : i + 5]) for i in range(max(1, len(values) - 4))]
+    return next(i for i, mean in enumerate(means) if mean >= share * means[-1])

@@ -127,6 +127,24 @@ def test_tokens_to_an_accuracy_and_growth() -> None:
     assert cut([10, 10, 20], 39) == 2 and cut([10, 10, 20], 40) == 3 and cut([10], 1) == 1
     assert growth([20.0, 22.0, *[30.0] * 16, 35.0, 37.0]) == 36.0 - 21.0
     assert growth([20.0, 50.0, 26.0]) == 6.0
+    assert growth([20.0, 22.0, *[30.0] * 16, 35.0, 37.0], 2) == 36.0 - 30.0
+    assert growth([20.0, 50.0, 26.0], 9) == 0.0  # from the last step to itself
+
+
+def test_the_step_from_which_on_the_format_is_saturated() -> None:
+    from paper_claims_statistics import saturated
+
+    # Means of five steps: 0, 0.2, 0.4, 0.6, 0.8, 1, 1; that of the end is 1.
+    assert saturated([0.0] * 5 + [1.0] * 6) == 5
+    assert saturated([0.9] * 8) == 0 and saturated([0.0] * 8) == 0 and saturated([0.5]) == 0
+
+
+def test_a_rate_that_cannot_win() -> None:
+    from paper_claims_statistics import cannot_win
+
+    # With 1 on the third seed, 0.3 + 0.4 + 1 is still below 0.9 + 0.9 + 0; 0.5 + 0.4 + 1 is not.
+    assert cannot_win({1e-4: [0.5, 0.4], 3e-4: [0.9, 0.9], 1e-3: [0.3, 0.4]}, 3) == {1e-3}
+    assert cannot_win({1e-4: [], 3e-4: [0.9]}, 3) == set() and cannot_win({1e-4: [], 3e-4: []}, 3) == set()
 
 
 def test_the_outcomes_of_two_arms_on_one_seed() -> None:
@@ -224,7 +242,7 @@ def record(design: Any, run: Any, choices: Any, accuracy: float) -> dict[str, An
 
 
 def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
-    from paper_claims import cost, missing_runs
+    from paper_claims import missing_runs
     from paper_claims_design import Choice, Design
     from paper_claims_outcomes import Study
     from paper_claims_page import page
@@ -241,8 +259,8 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
     choices, _ = decide(design, arms, journal.records())
     assert choices == {"grpo": Choice(3e-4, 40), "online_rft": Choice(3e-4, 40)}  # 40 * 6,000 = 240,000
     runs = missing_runs(design, arms, seeds, journal)
-    # of online RFT also the checkpoints after 10 and 20 steps
-    assert len(runs) == 10 * 4 and [run.steps for run in runs[:4]] == [40, 10, 20, 40]
+    # of online RFT also the checkpoint after 20 steps
+    assert len(runs) == 10 * 3 and [run.steps for run in runs[:3]] == [40, 20, 40]
     for run in runs[:-1]:
         journal.add(run, record(design, run, choices, 0.8 if run.arm == "grpo" else 0.7))
     with journal.path.open("a") as file:
@@ -254,12 +272,10 @@ def test_a_study_from_its_pilots_to_its_verdict(tmp_path: Path) -> None:
         return [study.result(claim) for claim in claims]
 
     assert results()[0].verdict is None  # nine of ten seeds
-    assert "9 of 10" in page(design, results(), choices, journal.records(), "", tmp_path)
-    # 40 steps at the 2 seconds that an arm's steps took, 12 of the evaluation, 3 of the run
-    assert cost(design, arms, seeds, journal).endswith(", 0.0 of them are left.")
+    assert "9 of 10" in page(design, results(), choices, journal.records(), [], "", tmp_path)
     journal.add(runs[-1], record(design, runs[-1], choices, 0.7))
     assert results()[0].verdict == "holds" and missing_runs(design, arms, seeds, journal) == []
-    text = page(design, results(), choices, current(design, journal.records(), choices), "", tmp_path)
+    text = page(design, results(), choices, current(design, journal.records(), choices), [], "", tmp_path)
     decided = "| GRPO > online RFT | DSM 5.2.1 | holds | +10.0 (10.0 to 10.0) | 10 of 10 "
     assert decided + "| `--questions grpo_over_online_rft` |" in text
     assert "| grpo | 0.0003 | 40 | 240,000 | 80.0 | 100.0 | 10 |" in text

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.environments import script_environment
+from tests.support.installation import Installation
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "paper_claims.py"
@@ -86,10 +88,49 @@ after = "second"
 """
 
 
-def study(design: Path, home: Path, journal: Path) -> subprocess.CompletedProcess[str]:
-    places = ["--design", design, "--home", home, "--journal", journal]
-    environment = script_environment(OMP_NUM_THREADS="1")
+# The KL penalty of `second` makes its gradients infinite at the second step.
+DIVERGING = (
+    TWO_ROUNDS[: TWO_ROUNDS.index("[arms.first]")]
+    .replace("budget_tokens = 1000", "budget_tokens = 10000")
+    .replace('"reasoning_rl.rewards={accuracy = 1.0}"', "'reasoning_rl.rewards={accuracy = 1.0, \"LETTERS\" = 1.0}'")
+    .replace("LETTERS", "tests.support.user_rewards:letters")
+    .replace("  'reasoning_rl.supervision=\"process\"',\n  'reasoning_rl.step_reward=\"process_reward_model\"',\n", "")
+    + """
+[arms.first]
+graph = "rl"
+rate = "reasoning_rl.optimizer.learning_rate"
+pilot_steps = 2
+
+[arms.second]
+graph = "rl"
+like = "first"
+overrides = [
+  "reasoning_rl.kl_coef=1e30",
+  "reasoning_rl.clip_eps_high=1e30",
+  "reasoning_rl.optimizer.max_grad_norm=1e30",
+]
+
+[[claims]]
+name = "learns"
+says = "it learns"
+source = "nobody"
+contrasts = [{ higher = "first", lower = "second", outcome = "auc", margin = 0.02, sd = 0.02 }]
+"""
+)
+
+
+def study(design: Path, home: Path, journal: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    places = ["--design", design, "--home", home, "--journal", journal, *flags]
+    environment = script_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))  # for rewards of tests/
     return subprocess.run([sys.executable, SCRIPT, *places], capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.fixture
+def r1flow(tmp_path: Path) -> Iterator[Installation]:
+    installation = Installation(tmp_path / "home")
+    installation.up()
+    yield installation
+    installation.down()
 
 
 def lines(journal: Path) -> list[dict[str, Any]]:
@@ -113,6 +154,42 @@ def test_a_second_round_whose_first_was_made_elsewhere(tmp_path: Path) -> None:
     assert {name: again[name] for name in ("run", "keys", "curve")} == {
         name: second[name] for name in ("run", "keys", "curve")
     }
+
+
+@pytest.mark.slow
+def test_a_main_run_that_diverges_is_shown_and_the_study_ends_well(tmp_path: Path) -> None:
+    (tmp_path / "design.toml").write_text(DIVERGING)
+    done = study(tmp_path / "design.toml", tmp_path / "home", tmp_path / "journal.jsonl")
+    assert done.returncode == 0, done.stderr
+    pilot, first, second = lines(tmp_path / "journal.jsonl")
+    assert (pilot["run"]["seed"], first["run"]["arm"], second["run"]["arm"]) == (0, "first", "second")
+    assert second["diverged"].startswith("not_finite: step ") and "table" not in second
+    assert f"second, {second['run']['steps']} steps, seed 2018: not_finite: step " in done.stdout
+    assert "Where a larger share of right answers is expected, they count 0" in done.stdout
+
+
+@pytest.mark.slow
+def test_every_stage_runs_on_its_pool_when_dispatched(r1flow: Installation, tmp_path: Path) -> None:
+    design, journal = tmp_path / "design.toml", tmp_path / "journal.jsonl"
+    design.write_text(TWO_ROUNDS)
+    done = study(design, r1flow.home, journal, "--dispatch")
+    assert done.returncode == 0, done.stderr[-3000:] + r1flow.logs()
+    first, second = lines(journal)
+    assert (first["run"]["arm"], second["run"]["arm"]) == ("first", "second")
+    # The first round trains the process reward model, which the second one keeps.
+    expected = {name: 1 for name in ("problems", "base", "cold_start_data", "cold_start_sft", "process_reward_model")}
+    found = {name: len(r1flow.stage(name)) for name in (*expected, "reasoning_rl", "evaluate")}
+    assert found == expected | {"reasoning_rl": 2, "evaluate": 2}
+    assert {run["work_pool_name"] for run in r1flow.stage("reasoning_rl")} == {"r1-gpu"}
+    assert len(first["curve"]["tokens"]) == len(second["curve"]["tokens"]) == 2
+
+
+@pytest.mark.slow
+def test_dispatch_without_servers_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "design.toml").write_text(TWO_ROUNDS)
+    done = study(tmp_path / "design.toml", tmp_path / "home", tmp_path / "journal.jsonl", "--dispatch")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"start it with R1FLOW_HOME={tmp_path / 'home'}" in done.stderr
 
 
 @pytest.mark.parametrize(
