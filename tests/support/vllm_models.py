@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
 from grpo.config.common import Optimizer
 from grpo.config.supervised import Pretrain
@@ -15,6 +15,51 @@ from tests.support.job_runner import ROOT
 
 PYTHON = ROOT / "build/vllm/bin/python"
 needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not in build/vllm; `make vllm` installs it")
+
+
+EXPERTS = {
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32},
+    ),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        {
+            "topk_method": "noaux_tc",  # vLLM reads these two, and real checkpoints have them
+            "scoring_func": "sigmoid",
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 64,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 32,
+            "num_key_value_heads": 4,
+        },
+    ),
+}
+"""Classes and settings of configurations with experts."""
+
+
+def tiny_experts(kind: str, folder: Path) -> str:
+    """A mixture of experts with the tokenizer and sizes of `tiny_llama`, and random weights and router biases."""
+    tiny_llama(folder, tied=False)
+    sizes = LlamaConfig.from_pretrained(folder).to_dict()
+    make, settings = EXPERTS[kind]
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    marks = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
+    config = make(**{name: sizes[name] for name in (*kept, *marks)}, **{"num_key_value_heads": 2, **settings})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.1, 0.1)
+    model.save_pretrained(folder)
+    return str(folder)
 
 
 def tiny_llama(folder: Path, tied: bool, layers: int = 3) -> str:

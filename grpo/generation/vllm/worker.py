@@ -11,10 +11,12 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -23,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Backend, Fingerprint, Receiver
 
@@ -61,6 +64,7 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
         self.fault: str | None = None
         self._receiver: Receiver | None = None
         self._begin()
+        _unlink_shared_memory()
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
         parallel = self.parallel_config
@@ -95,6 +99,7 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
         with self._noting():
             finalize_layerwise_reload(self.model, self.model_config)
             self._pack_tied()
+            self._pack_experts()
         self.updating = False
         if self.fault is None and self._checked is not None:
             self.version = self._checked
@@ -112,7 +117,13 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
             self.fault = self.fault or f"{type(error).__name__}: {error}"
 
     def _begin(self) -> None:
-        self._expected = {name for name, _ in self._default_model.named_parameters()}
+        # Some layers hold products of their weights as further parameters, among them those of latent attention.
+        read = {
+            f"{prefix}.{name}".removeprefix(".")
+            for prefix, layer in self._default_model.named_modules()
+            for name in get_layerwise_info(layer).restore_metadata[0]
+        }
+        self._expected = {name for name, _ in self._default_model.named_parameters() if name in read}
         self._loaded: set[str] = set()
         self._received = Fingerprint()
         self._checked: int | None = None
@@ -151,6 +162,25 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
         for layer in self.model.modules():
             if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def _pack_experts(self) -> None:
+        # On a CPU, vLLM's experts use packed weights too, which its reload (vLLM 0.32) overwrites with unpacked ones.
+        # Those of an incomplete update may still be packed.
+        if self.device.type != "cpu" or self._checked is None:
+            return
+        for layer in self.model.modules():
+            kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+            if kernel is not None and hasattr(layer, "w13_weight"):
+                kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _unlink_shared_memory() -> None:
+    """Unlinks the shared memory of a CPU's workers, which all of them have mapped. vLLM 0.32 leaves it behind. Under
+    an external launcher the next job fails then, because the name exists."""
+    for group in (get_tp_group(), get_pp_group()):
+        module = getattr(group.device_communicator, "dist_module", None)
+        if name := getattr(module, "group_name", None):
+            Path("/dev/shm", f"{name}_{group.rank_in_group}".lstrip("/")).unlink(missing_ok=True)
 
 
 class Extension:

@@ -11,7 +11,7 @@ import pytest
 
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from tests.support.job_runner import ROOT
-from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
+from tests.support.vllm_models import EXPERTS, PYTHON, needs_vllm, tiny_experts, tiny_llama
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 
@@ -22,11 +22,15 @@ EXACT = 2e-4
 
 def probe(out: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[dict]:
     """Results of tests/support/vllm_probe.py, one per rank."""
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = [PYTHON, *launcher, ROOT / "tests/support/vllm_probe.py", *arguments]
-    done = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-5000:]
+    run("vllm_probe.py", *arguments, launcher=launcher)
     return [json.loads(path.read_text()) for path in sorted(out.parent.glob(f"{out.name}?"))]
+
+
+def run(script: str, *arguments: str, launcher: tuple[str, ...] = ()) -> None:
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    command = [PYTHON, *launcher, ROOT / "tests/support" / script, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 CASES = {
@@ -109,6 +113,17 @@ def test_the_trainers_process_stays_as_it_was(case):
             assert seen["group_after_close"] == 2
         else:
             assert seen["given_up"]
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_are_updated(kind, tmp_path):
+    """vLLM 0.32 by itself leaves experts on a CPU in the wrong order after an update, and takes DeepSeek-V3's products
+    of weights for weights that are missing."""
+    run("vllm_experts.py", tiny_experts(kind, tmp_path / "model"), str(tmp_path / "seen"))
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert seen["as_read"] and seen["moves"] and seen["again"]
+    if kind == "qwen3_moe":  # its latent attention is imprecise on a CPU: by nats, from DeepSeek-V3's own folder too
+        assert seen["read"] < EXACT and seen["updated"] < EXACT < 0.5 < seen["stale"]
 
 
 @pytest.mark.skipif(not SMOLLM.is_dir(), reason="benchmarks/real_model.py makes the model")

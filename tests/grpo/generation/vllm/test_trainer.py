@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from grpo.errors import TrainingStopped
 from grpo.generation.vllm.server import ServerVLLM
 from tests.support.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, write_job
-from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
+from tests.support.vllm_models import PYTHON, needs_vllm, tiny_experts, tiny_llama
 from tests.support.vllm_server import served
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 
 EXACT = 2e-4
+LOCAL = {"kind": "local", "enforce_eager": True, "max_model_len": 256, "kv_cache_gb": 0.25}
+QUIET = {**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
 LETTERS = {"tests.support.user_rewards:letters": 1}
 SETTINGS = {
     **RL,
@@ -45,10 +48,8 @@ def job(folder, model, problems, **settings):
 
 def test_in_the_trainers_process(model, problems, tmp_path):
     """Every step is sampled with the weights of the step before: those of the first would differ ever more."""
-    engine = {"kind": "local", "enforce_eager": True, "max_model_len": 256, "kv_cache_gb": 0.25}
-    command = [PYTHON, "-m", "grpo.train", job(tmp_path, model, problems, engine=engine)]
-    environment = {**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [PYTHON, "-m", "grpo.train", job(tmp_path, model, problems, engine=LOCAL)]
+    done = subprocess.run(command, cwd=ROOT, env=QUIET, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]
     records = metrics(tmp_path)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
@@ -56,6 +57,22 @@ def test_in_the_trainers_process(model, problems, tmp_path):
     assert all(r["ratio_max"] == pytest.approx(1) for r in records)
     assert records[4]["kl"] > 1e-4  # the policy did move; after step 5 the reference follows it
     assert result(tmp_path)["steps_completed"] == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "share"), [("llama", 2, 1), ("llama", 2, 2), ("qwen3_moe", 1, 1), ("qwen3_moe", 2, 1)]
+)
+def test_weights_of_a_sharded_policy_arrive(kind, processes, share, model, problems, tmp_path):
+    """Each process has a vLLM of its own, or two share one; experts are sent one by one."""
+    policy = model if kind == "llama" else tiny_experts(kind, tmp_path / "model")
+    engine = {**LOCAL, "tensor_parallel_size": share}
+    command = [PYTHON, "-m", "grpo.train", "--processes", str(processes)]
+    command.append(job(tmp_path, policy, problems, engine=engine, steps=3))
+    done = subprocess.run(command, cwd=ROOT, env=QUIET, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert steps(tmp_path) == [1, 2, 3]
+    assert all(0 < r["logprob_mismatch"] < EXACT for r in metrics(tmp_path))
+    assert not [*Path("/dev/shm").glob("*cpushm*")]  # it would be in the next job's way
 
 
 def test_a_server_one_rollout_ahead(model, server, problems, tmp_path):
