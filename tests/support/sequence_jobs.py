@@ -166,11 +166,11 @@ def mixed(parallel: Parallel, folder: str, size: int) -> Any:
 
 
 def two_steps(
-    parallel: Parallel, folder: str, state: str, size: int, rate: float
+    parallel: Parallel, folder: str, state: str, rate: float, ways: dict[str, int]
 ) -> tuple[dict[str, Any], list[float]]:
     """Weights after two steps of AdamW, and the norms of the gradients. Each step starts from a checkpoint, the first
-    from one only if there is any."""
-    settings = Hardware(device="cpu", processes=parallel.world, tensor_parallel=size)
+    from one only if there is any. The model is saved beside the checkpoints. `ways`: fields of Hardware."""
+    settings = Hardware(device="cpu", processes=parallel.world, **ways)
     parallel = sharing(parallel, settings)
     norms = []
     for step in (1, 2):
@@ -179,13 +179,15 @@ def two_steps(
         found = checkpoint.load_latest(parallel, Path(state), {"model": sharded}, {"optimizer": optimizer})
         if found is not None and found[0] >= step:
             continue
-        counts = float(parallel.data_rank == 0)
-        with sharing_tokens(parallel.sequence):
-            logprobs = sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0)
-        (logprobs.sum() * counts).backward()
+        for number, rows in enumerate(([0, 1, 3, 6, 7], [2, 4, 5])):
+            counts = float(number % parallel.data_world == parallel.data_rank)
+            with sharing_tokens(parallel.sequence):
+                logprobs = sharded(completion_logprobs, [PROMPTS[i] for i in rows], [COMPLETIONS[i] for i in rows], 1.0)
+            (logprobs.sum() * counts).backward()
         norms.append(clip_grad_norm(sharded.parameters(), 1.0))
         optimizer.step()
         checkpoint.save(parallel, Path(state), step, {"model": sharded}, {"optimizer": optimizer}, {})
+    sharded.save(Path(state) / "model")
     return {name: tensor.numpy() for name, tensor in sharded.full_tensors()}, norms
 
 

@@ -70,22 +70,6 @@ def test_a_process_computes_with_its_part_of_weights_and_all_tokens(
         assert used == parts
 
 
-def test_a_step_a_file_and_another_number_of_processes(team: Team, tmp_path: Path) -> None:
-    """Weights after two AdamW steps with clipping, of which the second starts from a checkpoint of the first."""
-    model, rate = str(tmp_path / "model"), 1e-3
-    build("qwen3_moe", tmp_path / "model")
-    expected, norms = sequence_jobs.two_steps(ALONE, model, str(tmp_path / "alone"), 1, rate)
-    assert all(norm > 1 for norm in norms)  # so they are clipped
-    found = [*team(sequence_jobs.two_steps, model, str(tmp_path / "state"), 2, rate)]
-    found += [*team(sequence_jobs.two_steps, model, str(tmp_path / "state"), 1, rate)]  # reads the last checkpoint
-    for weights, same in found:
-        np.testing.assert_allclose(same, norms[: len(same)], rtol=1e-4)
-        assert weights.keys() == expected.keys()
-        differences = np.concatenate([np.abs(weights[name] - weight).ravel() for name, weight in expected.items()])
-        # Adam moves each weight by about the rate, also those whose gradient is hardly more than rounding.
-        assert differences.mean() < 1e-4 * rate and (differences > 0.01 * rate).mean() < 1e-3
-
-
 def refusals(team: Team, folder: Path, hardware: dict[str, Any]) -> list[str]:
     return team(sequence_jobs.refusal, str(folder), 2, hardware, "tensor_parallel")
 
