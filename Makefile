@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := build/vllm
 VERL := build/verl
+RAY := build/ray
 AUDIT := build/audit
 DOCS := build/docs-venv
 LOCK := build/lock
@@ -142,8 +143,14 @@ $(VLLM)/.installed: constraints.txt grpo/requirements.txt
 
 # Jobs that another project's trainer runs (hardware.trainer), here verl on a CPU: in an environment of its own, because it
 # needs another version of transformers.
-engines: $(INSTALLED) $(VERL)/.installed
+engines: $(INSTALLED) $(VERL)/.installed $(RAY)/.installed
 	$(BIN)/pytest -m "system or slow" tests/grpo/trainers tests/flows/run/test_other_trainer.py
+	PYTHONPATH=$(RAY) $(BIN)/pytest -m "system or slow" tests/grpo/sampling/test_ray.py
+
+# Ray beside our own packages, which have all that its data part needs.
+$(RAY)/.installed: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --upgrade --target $(RAY) ray==2.60.0
+	touch $@
 
 $(VERL)/.installed: constraints.txt grpo/trainers/verl/requirements.txt
 	test -d $(VERL) || $$(command -v $(PYTHON) || command -v python3) -m venv $(VERL)

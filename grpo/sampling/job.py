@@ -57,7 +57,7 @@ def run_sampling(job: SampleJob) -> None:
     if parallel.is_main:
         for place in places:
             writing_file(place.path).unlink(missing_ok=True)  # left by a killed worker
-        progress.log()
+        progress.log(last=True)
         total = sum(place.problems for place in places)
         write_result(job.result, total, total, engine_s=progress.engine_s, judge=judged)
     parallel.close()

@@ -90,10 +90,12 @@ class Progress:
     def engine_s(self) -> float:
         return (time.perf_counter() - self.began) * self.devices
 
-    def log(self) -> None:
+    def log(self, last: bool = False) -> None:
+        """Logs the counts since the last line. Only the `last` line has the last step: shards may be finished whose
+        counts have not arrived."""
         now, window = time.perf_counter(), self.window
         finished = sum(place.problems for place in self.places if place.path.exists())
-        step = min(self.of, max(self.logged + 1, finished, self.problems))
+        step = min(self.of if last else self.of - 1, max(self.logged + 1, finished, self.problems))
         if self.metrics is None or step == self.logged or not window.samples:
             return
         seconds = now - self.since

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from flows.prefect_server import free_port, is_open
 from tests.grpo.sampling.test_job import job
-from tests.support.job_runner import ROOT, metrics, result, run
+from tests.support.job_runner import ROOT, metrics, result, run, wait_until
 
 HERE = {"address": None, "workers": 2, "gpus": 0, "cpus": 0.5}
 
@@ -18,13 +23,28 @@ def with_ray(path, ray):
     return path
 
 
+@pytest.fixture(params=["started by the job", "by its address"])
+def address(request, monkeypatch):
+    """Of a Ray cluster on this machine; None: the job starts one."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(ray.__file__).parents[1])]))
+    if request.param == "started by the job":
+        yield None
+        return
+    port = free_port()
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
+        wait_until(lambda: is_open(port))
+        yield f"127.0.0.1:{port}"
+        cluster.terminate()  # it stops what it started
+
+
 @pytest.mark.slow
-def test_the_shards_are_those_of_one_process(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_the_shards_are_those_of_one_process(address, tmp_path):
     alone, spread = tmp_path / "alone", tmp_path / "spread"
     run(job(alone))
-    run(with_ray(job(spread), HERE))
+    run(with_ray(job(spread), {**HERE, "address": address}), timeout=300)
     shards = sorted((alone / "out" / "sums").iterdir())
     assert len(shards) == 3
     assert [p.name for p in sorted((spread / "out" / "sums").iterdir())] == [p.name for p in shards]
