@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ REMEDIES = {
 }
 """Name of each part of the memory -> settings that reduce it."""
 GB = 1e9
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE = r"([\d.]+) (bytes|[KMG]iB)"
+_WHEN_FULL = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch.*?and {_SIZE} is reserved by PyTorch")
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:
@@ -56,15 +60,28 @@ def _local(tensor: Tensor) -> Tensor:
     return part if isinstance(part, Tensor) else tensor
 
 
+def in_use(error: str, statistics: dict[str, int]) -> tuple[int, int]:
+    """Bytes that tensors held, and bytes that torch reserved beside them, when the memory became full.
+
+    torch's message has both. `statistics` are read later, when some tensors may be gone already. Their peaks are no
+    substitute: they may be those of an earlier phase of the process, an update before this sampling, say.
+    """
+    if found := _WHEN_FULL.search(error):
+        allocated, unit, unused, unused_unit = found.groups()
+        return int(float(allocated) * UNITS[unit]), int(float(unused) * UNITS[unused_unit])
+    allocated_now = statistics.get("allocated_bytes.all.current", 0)
+    return allocated_now, max(0, statistics.get("reserved_bytes.all.current", 0) - allocated_now)
+
+
 def explain(error: str, device: torch.device, statistics: dict[str, int]) -> str:
     """One line: what held how much memory, largest first, and which settings reduce the largest two.
 
     `error`: torch's own message. `statistics`: `torch.cuda.memory_stats`; empty if not available.
     """
     held = held_bytes(device)
-    allocated = statistics.get("allocated_bytes.all.peak", 0)
+    allocated, unused = in_use(error, statistics)
     held["activations and logits"] = max(0, allocated - sum(held.values()))
-    held["unused by fragments"] = max(0, statistics.get("reserved_bytes.all.peak", 0) - allocated)
+    held["unused by fragments"] = unused
     largest = sorted(((size, name) for name, size in held.items() if size), reverse=True)
     parts = ", ".join(f"{name} {size / GB:.2f} GB" for size, name in largest) or "nothing of this trainer's"
     remedies = [f"For less of {name}: {REMEDIES[name]}" for _, name in largest[:2]]
