@@ -1,6 +1,7 @@
 """What a GPU makes of it: right, resumable, and how fast. For a machine with torch and transformers and no internet.
 
-    python benchmarks/gpu.py [--device cuda] [--small] [--parts models step ...] [--json FILE] [--write docs/gpu.md]
+    python benchmarks/gpu.py [--device cuda] [--small] [--parts models step ...] [--total SECONDS] [--json FILE]
+        [--write docs/gpu.md]
 
 docs/gpu.md says how to prepare a machine and what the figures are held against.
 
@@ -9,19 +10,20 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 | models     | one tiny model of each kind: the probe, and `architectures.examine`, on the device                  |
 | step       | four GRPO steps on the device and on the CPU from the same weights; sampler against trainer         |
 | resume     | a GRPO job killed and started again ends with the weights of an undisturbed one, bit for bit        |
-| throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
-| profile    | an update and sampling by kernel: the ten that take longest, and the share of time the device idles |
-| attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
-| continuous | sampling by transformers' continuous batching at 1.5B                                               |
-| vllm       | sampling by vLLM at 1.5B, from the trainer and by itself, where it is installed                     |
-| trainer    | an update here and by transformers' Trainer at 1.5B                                                 |
-| trl        | a GRPO step here and by TRL at 1.5B                                                                 |
-| shards     | a model read by shards onto the device against one loaded whole                                     |
 | waits      | how often the host waits for the GPU while it samples and updates                                     |
+| shards     | a model read by shards onto the device against one loaded whole                                     |
+| throughput | random weights in the shapes of 0.5B, 1.5B and 7B models: update, MFU, sampling, `generate`, memory |
+| vllm       | sampling by vLLM at 1.5B, from the trainer and by itself, where it is installed                     |
+| trl        | a GRPO step here and by TRL at 1.5B                                                                 |
+| profile    | an update and sampling by kernel: the ten that take longest, and the share of time the device idles |
+| trainer    | an update here and by transformers' Trainer at 1.5B                                                 |
+| attention  | attention over packs by rows, as it is, and by FlexAttention                                          |
 | recipes    | `tiny` from nothing to its evaluation, and with --model FOLDER every stage on a real model            |
 | learning   | GRPO, of a pretrained model with --model FOLDER, until its reward rises                              |
+| continuous | sampling by transformers' continuous batching at 1.5B                                               |
 
-Each part runs in a process of its own, so that a failure or its memory does not touch the others. --json keeps the
+Each part runs in a process of its own, so that a failure or its memory does not touch the others. They run by
+importance, as above, or in the order of --parts; those that --total leaves no time for are named. --json keeps the
 parts that the file has from earlier runs on the same machine, and --write writes them all. --small takes shapes that a
 CPU does in seconds: it tests this script.
 """
@@ -44,10 +46,10 @@ from typing import Any
 
 from gpu_beside import recipes, trainer, trl, vllm
 from gpu_checks import models, shards, waits
-from gpu_page import goals, write_page
-from gpu_throughput import SHAPES, SMALL_SHAPES, attention, continuous, environment, profile, shaped_model, throughput
+from gpu_page import NO_TIME, goals, write_page, wrong
+from gpu_run import run_parts
+from gpu_throughput import SHAPES, SMALL_SHAPES, attention, continuous, profile, shaped_model, throughput
 
-HERE = Path(__file__).parent
 STEPS, LEARNING_RATE = 4, 1e-4
 LEARNING_VOCABULARY = 512
 COMPARED = ("reward", "loss", "grad_norm", "kl", "sampled_entropy")
@@ -60,7 +62,8 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--model", type=Path, help="a pretrained model with a chat template, for recipes and learning")
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="of the part throughput")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds after which a part is stopped")
+    parser.add_argument("--limit", type=float, default=400, help="seconds after which a part is stopped")
+    parser.add_argument("--total", type=float, default=1500, help="seconds after which all parts have ended")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--results", type=Path, nargs="+", help="files of --json: --write their parts, run nothing")
@@ -77,43 +80,40 @@ def main() -> int:
         except (OSError, ValueError) as error:
             parser.error(f"--results: {error}")
         return 0
+    ends = time.perf_counter() + args.total
     results = earlier(args.json, machine_name(args.device))
-    for name in args.parts:
-        began = time.perf_counter()
-        results[name] = run_part(name, args.limit)
-        results[name]["seconds"] = round(time.perf_counter() - began, 1)
-        print(f"{name}: {json.dumps(results[name])}", flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1))
+    no_time = []
+    for name, result in run_parts(args.parts, args.limit, ends):
+        if result is None:
+            no_time.append(name)
+            continue
+        results[name] = result
+        print(f"{name}: {json.dumps(result)}", flush=True)
+        keep(results, args.json)
+    results |= {NO_TIME: no_time} if no_time else {}
+    keep(results, args.json)
     if args.write:
         write_page(args.write, [results])
     for name, least, figure in goals(results):
         print(f"{name}: {'not measured' if figure is None else f'{figure:.2f}'}, goal {least:g}", flush=True)
-    return 1 if any("error" in result for result in results.values() if isinstance(result, dict)) else 0
+    for check, figure in wrong(results):
+        print(f"wrong: {check.name}: {figure:g}, at most {check.most:g}", flush=True)
+    if no_time:
+        print(f"no time left of {args.total:g} s for: {' '.join(no_time)}", flush=True)
+    failed = any("error" in result for result in results.values() if isinstance(result, dict))
+    return 1 if failed or wrong(results) else 0
+
+
+def keep(results: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(results, indent=1))
 
 
 def earlier(path: Path | None, machine: str) -> dict[str, Any]:
     """The parts that a file has from this machine."""
     results: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    results.pop(NO_TIME, None)
     return results if results.get("machine") == machine else {"machine": machine}
-
-
-def run_part(name: str, limit: float) -> dict[str, Any]:
-    """The JSON object that a part prints last; with the end of its error, if it failed or was stopped."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command, env=environment(HERE.parent, HERE), start_new_session=True, **pipes)
-    try:
-        output, errors = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the jobs that it started
-        output, _ = process.communicate()
-        so_far = output.strip().splitlines()
-        return {**(json.loads(so_far[-1]) if so_far else {}), "error": [f"not done after {limit:g} s"]}
-    if process.returncode:
-        return {"error": errors.strip().splitlines()[-8:]}
-    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return result
 
 
 def machine_name(device: str) -> str:
@@ -267,18 +267,19 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "models": models,
     "step": step,
     "resume": resume,
-    "throughput": throughput,
-    "profile": profile,
-    "attention": attention,
-    "continuous": continuous,
-    "vllm": vllm,
-    "trainer": trainer,
-    "trl": trl,
-    "shards": shards,
     "waits": waits,
+    "shards": shards,
+    "throughput": throughput,
+    "vllm": vllm,
+    "trl": trl,
+    "profile": profile,
+    "trainer": trainer,
+    "attention": attention,
     "recipes": recipes,
     "learning": learning,
+    "continuous": continuous,
 }
+"""By importance: a total that is too short leaves out the last."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -29,6 +29,8 @@ from gpu_throughput import (
 )
 
 HERE = Path(__file__).parent
+STARTING_S = 10.0
+"""That a part's process may need before it begins, and to end."""
 Prompts = list[list[int]]
 
 
@@ -136,14 +138,15 @@ def trainer(args: argparse.Namespace) -> dict[str, Any]:
 def trl(args: argparse.Namespace) -> dict[str, Any]:
     """At the 1.5B shape, seconds of a GRPO step here and by TRL (benchmarks/grpo_step.py), and the most memory in use
     on the GPU, GB: float32 weights, on a GPU with bfloat16 arithmetic, and with vLLM in bfloat16 on both sides where it
-    is installed. Each side has its share of the limit."""
+    is installed. Each side has its share of the time that is left of the limit."""
+    ends = time.perf_counter() + args.limit - STARTING_S
     dtype = "float32" if args.device == "cpu" else "bfloat16"  # TRL's vLLM takes the folder's
     with tempfile.TemporaryDirectory() as place:
         folder = shaped_model(Path(place), chosen_shape(args), dtype, 512 if args.small else VOCABULARY)
-        return grpo_steps(args, folder, Path(place))
+        return grpo_steps(args, folder, Path(place), ends)
 
 
-def grpo_steps(args: argparse.Namespace, folder: Path, place: Path) -> dict[str, Any]:
+def grpo_steps(args: argparse.Namespace, folder: Path, place: Path, ends: float) -> dict[str, Any]:
     from grpo_case import Case
     from inputs import as_prompts, questions
 
@@ -151,18 +154,17 @@ def grpo_steps(args: argparse.Namespace, folder: Path, place: Path) -> dict[str,
     asked = as_prompts(questions(prompts, place))
     sides = ["ours", *(["trl"] if importlib.util.find_spec("trl") else [])]
     result = {}
-    for side in sides:
+    for turn, side in enumerate(sides):
+        share = max(0.0, ends - time.perf_counter()) / (len(sides) - turn)
         home = place / side
         steps = (1, 2)
         case = Case(str(home), str(folder), asked, group, length, 0.001, 8192, rows, *steps, 0, args.device)
         command = [sys.executable, str(HERE / "grpo_step.py"), side, str(case.write(home / "case.json"))]
         variables = environment(HERE.parent, HERE)
         try:
-            done = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=args.limit / len(sides)
-            )
-        except subprocess.TimeoutExpired as stopped:
-            result[side] = {"error": f"not done after {stopped.timeout:g} s"}
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=share)
+        except subprocess.TimeoutExpired:
+            result[side] = {"error": f"not done after {share:.0f} s"}
             continue
         if done.returncode:
             result[side] = {"error": done.stderr[-1500:]}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MARK = "<!-- the rest is written by `benchmarks/gpu.py --write` -->"
+
+NO_TIME = "no_time"
+"""Field of the results: parts that were asked for, but had no time."""
 
 Results = dict[str, Any]
 GOALS: dict[str, tuple[float, Callable[[Results], float]]] = {
@@ -28,15 +32,60 @@ GOALS: dict[str, tuple[float, Callable[[Results], float]]] = {
 """The least that each figure shall be, on one H100, and where it is."""
 
 
+@dataclass(frozen=True)
+class Check:
+    """What is wrong on any device if its figure is above `most`."""
+
+    name: str
+    most: float
+    figure: Callable[[Results], float | None]
+
+
+CHECKS = (
+    Check("models: wrong kinds", 0, lambda r: len(r["models"]["wrong"])),
+    # Adam divides a gradient by its size, so one that is rounding may go either way: up to 2 learning rates a step.
+    Check("step: difference of a weight, learning rates", 2, lambda r: r["step"]["weights_lr"]),
+    Check(
+        "step: sampler against trainer in float32, mean nats",
+        0.01,
+        lambda r: r["step"]["sampler_difference"]["float32"]["mean"],
+    ),
+    Check("resume: other bits", 0, lambda r: not r["resume"]["same_bits"]),
+    Check("waits: in 64 steps of sampling", 12, lambda r: r["waits"]["sampling"]),
+    Check("waits: in an update", 0, lambda r: r["waits"]["update"]),
+    Check("shards: not read by shards", 0, lambda r: not r["shards"]["read_by_shards"]),
+    Check("shards: difference of a weight", 0, lambda r: r["shards"]["weights"]),
+    Check("shards: difference of a gradient", 0, lambda r: r["shards"]["gradients"]),
+    Check("attention: FlexAttention, largest difference, nats", 0.5, lambda r: r["attention"]["difference"]),
+    Check("learning: fall of the reward in 20 steps or more", 0, lambda r: _fall(r["learning"])),
+)
+
+
+def _fall(learning: Results) -> float | None:
+    return learning["first"] - learning["last"] if len(learning["rewards"]) >= 20 else None
+
+
+def checks(results: Results) -> list[tuple[Check, float | None]]:
+    """Each check with its figure; None where this run has none."""
+    return [(check, _figure(check.figure, results)) for check in CHECKS]
+
+
+def wrong(results: Results) -> list[tuple[Check, float]]:
+    """The checks that fail. A figure that is no number fails too."""
+    return [(check, figure) for check, figure in checks(results) if figure is not None and not figure <= check.most]
+
+
+def _figure(figure: Callable[[Results], float | None], results: Results) -> float | None:
+    try:
+        found = figure(results)
+    except (KeyError, TypeError, ZeroDivisionError):  # a part that failed or was left out
+        return None
+    return found if found is None else float(found)
+
+
 def goals(results: Results) -> list[tuple[str, float, float | None]]:
     """Name, goal and figure of each; None where this run has none."""
-    rows: list[tuple[str, float, float | None]] = []
-    for name, (least, figure) in GOALS.items():
-        try:
-            rows.append((name, least, figure(results)))
-        except (KeyError, TypeError, ZeroDivisionError):  # a part that failed or was left out
-            rows.append((name, least, None))
-    return rows
+    return [(name, least, _figure(figure, results)) for name, (least, figure) in GOALS.items()]
 
 
 def page(results: Results) -> str:
@@ -52,7 +101,15 @@ def page(results: Results) -> str:
     for name, least, figure in goals(results):
         told = ("not measured", "") if figure is None else (f"{figure:.2f}", "met" if figure >= least else "missed")
         lines.append(f"| {name} | {least:g} | {told[0]} | {told[1]} |")
+    lines += ["", "| check | at most | figure | |", "|---|--:|--:|---|"]
+    for check, figure in checks(results):
+        told = (
+            ("not measured", "") if figure is None else (f"{figure:.2g}", "right" if figure <= check.most else "wrong")
+        )
+        lines.append(f"| {check.name} | {check.most:g} | {told[0]} | {told[1]} |")
     lines.append("")
+    if NO_TIME in results:
+        lines += [f"There was no time for: {', '.join(results[NO_TIME])}.", ""]
     for name, result in results.items():
         if isinstance(result, dict):
             lines += [f"### {name.capitalize()}", "", "```json", json.dumps(result, indent=1), "```", ""]

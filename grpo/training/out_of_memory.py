@@ -24,7 +24,7 @@ REMEDIES = {
 GB = 1e9
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SIZE = r"([\d.]+) (bytes|[KMG]iB)"
-_WHEN_FULL = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch.*?and {_SIZE} is reserved by PyTorch")
+_WHEN_FULL = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch.*?and {_SIZE} is reserved by")
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:
