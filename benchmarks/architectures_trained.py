@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.tiny_models import COMPLETIONS, PROMPT_ROWS, alone, build, gradient_error
+from benchmarks.tiny_models import COMPLETIONS, PROMPT_ROWS, Gradients, build, expected_of, gradient_error, gradients_of
 from grpo.config.common import Hardware, Lora
 from grpo.distributed.fsdp import shard
 from grpo.distributed.process_group import Parallel
@@ -51,11 +51,9 @@ ADAPTERS = Lora(rank=4, alpha=8)
 PROCESSES, PATIENCE = 2, 60.0
 """Of the comparison with one process; seconds that one model may take."""
 
-Gradients = dict[str, Tensor]
-
 
 def lora_error(folder: Path, device: str) -> float:
-    """Largest difference of log-probabilities, and of the adapters' gradients relative to their norm, from peft's own
+    """Largest difference of log-probabilities, and of the adapters' gradients (`gradient_error`), from peft's own
     adapters on transformers' own model."""
     policy = load_policy(str(folder), Hardware(device=device), ADAPTERS)  # type: ignore[arg-type]
     wanted = dict(r=ADAPTERS.rank, lora_alpha=ADAPTERS.alpha, target_modules=ADAPTERS.target_modules)
@@ -66,7 +64,7 @@ def lora_error(folder: Path, device: str) -> float:
             if weight.requires_grad:
                 weight.copy_(torch.randn(weight.shape, generator=random) * weight.shape[-1] ** -0.5)
                 others[name].copy_(weight)
-    expected, gradients = _alone(own)
+    expected, gradients = expected_of(own)
     logprobs, found = _packed(policy)
     return max(_largest(logprobs, expected), gradient_error(gradients, found))
 
@@ -74,7 +72,7 @@ def lora_error(folder: Path, device: str) -> float:
 def checkpointing_error(folder: Path, device: str) -> float:
     """As `lora_error`, of a model whose layers recompute their activations."""
     hardware = Hardware(device=device, gradient_checkpointing=True)  # type: ignore[arg-type]
-    expected, gradients = _alone(_own(folder, device))
+    expected, gradients = expected_of(_own(folder, device))
     logprobs, found = _packed(load_policy(str(folder), hardware).train())
     return max(_largest(logprobs, expected), gradient_error(gradients, found))
 
@@ -135,7 +133,7 @@ def _process(rank: int, port: int, types: Sequence[str], place: str, results: Qu
 
 
 def _sharded_error(folder: str, parallel: Parallel) -> float:
-    _, gradients = _alone(_own(Path(folder), "cpu"))
+    _, gradients = expected_of(_own(Path(folder), "cpu"))
     sharded = shard(load_policy(folder, Hardware(device="cpu")), parallel)
     rows = range(parallel.rank, len(COMPLETIONS), parallel.world)
     prompts, completions = [PROMPT_ROWS[i] for i in rows], [COMPLETIONS[i] for i in rows]
@@ -152,20 +150,10 @@ def _own(folder: Path, device: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").to(device).eval()
 
 
-def _alone(own: Any) -> tuple[list[Tensor], Gradients]:
-    expected = [alone(own, prompt, row) for prompt, row in zip(PROMPT_ROWS, COMPLETIONS, strict=True)]
-    torch.cat(expected).sum().backward()
-    return [row.detach() for row in expected], _gradients(own)
-
-
 def _packed(policy: Any) -> tuple[Tensor, Gradients]:
     logprobs = completion_logprobs(policy, PROMPT_ROWS, COMPLETIONS, 1.0)
     logprobs.sum().backward()
-    return logprobs.detach(), _gradients(policy)
-
-
-def _gradients(model: Any) -> Gradients:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return logprobs.detach(), gradients_of(policy)
 
 
 def _largest(logprobs: Tensor, expected: list[Tensor]) -> float:

@@ -1,0 +1,227 @@
+"""Sizes and settings of the tiny models of benchmarks/tiny_models.py, by field of their configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCABULARY = 96
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "d_model": 32,
+    "n_embd": 32,
+    "dim": 32,
+    "embedding_size": 32,
+    "word_embed_proj_dim": 32,
+    "num_hidden_layers": 4,
+    "n_layer": 4,
+    "n_layers": 4,
+    "num_layers": 4,
+    "decoder_layers": 2,
+    "encoder_layers": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "num_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_kv_heads": 2,
+    "multi_query": False,
+    "head_dim": 8,
+    "attention_head_dim": 8,
+    "rotary_dim": 8,
+    "d_kv": 8,
+    "intermediate_size": 48,
+    "n_inner": 48,
+    "ffn_dim": 48,
+    "ffn_hidden_size": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_ffn_dim": 48,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "shared_intermediate_size": 24,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "max_position_embeddings": 128,
+    "n_positions": 128,
+    "n_ctx": 128,
+    "max_seq_len": 128,
+    "sliding_window": 8,
+    "attention_chunk_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "is_decoder": True,
+    "use_cache": True,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_d_head": 16,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "mamba_d_ssm": 64,
+    "ssm_state_size": 8,
+    "state_size": 8,
+    "n_groups": 1,
+    "chunk_size": 8,
+    "conv_kernel": 4,
+    "num_mem_blocks": 1,
+    "vision_config": None,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "index_n_heads": 16,  # few have ties, which `topk` breaks by the length of the row
+    "index_head_dim": 16,
+    "index_topk": 8,
+}
+"""Sizes of the tiny models by field of their configurations, where they have it."""
+EVERY_OTHER = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+MAMBA_OTHER = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+QWEN4 = {
+    "eos_token_id": 2,
+    "indexer_n_heads": 16,  # as `index_n_heads`
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "hc_lowrank": 8,
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 32,
+    "ngram_vocab_size_base": 64,
+    "split_ngram_parts": 4,
+    "make_ngram_vocab_size_divisible_by": 8,
+}
+ZAMBA = {
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    "num_key_value_heads": 4,
+    "layers_block_type": MAMBA_OTHER,
+}
+GROUPS = {"n_group": 2, "num_expert_group": 2, "topk_group": 1, "n_routed_experts": 8, "num_experts": 8}
+EVERY_LOCAL = ["global", "local", "global", "local"]
+OF_TYPE: dict[str, dict[str, Any]] = {
+    "cohere": {"logit_scale": 0.0625},
+    "cohere2": {"logit_scale": 0.0625},
+    "granite": {"logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "granitemoe": {"logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "granitemoeshared": {"logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 16,
+            "short_factor": [1.0] * 4,
+            "long_factor": [1.5, 2.0, 3.0, 4.0],
+        }
+    },
+    "llama:dynamic": {
+        "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    },
+    "bamba": {"attn_layer_indices": [2]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "gemma3n": {
+        "layer_types": EVERY_OTHER,
+        "num_kv_shared_layers": 2,
+    },
+    "gemma3n_text": {
+        "layer_types": EVERY_OTHER,
+        "num_kv_shared_layers": 2,
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8, "attention_layers": EVERY_LOCAL},
+    "qwen4_exp": QWEN4,
+    "qwen4_exp_text": QWEN4,
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "cohere_compass_text": {
+        "logit_scale": 0.0625,
+        "layer_types": EVERY_OTHER,
+        "rope_parameters": {name: {**ROPE, "mrope_section": [2, 1, 1]} for name in EVERY_OTHER},
+    },
+    "xlnet": {"d_head": 8, "d_inner": 48},
+    "reformer": {
+        "attn_layers": ["local", "lsh", "local", "lsh"],
+        "attention_head_size": 8,
+        "feed_forward_size": 48,
+        "axial_pos_shape": [8, 16],
+        "axial_pos_embds_dim": [8, 24],
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+    },
+    "zamba": {**ZAMBA, "mamba_dt_rank": 2},
+    "zamba2": {**ZAMBA, "hybrid_layer_ids": [1, 3], "n_mamba_heads": 4, "mamba_headdim": 16, "num_query_groups": 4},
+    # The keys' width is half of this, and transformers' state rounds it up to a multiple of 64.
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_blocks": 4, "ffn_round_up_to_multiple_of": 16},
+    "blt": {
+        "hidden_size_global": 64,
+        "encoder_hash_byte_group_vocab": 64,
+        "global_config": {"hidden_size": 64, "head_dim": 16},
+    },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "dense_intermediate_size": 48,
+        "index_n_heads": 2,  # one for each key head
+        "index_head_dim": 8,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
+    "llama4_text:temperature": {"floor_scale": 8},
+    "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "xmod": {"default_language": "en_XX"},
+    "rwkv": {"attention_hidden_size": 32, "context_length": 128},
+    "mamba2": {"head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+    "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 24, "n_shared_experts": 1},
+    "qwen3": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16},
+    "falcon": {"alibi": False, "new_decoder_architecture": True},
+    "bloom": {"hidden_size": 32, "n_head": 4},
+}
+"""Settings of real checkpoints beside the sizes, where these change what is computed."""
+GROUPED = (
+    "axk1",
+    "deepseek_v3",
+    "deepseek_v32",
+    "dots1",
+    "exaone_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "kimi_linear",
+    "mimo_v2_flash",
+    "nemotron_h",
+    "solar_open",
+)
+"""Types whose routers choose groups of experts first."""
+OF_TYPE |= {f"{kind}:groups": {**OF_TYPE.get(kind, {}), **GROUPS} for kind in GROUPED}
+OF_TYPE["deepseek_v2:groups"] = {**OF_TYPE["deepseek_v2"], **GROUPS, "topk_method": "group_limited_greedy"}
+FILLED = ("head_dim", "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+"""Fields that real configurations always have, by default None in some classes."""
