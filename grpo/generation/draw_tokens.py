@@ -53,10 +53,8 @@ def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
 
     Finds the block of entries first, then the entry, so that the cumulative sums of a whole row are never stored.
     """
-    rows, count = masses.shape
-    size = 1 << count.bit_length() // 2  # near the square root of the count
-    missing = -count % size
-    blocks = (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
+    blocks = _blocks(masses)
+    size = blocks.shape[2]
     of_block = blocks.sum(2)
     up_to_block = _cumulative(of_block)
     threshold = uniforms * up_to_block[:, -1:]
@@ -66,15 +64,37 @@ def _inverse_cdf(masses: Tensor, uniforms: Tensor) -> Tensor:
     return block * size + _first_above(_cumulative(entries), threshold - before)
 
 
+def in_fixed_order(masses: Tensor) -> bool:
+    """Whether sums need another way to have a fixed order: cumsum on a GPU does not guarantee one."""
+    return masses.is_cuda
+
+
+def _blocks(masses: Tensor) -> Tensor:
+    """Rows [B, V] in blocks of equal size [B, N, S], filled up with zeros."""
+    rows, count = masses.shape
+    size = 1 << count.bit_length() // 2  # near the square root of the count
+    missing = -count % size
+    return (pad(masses, (0, missing)) if missing else masses).view(rows, -1, size)
+
+
 def _cumulative(masses: Tensor) -> Tensor:
     """Cumulative sums of each row [B, n], in float64."""
-    return _cumulative_by_product(masses) if masses.is_cuda else masses.cumsum(1, dtype=torch.float64)
+    return _cumulative_by_product(masses) if in_fixed_order(masses) else masses.cumsum(1, dtype=torch.float64)
 
 
 def _cumulative_by_product(masses: Tensor) -> Tensor:
     """`_cumulative` with sums in a fixed order, which cumsum on a GPU does not guarantee."""
     columns = torch.arange(masses.shape[1], device=masses.device)
     return masses.double() @ (columns[:, None] <= columns).double()
+
+
+def _cumulative_by_blocks(masses: Tensor) -> Tensor:
+    """`_cumulative_by_product` of a whole vocabulary, for which that product would be too large: in blocks."""
+    blocks = _blocks(masses)
+    within = _cumulative_by_product(blocks.flatten(0, 1)).view(blocks.shape)
+    of_block = within[:, :, -1]
+    before = _cumulative_by_product(of_block) - of_block
+    return (before[:, :, None] + within).flatten(1)[:, : masses.shape[1]]
 
 
 def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
@@ -91,5 +111,6 @@ def _nucleus(masses: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     if candidates < masses.shape[1] and (descending.sum(1, keepdim=True) < kept).any():
         descending, order = masses.sort(1, descending=True)
     # A token is kept if the mass before it is below the share to keep, so the most probable one is always kept.
-    outside = descending.cumsum(1) - descending >= kept
+    cumulative = _cumulative_by_blocks(descending) if in_fixed_order(masses) else descending.cumsum(1)
+    outside = cumulative - descending >= kept
     return descending.masked_fill(outside, 0), order

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config.common import Sampling
-from grpo.generation.draw_tokens import _cumulative_by_product, draw_tokens
+from grpo.generation.draw_tokens import _cumulative_by_blocks, _cumulative_by_product, draw_tokens
 from grpo.generation.sampler import generator_for, sample, sample_groups, seed_of
 from grpo.model.logprobs import completion_logprobs
 
@@ -170,3 +170,25 @@ def test_cumulative_sums_on_a_gpu_by_hand():
     found = _cumulative_by_product(torch.tensor([[0.5, 0.25, 0.125], [1.0, 0.0, 2.0]]))
     assert found.tolist() == [[0.5, 0.75, 0.875], [1.0, 1.0, 3.0]]
     assert found.dtype == torch.float64
+
+
+def test_cumulative_sums_of_a_whole_vocabulary_by_hand():
+    # Blocks of two; the last is filled up.
+    found = _cumulative_by_blocks(torch.tensor([[4.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25], [1.0] * 7]))
+    assert found.tolist() == [[4.0, 6.0, 7.0, 8.0, 8.5, 9.0, 9.25], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
+
+
+@pytest.mark.parametrize("tokens", [4, 10, 5000])
+def test_the_nucleus_of_a_gpu_is_that_of_a_cpu_without_cumsum(tokens, monkeypatch):
+    torch.manual_seed(0)
+    logits, settings = torch.randn(64, tokens) * 3, Sampling(top_p=0.9, max_new_tokens=1)
+    expected = draw_tokens(logits, settings, evenly(64))
+    monkeypatch.setattr("grpo.generation.draw_tokens.in_fixed_order", lambda _: True)
+
+    def without_order(*_, **__):
+        raise AssertionError("cumsum has no fixed order on a GPU")
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", without_order)
+    token, logprob = draw_tokens(logits, settings, evenly(64))
+    assert token.tolist() == expected[0].tolist()
+    torch.testing.assert_close(logprob, expected[1])
