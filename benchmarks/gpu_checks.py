@@ -12,33 +12,65 @@ from typing import Any
 from gpu_throughput import NEVER_ENDS, update_of
 
 KINDS = ("llama", "qwen3", "gemma2", "cohere2", "granite", "gpt_oss", "deepseek_v3", "phi3", "qwen3_moe", "qwen3_next")
+ROUNDING, LEAST = 3.0, 0.005
+"""What bfloat16 may do to log-probabilities here, times what it does to transformers'; and nats that are always
+allowed."""
 
 
 def models(args: argparse.Namespace) -> dict[str, Any]:
-    """Way and largest differences of each kind in float32, and its way in bfloat16."""
-    from architectures import build, examine
-
-    from grpo.config.common import Hardware
-    from grpo.model.lm_head import backbone_of
-    from grpo.model.loading import load_policy
-    from grpo.model.packed.attention import is_packed
+    """Way and largest differences of each kind in float32, and the same in bfloat16 (`in_bfloat16`)."""
+    from architectures import examine
 
     rows = {}
     for kind in KINDS[:3] if args.small else KINDS:
         row = examine(kind, args.device)
-        with tempfile.TemporaryDirectory() as place:
-            build(kind, Path(place))
-            narrow = load_policy(place, Hardware(device=args.device, dtype="bfloat16"))
-        way = "packed" if is_packed(backbone_of(narrow)) else "plain"
         rows[kind] = {
             "way": row.way,
-            "bfloat16": way,
             "log-probabilities": row.logprobs,
             "gradients": row.gradients,
             "samples": row.samples,
             "note": row.note,
+            "bfloat16": in_bfloat16(kind, args.device),
         }
-    return {"rows": rows, "wrong": [kind for kind, row in rows.items() if row["way"] == "wrong"]}
+    wrong = [kind for kind, row in rows.items() if row["way"] == "wrong" or is_wrong(row["bfloat16"])]
+    return {"rows": rows, "wrong": wrong}
+
+
+def in_bfloat16(kind: str, device: str) -> dict[str, Any]:
+    """The way that a kind runs in bfloat16, and mean differences of log-probabilities, nats: from transformers in
+    bfloat16; and of each from transformers in float32 ("rounding", "theirs")."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.tiny_models import COMPLETIONS, PROMPT_ROWS, alone, build
+    from grpo.config.common import Hardware
+    from grpo.model.lm_head import backbone_of
+    from grpo.model.loading import load_policy
+    from grpo.model.logprobs import completion_logprobs
+    from grpo.model.packed.attention import is_packed
+
+    with tempfile.TemporaryDirectory() as place, torch.no_grad():
+        build(kind, Path(place))
+        expected = {}
+        for dtype in (torch.float32, torch.bfloat16):
+            own = AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager", dtype=dtype).to(device)
+            rows = [alone(own, prompt, c) for prompt, c in zip(PROMPT_ROWS, COMPLETIONS, strict=True)]
+            expected[dtype] = torch.cat(rows)
+        policy = load_policy(place, Hardware(device=device, dtype="bfloat16"))
+        found = completion_logprobs(policy, PROMPT_ROWS, COMPLETIONS, 1.0).float()
+    ours = torch.cat([row[: len(c)] for row, c in zip(found, COMPLETIONS, strict=True)])
+    exact, theirs = expected.values()
+    return {
+        "way": "packed" if is_packed(backbone_of(policy)) else "plain",
+        "difference": (ours - theirs).abs().mean().item(),
+        "rounding": (ours - exact).abs().mean().item(),
+        "theirs": (theirs - exact).abs().mean().item(),
+    }
+
+
+def is_wrong(narrow: dict[str, Any]) -> bool:
+    """Whether bfloat16 here is farther from float32 than rounding allows, by what it does to transformers."""
+    return not narrow["rounding"] <= ROUNDING * narrow["theirs"] + LEAST
 
 
 def waits(args: argparse.Namespace) -> dict[str, Any]:

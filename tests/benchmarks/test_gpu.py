@@ -125,6 +125,19 @@ def test_every_check_is_tried(gpu_page: Any) -> None:
     assert set(WRONG) == {check.name for check in gpu_page.CHECKS}
 
 
+def test_bfloat16_is_held_against_what_it_does_to_transformers(monkeypatch: pytest.MonkeyPatch, gpu_page: Any) -> None:
+    """A model whose log-probabilities are halved is off by nats, where bfloat16 rounds to hundredths."""
+    gpu_checks = importlib.import_module("gpu_checks")
+    found = gpu_checks.in_bfloat16("llama", "cpu")
+    assert found["way"] == "packed"
+    assert 0 < found["difference"] < 0.05 and 0 < found["theirs"] < 0.05
+    assert not gpu_checks.is_wrong(found)
+    logprobs = importlib.import_module("grpo.model.logprobs")
+    true = logprobs.completion_logprobs
+    monkeypatch.setattr(logprobs, "completion_logprobs", lambda *args: true(*args) / 2)
+    assert gpu_checks.is_wrong(gpu_checks.in_bfloat16("llama", "cpu"))
+
+
 PART = """
 import sys, time
 name = sys.argv[sys.argv.index("--part") + 1]
