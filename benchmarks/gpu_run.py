@@ -49,7 +49,8 @@ def run_part(name: str, limit: float) -> Result:
         return (last_object(output) or {}) | {"error": [f"not done after {limit:.0f} s"]}
     if process.returncode:
         return (last_object(output) or {}) | {"error": errors.strip().splitlines()[-8:]}
-    return last_object(output) or {"error": ["it ended without a result"]}
+    found = last_object(output)
+    return {"error": ["it ended without a result"]} if found is None else found  # {}: nothing to compare with here
 
 
 def stop(process: subprocess.Popen[str]) -> tuple[str, str]:
