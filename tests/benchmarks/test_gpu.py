@@ -28,13 +28,14 @@ def run(folder: Path, parts: list[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert page.read_text().startswith("# Ours\n") and "old figures" not in page.read_text()
     assert f"### {parts[-1].capitalize()}" in page.read_text()
+    assert "| wrong |" not in page.read_text()
     assert "MFU of an update at 1.5B: not measured, goal 0.45" in done.stdout
     results: dict[str, Any] = json.loads(out.read_text())
     assert set(results) == {"machine", *parts}
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     results = run(tmp_path, QUICK)
     assert results["models"]["wrong"] == []
@@ -47,7 +48,7 @@ def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     assert {name: results["waits"][name] for name in ("sampling", "update")} == {"sampling": None, "update": None}
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_comparisons_and_a_recipe_run(tmp_path: Path) -> None:
     results = run(tmp_path, LONG)
     for part, field in (("trainer", "tokens_per_s"), ("trl", "seconds")):

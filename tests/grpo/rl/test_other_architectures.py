@@ -22,7 +22,7 @@ def share_of_letters(_: Any, response: Any) -> float:
     return sum(map(str.isalpha, response.text)) / max(1, len(response.text))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "cohere2", "granite", "gemma3_text", "gpt_oss"])
 def test_it_trains_and_transformers_samples_it(
     kind: str, model_folder: str, rl_fields: dict[str, Any], tmp_path: Path
