@@ -127,7 +127,11 @@ def _size(name: str) -> list[str]:
     if best is not None:
         lines += _settings(best[1], f"{best[0][0].upper()}{best[0][1:]}")
     if best is None or not best[0].startswith("all weights"):
-        return [*lines, "No settings of this library train all its weights: see the last section.", ""]
+        return [
+            *lines,
+            "No settings with vLLM on the trainer's devices train all its weights: see the last section.",
+            "",
+        ]
     return lines
 
 

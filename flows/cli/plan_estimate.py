@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -12,11 +14,14 @@ from flows.home import home, store
 from flows.progress import duration
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
-from flows.run.estimate import FILE, Assumptions, estimate, misfit_message, misfits, to_json, with_prompts
+from flows.run.estimate import FILE, Assumptions, estimate, to_json, with_prompts
+from flows.run.proposals import Search
+from flows.run.stage_work import architecture_of, base_of
 from flows.stage_contract.stage import Step
 from grpo.errors import InputError
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.local_device import calibrate, local_device, processor
+from tasks.estimate.misfits import misfits, sentence
 from tasks.estimate.stages import Assumed, Estimate
 
 
@@ -62,15 +67,41 @@ def make(args: argparse.Namespace, graph: Sequence[Step], recipe: Recipe) -> dic
         assumptions = with_prompts(assumptions, graph, recipe)
     estimates = estimate(graph, recipe, assumptions)
     if too_large := misfits(estimates, assumptions.device):
-        stage, *others = too_large
-
-        def with_overrides(overrides: list[str]) -> Estimate:
-            changed = load_recipe(args.recipe, [*args.overrides, *overrides], args.seed)
-            return estimate([step for step in graph if step.name == stage], changed, assumptions)[stage]
-
-        message = misfit_message(stage, estimates, assumptions.device, with_overrides)
-        raise InputError(f"{message}. Nor do these fit: {', '.join(others)}" if others else message)
+        raise _refused(too_large, estimates, assumptions, args, graph, recipe)
     return to_json(estimates, assumptions)
+
+
+def _refused(
+    too_large: Sequence[str],
+    estimates: Mapping[str, Estimate],
+    assumptions: Assumptions,
+    args: argparse.Namespace,
+    graph: Sequence[Step],
+    recipe: Recipe,
+) -> InputError:
+    """The error about the first stage that does not fit. What the others need is written to stderr, a line each, and
+    all that was found to set: more than an error's one line can hold."""
+    sentences: list[str] = []
+    overrides: list[str] = []
+    for step in (step for step in graph if step.name in too_large):
+
+        def with_overrides(overrides: list[str], step: Step = step) -> Estimate:
+            changed = load_recipe(args.recipe, [*args.overrides, *overrides], args.seed)
+            return estimate([step], changed, assumptions)[step.name]
+
+        a = architecture_of(base_of(step.name, recipe), assumptions.config)
+        name, device = step.name, assumptions.device
+        proposal = Search(name, step.config(recipe), estimates[name], a, device, with_overrides).proposal()
+        sentences.append(sentence(name, estimates[name], device, proposal.text))
+        overrides += proposal.overrides
+    first, *others = sentences
+    if not others:
+        return InputError(first)
+    for line in others:
+        print(line, file=sys.stderr)
+    if overrides:
+        print(f"all of them: {' '.join(f'--set {shlex.quote(each)}' for each in overrides)}", file=sys.stderr)
+    return InputError(f"{first}. Nor do these fit: {', '.join(too_large[1:])}")
 
 
 def show(estimated: Mapping[str, Any], running: Sequence[str]) -> None:

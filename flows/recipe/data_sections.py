@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
 from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
-from grpo.config.engines import TextEngineSettings
+from grpo.config.engines import TextEngineSettings, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
 from tasks.problems.miniature.writers import Habits
@@ -63,6 +63,7 @@ class ColdStartData(Section):
             raise ValueError("a rewriter rewrites R1-Zero's trajectories; set source to 'r1_zero', or leave it out")
         if self.source not in ("miniature", "solutions") and self.general:
             raise ValueError("general demonstrations come from sources 'miniature' and 'solutions'; set general to 0")
+        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
         return self
 
 
@@ -119,3 +120,8 @@ class SFTData(Section):
         "response is safe, and whether it is good enough to train on (quality).",
     )
     mix: MixSettings = Field(MixSettings(), description="How the accepted samples form the data set.")
+
+    @model_validator(mode="after")
+    def _shards_are_taken_alone(self) -> SFTData:
+        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
+        return self

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
 from grpo.config.common import Hardware, Sampling, WholeSequences
-from grpo.config.engines import VLLM
+from grpo.config.engines import VLLM, check_shards
 from grpo.config.judge import JudgeSettings
 from tasks.evaluation.sets.settings import EvaluationSet, check_sets
 
@@ -55,6 +55,12 @@ class Evaluate(Section):
         description="vLLM for sampling, in this process or on a server that receives each checkpoint's weights in "
         "turn. None: as hardware.sampler says. Not an endpoint, which serves only one model.",
     )
+    alignment_scores: bool = Field(
+        True,
+        exclude_if=bool,
+        description="Whether the reward models score general responses, if there are any. Each process holds both "
+        "whole, beside the policy.",
+    )
     hardware: WholeSequences = Hardware()
     confidence: float = Field(
         0.95, gt=0, lt=1, description="Level of the confidence intervals (bootstrap over problems)."
@@ -65,4 +71,5 @@ class Evaluate(Section):
         if self.k is not None and self.k > self.samples_per_problem:
             raise ValueError(f"k is {self.k}, above samples_per_problem ({self.samples_per_problem}); lower it")
         check_sets(self.sets, self.samples_per_problem)
+        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
         return self

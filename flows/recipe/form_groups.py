@@ -80,7 +80,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Evaluate": {
         "": ("problems", "general", "samples_per_problem", "k", "sets"),
-        "Samples": ("general_samples", "sampling", "engine", "judge", "confidence"),
+        "Samples": ("general_samples", "sampling", "engine", "judge", "alignment_scores", "confidence"),
         "Hardware": ("hardware",),
     },
     "ColdStartData": {

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grpo.config.common import Sampling
-from grpo.config.engines import TextEngineSettings
+from grpo.config.engines import TextEngineSettings, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.supervised import SFT, Pretrain, RewardModel
 from grpo.data.template import BOXED_ZERO_TEMPLATE, ZERO_TEMPLATE, AnswerStyle
@@ -152,6 +152,8 @@ class RewardModels(Section):
             raise ValueError("prompts is 0 and there are no files; give one of them, or both")
         if self.safe.margin or self.safe.centring:
             raise ValueError("safe learns from labels, margin and centring are for pairs; set them in helpful")
+        if self.prompts:
+            check_shards(self.engine, self.helpful.hardware.processes * self.helpful.hardware.nodes)
         return self
 
 

@@ -90,7 +90,8 @@ def _work(step: Step, config: BaseModel, recipe: Recipe, estimator: Estimator) -
     if isinstance(config, RewardModels):
         return _reward_model_stage(config, estimator)
     if isinstance(config, Evaluate):
-        policies, judged = len(checkpoints(step.stage.needs)), 2 if "reward_models" in step.stage.needs else 0
+        policies = len(checkpoints(step.stage.needs))
+        judged = 2 if config.alignment_scores and "reward_models" in step.stage.needs else 0
         reasoning, general = min(config.problems, recipe.problems.held_out_max), config.general
         alike = 0 if config.general_samples else general
         asked = [(reasoning + alike, config.samples_per_problem, config.sampling)]

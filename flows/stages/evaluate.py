@@ -53,7 +53,8 @@ def build(context: Context) -> Outcome:
     config: Evaluate = context.config
     held_out = context.path("problems") / HELD_OUT
     stages = checkpoints(context.inputs)
-    rewards = context.path("reward_models") if "reward_models" in context.inputs else None
+    scored = config.alignment_scores and "reward_models" in context.inputs
+    rewards = context.path("reward_models") if scored else None
     template = zero_template(context.path("base")) if "base" in context.inputs else None
     problems = {problem.id: problem for problem in read_problems(held_out)}
     sets = _ask_sets(context)

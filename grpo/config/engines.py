@@ -150,3 +150,13 @@ class OwnEngine(Settings):
 
 
 TextEngineSettings = Annotated[VLLM | Endpoint | OwnEngine, Field(discriminator="kind")]
+
+
+def check_shards(engine: TextEngineSettings | None, processes: int) -> None:
+    """Raises ValueError if processes that take shards on their own would wait for each other's requests to a vLLM."""
+    if isinstance(engine, VLLM) and engine.tensor_parallel_size > 1 and processes > 1:
+        raise ValueError(
+            "engine.tensor_parallel_size: processes that sample take shards on their own, so they cannot share a "
+            "model; set hardware.processes and hardware.nodes to 1, whose vLLM starts a worker on each device, or "
+            "take a server"
+        )

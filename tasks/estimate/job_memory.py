@@ -6,7 +6,8 @@ sampling is a rollout without an update.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
@@ -15,17 +16,20 @@ from grpo.config.supervised import Supervised
 from grpo.data.token_shards import SAMPLE_BYTES
 from grpo.rl.method_table import value_model
 from tasks.estimate.architecture import Architecture
+from tasks.estimate.engine import EngineMemory
 from tasks.estimate.memory import (
     DeviceMemory,
     Lengths,
     Parts,
     devices,
+    engine_of,
     loads_whole,
     measuring_weights,
     moment_bytes,
     step_memory,
 )
 
+_Settings = TypeVar("_Settings", Supervised, RL)
 _BYTES = {"float32": 4, "bfloat16": 2}
 LIBRARIES = 2e9
 """Bytes that Python, torch, CUDA and other libraries take in a process. Assumed."""
@@ -40,10 +44,12 @@ counted for each process."""
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Bytes on each device: `parts` by what they hold, `phases` as totals."""
+    """Bytes on each device: `parts` by what they hold, `phases` as totals. `engine`: vLLM in the process, if there is
+    one."""
 
     parts: Parts
     phases: Parts
+    engine: EngineMemory | None = None
 
     @property
     def phase(self) -> str:
@@ -75,6 +81,7 @@ def rl_memory(
         JobMemory(
             step.held | step.sampling | step.reference_pass | step.update | more,
             {name: size + sum(more.values()) for name, size in phases.items()},
+            engine_of(a, settings, device, lengths),
         ),
         device,
         CPU_SAMPLING,
@@ -130,7 +137,8 @@ def sampling_memory(
         parts["weights"] = whole
     if reward_models:
         parts["reward models"] = reward_models * whole
-    return _with_program(JobMemory(parts, {"sampling": sum(parts.values())}), device, CPU_SAMPLING)
+    engine_needs = engine_of(a, as_rl, device, lengths)
+    return _with_program(JobMemory(parts, {"sampling": sum(parts.values())}, engine_needs), device, CPU_SAMPLING)
 
 
 def copying_memory(size: float, device: DeviceMemory) -> JobMemory:
@@ -138,11 +146,30 @@ def copying_memory(size: float, device: DeviceMemory) -> JobMemory:
     return _with_program(JobMemory({"weights": size}, {"loading": size}), device, CPU_TRAINING)
 
 
+def at_most(settings: _Settings, tokens: float) -> _Settings:
+    """Settings with micro-batches limited to the `tokens` that a process trains on in one step; processes that share
+    sequences share micro-batches as well."""
+    size = min(settings.micro_batch_tokens, max(64, round(tokens * settings.hardware.sharing)))
+    return settings.model_copy(update={"micro_batch_tokens": size})
+
+
+def larger(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None:
+    """Combines two memory estimates: the parts of the larger one, the phases of both, and the engine with less room."""
+    if one is None or other is None:
+        return one or other
+    names = one.phases.keys() | other.phases.keys()
+    phases = {name: max(one.phases.get(name, 0), other.phases.get(name, 0)) for name in sorted(names)}
+    engines = [memory.engine for memory in (one, other) if memory.engine]
+    tightest = min(engines, key=lambda engine: engine.room, default=None)
+    return JobMemory(max(one, other, key=lambda memory: memory.peak).parts, phases, tightest)
+
+
 def _with_program(job: JobMemory, device: DeviceMemory, size: float) -> JobMemory:
     """Adds the program's own memory, which counts on a CPU."""
     if device.kind != "cpu":
         return job
-    return JobMemory(job.parts | {"program": size}, {name: of + size for name, of in job.phases.items()})
+    phases = {name: of + size for name, of in job.phases.items()}
+    return replace(job, parts=job.parts | {"program": size}, phases=phases)
 
 
 def host_bytes(

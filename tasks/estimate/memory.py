@@ -17,6 +17,7 @@ from grpo.config.supervised import Pretrain, Supervised
 from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
+from tasks.estimate.engine import EngineMemory, engine_memory
 
 CODES = 1 + 4 / 256
 """Bytes of an 8-bit moment: one for the code, plus a float32 scale per 256 codes (`grpo.training.optimizers`)."""
@@ -179,10 +180,16 @@ def _loading(a: Architecture, settings: RL, held: Parts) -> float:
     return loading
 
 
+def engine_of(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> EngineMemory | None:
+    """Memory of vLLM in the process; None if it samples elsewhere, or if something else samples."""
+    longest = lengths.prompt + lengths.completion
+    return engine_memory(a, settings.engine, settings.hardware.dtype, device.bytes, longest)
+
+
 def _sampling(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
     if settings.engine is not None:
-        share = settings.engine.gpu_memory_utilization if settings.engine.kind == "local" else 0.0
-        return {"engine": share * device.bytes}
+        engine = engine_of(a, settings, device, lengths)
+        return {"engine": engine.taken if engine else 0.0}
     itemsize = _itemsize(settings.hardware)
     rows = min(settings.sampling.batch_size, -(-settings.prompts_per_step // devices(settings)) * settings.group_size)
     groups = -(-rows // settings.group_size)

@@ -7,7 +7,7 @@ writing, process startup, and the devices of a server that samples for the train
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
@@ -19,8 +19,10 @@ from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
 from tasks.estimate.job_memory import (
     LIBRARIES,
     JobMemory,
+    at_most,
     copying_memory,
     host_bytes,
+    larger,
     rl_memory,
     sampling_memory,
     supervised_memory,
@@ -32,7 +34,6 @@ USABLE = 0.9
 TRAFFIC = 8
 """Bytes that FSDP2 sends per weight and micro-batch: the weight in bfloat16 in the forward and again in the backward
 pass, and its gradient once in float32 (docs/measured/sizes.md)."""
-_Settings = TypeVar("_Settings", Supervised, RL)
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -77,7 +78,7 @@ class Estimate:
             devices=max(self.devices, after.devices),
             seconds=self.seconds + after.seconds,
             device_seconds=self.device_seconds + after.device_seconds,
-            memory=_largest(self.memory, after.memory),
+            memory=larger(self.memory, after.memory),
             host=max(self.host, after.host),
             disk=self.disk + after.disk,
             scratch=max(self.scratch, after.scratch),
@@ -122,7 +123,7 @@ class Estimator:
             devices=devices,
             seconds=(seconds := models * max(alone / devices, traffic / self.device.network)),
             device_seconds=seconds * devices,
-            memory=supervised_memory(self.a, _at_most(settings, batch), self._device_memory),
+            memory=supervised_memory(self.a, at_most(settings, batch), self._device_memory),
             host=self._host(hardware, examples=examples, whole=loads_whole(settings)),
             disk=models * self._checkpoint(hardware),
             scratch=self._state(hardware, settings.optimizer.kind),
@@ -140,19 +141,25 @@ class Estimator:
         reward_models: int = 0,
     ) -> Estimate:
         """Estimate for sampling `group` completions for each of `prompts` problems, with each of `policies` in turn. If
-        a service samples, only disk counts."""
+        a service samples, only disk and the reward models count."""
         disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
-        if engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local"):
+        away = engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local")
+        if away and not reward_models:
             return Estimate(disk=disk)
+        assert engine is None or isinstance(engine, VLLM)  # whoever has reward models has no endpoint
         devices = _devices(hardware)
+        if devices == 1 and engine is not None and not away:  # one process starts a worker on each
+            devices = engine.tensor_parallel_size
         number, lengths = _BYTES[hardware.dtype], self._lengths(sampling.max_new_tokens)
-        alone = self._sample(prompts * group / devices, sampling, number, engine, sampling.max_new_tokens)
+        longest = sampling.max_new_tokens
+        alone = 0.0 if away else self._sample(prompts * group / devices, sampling, number, engine, longest)
         scored = prompts * group * (self.assumed.prompt_tokens + self._mean(sampling.max_new_tokens)) * reward_models
         alone += read_s(self.device, self.a, scored / devices, sum(self._means(sampling)), 16384, number)
         held = sampling_memory(
             self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
         )
-        host = self._host(hardware, whole=True)
+        # vLLM reads its shards from pages of the files.
+        host = self._host(hardware, whole=True) if engine is None or reward_models else self._libraries
         return Estimate(devices, policies * alone, policies * alone * devices, held, host, disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
@@ -191,7 +198,7 @@ class Estimator:
             seconds=(seconds := max(seconds, traffic / self.device.network)),
             device_seconds=seconds * devices,
             memory=rl_memory(
-                self.a, _at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
+                self.a, at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
             ),
             host=self._host(
                 hardware,
@@ -211,7 +218,7 @@ class Estimator:
         size = 2 * self.a.weights()
         return Estimate(
             memory=held,
-            host=LIBRARIES if of_gpu else 0.0,
+            host=self._libraries,
             disk=size if download else 2 * size,
             network=size if download else 0,
         )
@@ -219,6 +226,10 @@ class Estimator:
     @property
     def _device_memory(self) -> DeviceMemory:
         return DeviceMemory(self.device.kind, self.device.memory)
+
+    @property
+    def _libraries(self) -> float:
+        return 0.0 if self.device.kind == "cpu" else LIBRARIES
 
     def _host(
         self, hardware: Hardware, examples: float = 0, rollout_tokens: float = 0, *, whole: bool = False
@@ -270,22 +281,6 @@ class Estimator:
         weight = _BYTES[hardware.to_train().dtype]
         moment = weight if optimizer == "adamw" else 1
         return 2 * self.a.weights() * (weight + 2 * moment)
-
-
-def _largest(one: JobMemory | None, other: JobMemory | None) -> JobMemory | None:
-    """Combines two memory estimates: the parts of the larger one, and the phases of both."""
-    if one is None or other is None:
-        return one or other
-    names = one.phases.keys() | other.phases.keys()
-    phases = {name: max(one.phases.get(name, 0), other.phases.get(name, 0)) for name in sorted(names)}
-    return JobMemory(max(one, other, key=lambda memory: memory.peak).parts, phases)
-
-
-def _at_most(settings: _Settings, tokens: float) -> _Settings:
-    """Settings with micro-batches limited to the `tokens` that a process trains on in one step; processes that share
-    sequences share micro-batches as well."""
-    size = min(settings.micro_batch_tokens, max(64, round(tokens * settings.hardware.sharing)))
-    return settings.model_copy(update={"micro_batch_tokens": size})
 
 
 def _devices(hardware: Hardware) -> int:

@@ -105,6 +105,16 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
             "urls_file: fleet is no absolute path; workers have another working directory",
         ),
         (['reward_models.engine={kind="server",tensor_parallel_size=2}'], "tensor_parallel_size is the server's own"),
+        # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
+        *(
+            ([f'{stage}.engine={{kind="local",tensor_parallel_size=2}}', f"{where}.hardware.{many}=2"], said)
+            for said in ("engine.tensor_parallel_size: processes that sample take shards on their own",)
+            for stage, where, many in (
+                ("sft_data", "sft_data", "processes"),
+                ("evaluate", "evaluate", "nodes"),
+                ("reward_models", "reward_models.helpful", "processes"),
+            )
+        ),
     ],
 )
 def test_bad_input_is_one_line(overrides: list[str], said: str) -> None:

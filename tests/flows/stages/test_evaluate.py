@@ -76,6 +76,14 @@ def test_every_checkpoint_is_sampled_by_the_engine(tmp_path: Path) -> None:
     assert {task["engine"].tensor_parallel_size for task in tasks} == {2}
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_reward_models_score_unless_they_are_left_out(tmp_path: Path, scored: bool) -> None:
+    with pytest.raises(Sampled) as sampled:
+        build(tmp_path, [MENTIONS], ("sft", "reward_models"), alignment_scores=scored)
+    ((task,),) = sampled.value.args
+    assert (task["helpful_model"] is not None, task["safe_model"] is not None) == (scored, scored)
+
+
 def test_a_problem_that_a_judge_verifies_needs_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"1 problems have verifier 'judge', and judge\.kind is 'rule'"):
         build(tmp_path, [MENTIONS, POLITE])

@@ -1,0 +1,103 @@
+"""What `r1 plan --estimate` proposes for models of each size fits when it is applied."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flows.cli.plan_estimate import make
+from flows.recipe.load import load_recipe
+from flows.stage_graphs import GRAPHS
+from grpo.errors import InputError
+
+TRAINED = ["cold_start_sft", "reasoning_rl", "sft", "reward_models", "alignment_rl"]
+SECTIONS = ["cold_start_sft", "reasoning_rl", "sft", "reward_models.helpful", "reward_models.safe", "alignment_rl"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path / "home"))
+
+
+def refusal(
+    model: str, device: str, capsys: pytest.CaptureFixture[str], *overrides: str, recipe: str = "qwen2.5-1.5b"
+) -> str:
+    """All that is said of stages that do not fit, a line each; empty if all fit."""
+    changed = [f"base.model={model}", *overrides]
+    asked = argparse.Namespace(
+        recipe=recipe, overrides=changed, seed=None, device=device, config=None, assume=(), calibrate=False
+    )
+    loaded = load_recipe(recipe, changed)
+    try:
+        make(asked, GRAPHS["r1"](loaded), loaded)
+    except InputError as error:
+        return f"{capsys.readouterr().err}{error}\n"
+    return ""
+
+
+def proposed(said: str) -> list[str]:
+    """The overrides in the line for all stages."""
+    line = next(line for line in said.splitlines() if line.startswith("all of them: "))
+    return [word for word in shlex.split(line.removeprefix("all of them: ")) if word != "--set"]
+
+
+def refused(said: str) -> list[str]:
+    return re.findall(r"(\w+) does not fit: ", said)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "split"),
+    [
+        ("Qwen/Qwen2.5-7B", "H100", ""),
+        ("Qwen/Qwen2.5-32B", "H100", "evaluate.engine={kind="),
+        ("meta-llama/Llama-3.1-70B", "H100", "sft_data.engine.tensor_parallel_size="),
+        ("meta-llama/Llama-3.1-70B", "H200", "reasoning_rl.engine.tensor_parallel_size="),
+        ("Qwen/Qwen3-235B-A22B", "H100", "sft_data.engine.tensor_parallel_size="),
+    ],
+)
+def test_every_stage_is_proposed_what_fits(model: str, device: str, split: str, capsys) -> None:
+    said = refusal(model, device, capsys)
+    assert {"cold_start_sft", "reasoning_rl"} <= {*refused(said)} and "no number" not in said
+    overrides = proposed(said)
+    assert any(override.startswith(split) for override in overrides)
+    assert not refusal(model, device, capsys, *overrides)
+
+
+def test_what_nothing_here_trains_is_sent_to_megatron(capsys) -> None:
+    model, device = "deepseek-ai/DeepSeek-V3", "H200"
+    said = refusal(model, device, capsys)
+    assert {*TRAINED, "sft_data", "evaluate"} <= {*refused(said)}
+    of = {name: next(line for line in said.splitlines() if line.startswith(f"{name} does")) for name in TRAINED}
+    assert "no other engine trains reward models" in of.pop("reward_models")
+    assert all("verl with strategy 'megatron' (docs/engines.md)" in line for line in of.values())
+    # Samples come from a server on devices of its own.
+    overrides = proposed(said)
+    assert 'sft_data.engine={kind="server"}' in overrides
+    assert {*refused(refusal(model, device, capsys, *overrides))} == {*TRAINED}
+
+
+def test_weights_that_vllms_share_does_not_hold_are_refused(capsys) -> None:
+    """32.8 B weights are 65.5 GB in bfloat16, and 0.35 of 80 GB are 28. 2,048 tokens have 64 x 2 x 8 x 128 numbers of
+    2 bytes each: 0.5 GB."""
+    spread = [f"{section}.hardware.{field}" for section in SECTIONS for field in ("processes=8", "nodes=2")]
+    smaller = [f"{section}.micro_batch_tokens=8192" for section in SECTIONS]
+    said = refusal("Qwen/Qwen2.5-32B", "H100", capsys, *spread, *smaller)
+    for stage in ("reasoning_rl", "alignment_rl"):
+        assert (
+            f"{stage} does not fit: vLLM gets 28.0 GB of each device, and holds 65.5 GB of weights and 0.5 GB for a "
+            "longest sequence; one of these is enough: "
+        ) in said
+    assert "reasoning_rl.engine.tensor_parallel_size=4" in said
+    four = [f"{stage}.engine.tensor_parallel_size=4" for stage in ("reasoning_rl", "alignment_rl")]
+    left = refused(refusal("Qwen/Qwen2.5-32B", "H100", capsys, *spread, *smaller, *four))
+    assert {*left} == {"reward_models", "evaluate"}
+
+
+def test_heads_that_no_number_divides_are_not_proposed_to_be_divided(capsys) -> None:
+    """Qwen2.5-7B has 28 heads: four processes may share them, eight may not."""
+    said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "reasoning_rl.micro_batch_tokens=1000000")
+    assert "sequence_parallel=8" not in said and "tensor_parallel_size=8" not in said
