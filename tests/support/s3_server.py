@@ -1,4 +1,5 @@
-"""A real S3 server, moto's, in a process of its own."""
+"""A real S3 server, moto's, in a process of its own. To requests for an upload in parts that has ended it answers
+NoSuchUpload, as S3 does; moto 5.2 itself answers 500."""
 
 from __future__ import annotations
 
@@ -20,7 +21,17 @@ import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from grpo.processes.lifetime import die_with_parent
 die_with_parent(os.getppid())
+from moto.s3.exceptions import NoSuchUpload
+from moto.s3.models import S3Backend
 from moto.server import main
+def known(method):
+    def called(self, bucket_name, multipart_id, *more, **named):
+        if multipart_id not in self.get_bucket(bucket_name).multiparts:
+            raise NoSuchUpload(upload_id=multipart_id)
+        return method(self, bucket_name, multipart_id, *more, **named)
+    return called
+for name in ("upload_part", "complete_multipart_upload"):
+    setattr(S3Backend, name, known(getattr(S3Backend, name)))
 main(sys.argv[1:])
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.store.manifest import FileEntry
-from tasks.store.objects.bucket import SHA256, Bucket
+from tasks.store.objects.bucket import SHA256, Bucket, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ PART = 32 << 20
 MOST_PARTS = 10_000
 PARALLEL = 4
 """Parts, or small files, that are sent at once."""
+TRIES = 5
+"""Uploads of a file that are begun or taken over, each after another machine ended the one before."""
 
 
 def upload_file(bucket: Bucket, key: str, path: Path, entry: FileEntry, *, again: bool) -> None:
@@ -32,8 +34,14 @@ def upload_file(bucket: Bucket, key: str, path: Path, entry: FileEntry, *, again
         bucket.put(key, path.read_bytes(), entry["sha256"])
         return
     size = max(PART, -(-entry["size"] // MOST_PARTS))
-    with bucket.explained():
-        _send_parts(bucket, key, path, entry, size)
+    for _ in range(TRIES):
+        try:
+            with bucket.explained():
+                return _send_parts(bucket, key, path, entry, size)
+        except FileNotFoundError:  # another machine completed or aborted the upload that this one had taken over
+            if bucket.has(key, entry["size"], entry["sha256"]):
+                return
+    raise Unreachable(f"{bucket.url}: {TRIES} uploads of {path.name} were ended by other machines: try again later")
 
 
 def unfinished_uploads(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.store.audit import audit
-from tasks.store.objects.upload import unfinished_uploads
+from tasks.store.objects.bucket import Bucket
+from tasks.store.objects.upload import abort_upload, unfinished_uploads, upload_file
 from tests.support.shared_bucket import KEY, Shared, make
 
 pytestmark = pytest.mark.system
@@ -104,3 +109,43 @@ def test_other_contents_begin_a_new_upload_and_verify_removes_the_old_parts(
     (flaw,) = audit(store)
     assert (flaw.kind, flaw.said) == ("orphaned", "was never published") and flaw.repair() == "removed"
     assert list(audit(store)) == [] and list(unfinished_uploads(store.backend._bucket, "")) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "late"),
+    [("completed", "upload_part"), ("aborted", "upload_part"), ("aborted", "complete_multipart_upload")],
+)
+def test_an_upload_that_another_machine_ends_meanwhile_is_finished(
+    shared: Shared, small_parts: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how, late
+) -> None:
+    """The second machine takes over the first one's upload of the same contents, and then its request comes too
+    late."""
+    small_parts(PART)
+    path = tmp_path / "w.bin"
+    path.write_bytes(CONTENTS)
+    entry: Any = {"size": len(CONTENTS), "sha256": hashlib.sha256(CONTENTS).hexdigest()}
+    first, second = (Bucket(f"s3://artifacts/{shared.prefix}") for _ in range(2))
+    first.client.create_multipart_upload(Bucket=first.name, Key=first.path("w"), Metadata={"sha256": entry["sha256"]})
+    ((_, upload_id),) = unfinished_uploads(first, "w")
+    asking, ended = threading.Event(), threading.Event()
+    real, used = getattr(second.client, late), []
+
+    def wait_and_ask(**more: Any) -> Any:
+        used.append(more["UploadId"])
+        asking.set()
+        assert ended.wait(60)
+        return real(**more)
+
+    monkeypatch.setattr(second.client, late, wait_and_ask)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(upload_file, second, "w", path, entry, again=False)
+        assert asking.wait(60)
+        if how == "completed":
+            upload_file(first, "w", path, entry, again=False)
+        else:
+            abort_upload(first, "w", upload_id)
+        ended.set()
+        taking.result(60)
+    assert used[0] == upload_id and ({*used} == {upload_id}) is (how == "completed")
+    assert shared.body("w") == CONTENTS and first.has("w", **entry)
+    assert list(unfinished_uploads(first, "")) == []
