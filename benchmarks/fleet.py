@@ -1,11 +1,12 @@
 """Sampling over 64 simulated endpoints: throughput against the ideal, the tail, and whether each sample is there once.
 
-    python -m benchmarks.fleet [--samples 1200] [--write docs/measured/fleet.md]
+    python -m benchmarks.fleet [--samples 1200] [--journal FILE] [--write docs/measured/fleet.md]
 
 Runs the job that samples for `sft_data` (of `python -m grpo.train`, with shards, journals and rewards) against
 benchmarks/fleet_simulator.py: without faults, with stragglers, with deaths, and with both. For comparison, the same
 with fixed parts: request i belongs to endpoint i modulo 64, as with one process for each address. Ends with 1 if a
-sample is missing, double, or not what its seed gives.
+sample is missing, double, or not what its seed gives. `--journal` keeps each finished run as a line of JSON; with it a
+benchmark that was stopped goes on, and measures only what is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -137,11 +139,12 @@ def _ends(endpoint: dict[str, Any]) -> list[float]:
 def page(rows: list[dict[str, Any]], samples: int) -> str:
     seeds = [seed_of_name(0, f"p{i}", 0) + n for i in range(samples // PER_PROBLEM) for n in range(PER_PROBLEM)]
     longest_s = max(simulator.tokens_of(seed % 2**31) for seed in seeds) * simulator.BASE_S / simulator.SCALE
+    loads = [row["load"] for row in rows]
     lines = [
         "# A fleet of endpoints",
         "",
         measured_by(f"python -m benchmarks.fleet --samples {samples}"),
-        "The machine was busy with other work.",
+        f"The machine's load average before each run: {min(loads):.1f} to {max(loads):.1f}.",
         "",
         f"The sampling job of `sft_data` draws {samples:,} completions ({samples // PER_PROBLEM} problems, {SHARDS}",
         f"shards) from {ENDPOINTS} endpoints that `benchmarks/fleet_simulator.py` simulates on one machine. Each works",
@@ -177,21 +180,42 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def finished(journal: Path | None, samples: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """(faults, how) -> the runs with so many samples that the journal has."""
+    lines = journal.read_text().splitlines() if journal and journal.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(row["faults"], row["how"]): row for row in rows if row["samples"] == samples}
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each run: those of the journal, and the others measured now."""
+    done, rows = finished(args.journal, args.samples), []
+    for name in args.faults:
+        for how in ("fleet", "fixed parts") if name in COMPARED else ("fleet",):
+            row = done.get((name, how))
+            if row is None:
+                load = os.getloadavg()[0]
+                with tempfile.TemporaryDirectory() as folder:
+                    found = run(Path(folder) / "run", args.samples, FAULTS[name], how != "fleet")
+                row = {"faults": name, "how": how, "samples": args.samples, "load": load, **found}
+                print(json.dumps(row), flush=True)
+                if args.journal:
+                    with args.journal.open("a") as journal:
+                        journal.write(json.dumps(row) + "\n")
+            rows.append(row)
+            if args.write:  # after each run, because all of them take a quarter of an hour
+                args.write.write_text(page(rows, args.samples))
+    return rows
+
+
+def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1200)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[*FAULTS])
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="finished runs, to go on with")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
-    args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in args.faults:
-            for how in ("fleet", "fixed parts") if name in COMPARED else ("fleet",):
-                found = run(Path(folder) / f"{name} {how}", args.samples, FAULTS[name], how != "fleet")
-                rows.append({"faults": name, "how": how, **found})
-                print(json.dumps(rows[-1]), flush=True)
-                if args.write:  # after each run, because all of them take a quarter of an hour
-                    args.write.write_text(page(rows, args.samples))
+    args = parser.parse_args(given)
+    rows = measure(args)
     print(page(rows, args.samples))
     return int(any(row["lost"] or row["double"] or row["wrong"] for row in rows))
 

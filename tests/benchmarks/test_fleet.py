@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from benchmarks import fleet
 from benchmarks.fleet import figures
 from benchmarks.fleet_simulator import TOKENS_MAX, tokens_of
 
@@ -34,3 +39,40 @@ def test_a_length_follows_from_the_seed():
     lengths = [tokens_of(seed) for seed in range(1000)]
     assert lengths == [tokens_of(seed) for seed in range(1000)]
     assert 700 < sorted(lengths)[500] < 900 and max(lengths) <= TOKENS_MAX
+
+
+@pytest.mark.system
+def test_with_both_faults_each_sample_is_there_once(tmp_path: Path) -> None:
+    """96 samples over 64 simulated endpoints, of which some are slow, hang, die, fail or refuse."""
+    found = fleet.run(tmp_path / "run", 96, fleet.FAULTS["both"], fixed=False)
+    assert (found["lost"], found["double"], found["wrong"]) == (0, 0, 0)
+    assert found["made"] >= found["tokens"] > 0
+
+
+def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Of six runs the fifth is stopped; the second command measures the last two only, and writes all rows."""
+    ran: list[tuple[str, ...]] = []
+    numbers = {"seconds": 1.0, "busy": 0.5, "tail_s": 0.1, "possible": 20, "made": 10, "tokens": 10}
+    counts = {"lost": 0, "double": 0, "wrong": 0}
+
+    def run(folder: Path, samples: int, faults: list[str], fixed: bool) -> dict[str, Any]:
+        if len(ran) == 4:
+            ran.append(("stopped",))
+            raise KeyboardInterrupt
+        ran.append((*faults, str(fixed)))
+        return numbers | counts
+
+    monkeypatch.setattr(fleet, "run", run)
+    monkeypatch.setattr(fleet.os, "getloadavg", lambda: (0.25, 0.0, 0.0))
+    page, journal = tmp_path / "page.md", tmp_path / "rows.jsonl"
+    asked = ["--samples", "32", "--journal", str(journal), "--write", str(page)]
+    with pytest.raises(KeyboardInterrupt):
+        fleet.main(asked)
+    assert len(journal.read_text().splitlines()) == 4
+    assert fleet.main(asked) == 0
+    assert ran[5:] == [("stragglers", "deaths", "False"), ("stragglers", "deaths", "True")]
+    assert [json.loads(line)["samples"] for line in journal.read_text().splitlines()] == [32] * 6
+    assert page.read_text().count("| 50% | 50% | 0.1 | 0.0% | 0 | 0 |") == 6
+    assert "load average before each run: 0.2 to 0.2" in page.read_text() and "busy with" not in page.read_text()
+    assert "| both | fixed parts | 1.0 |" in capsys.readouterr().out
+    assert fleet.main([*asked[2:], "--samples", "48", "--faults", "deaths"]) == 0 and len(ran) == 8
