@@ -72,13 +72,7 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
     metrics = Metrics(job.metrics, done)
     if done < steps:
         longest = int(sequences.tokens().max())
-        translated = {
-            **under("model", model_settings(str(model), hardware)),
-            **under("engine", engine_settings(verl, hardware, job.seed, hardware.to_train().dtype)),
-            **under("optim", optimizer_settings(verl, settings.optimizer)),
-            **_data(folder, settings.batch_size, max(settings.micro_batch_tokens, longest)),
-            **_trainer(job, checkpoints.folder, steps),
-        }
+        translated = sft_settings(job, model, folder, checkpoints.folder, longest, steps)
         groups = ["engine=megatron", "optim=megatron"] if verl.megatron else []
         trainer = [str(verl.python), "-m", "verl.trainer.sft_trainer"]
         command = [*trainer, *groups, *overrides(translated), *verl.options]
@@ -100,6 +94,22 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
     save_tokenizer(tokenizer, job.model, job.out)
     counts = {"sequences": len(sequences), "too_long": sequences.left_out}
     write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))
+
+
+def sft_settings(
+    job: SFTJob, model: Path, folder: Path, checkpoints: Path, longest: int, steps: int
+) -> dict[str, Value]:
+    """verl's settings for the optimizer steps up to `steps`. `longest`: tokens of the longest sequence. `folder`: of
+    the batches."""
+    settings, hardware = job.settings, job.settings.hardware
+    assert hardware.trainer is not None
+    return {
+        **under("model", model_settings(str(model), hardware)),
+        **under("engine", engine_settings(hardware.trainer, hardware, job.seed, hardware.to_train().dtype)),
+        **under("optim", optimizer_settings(hardware.trainer, settings.optimizer)),
+        **_data(folder, settings.batch_size, max(settings.micro_batch_tokens, longest)),
+        **_trainer(job, checkpoints, steps),
+    }
 
 
 def _write_batches(job: SFTJob, tokenizer: object, folder: Path) -> TokenShards:
