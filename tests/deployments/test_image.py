@@ -1,11 +1,14 @@
-"""The image's Dockerfile beside what it is built from. Building it needs Docker and is left to who has it."""
+"""The image's Dockerfile beside what it is built from, and the image itself where Docker builds it."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from grpo.config.trainers import Verl
@@ -70,3 +73,31 @@ def test_pools_run_the_image_of_this_version() -> None:
         assert pools["template"]["variables"]["properties"]["image"]["default"] == image
         mounts = re.findall(r"/data/\w+", str(pools["template"]["job_configuration"]))
         assert set(mounts) == {"/data/r1flow", "/data/cache"} and "R1FLOW_HOME=/data/r1flow" in TEXT
+
+
+def docker(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def has_docker() -> bool:
+    try:
+        return shutil.which("docker") is not None and docker("info").returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_runs() -> None:
+    """The command is that of the Dockerfile's first lines, with a tag of its own."""
+    if not has_docker():
+        pytest.skip("no Docker daemon")
+    [command] = re.findall(r"^# +docker (build .*)$", TEXT, re.MULTILINE)
+    tag = "r1flow:test"
+    words = re.sub(r"--tag \S+", f"--tag {tag}", command).split()
+    built = docker(*words, timeout=3600)
+    assert built.returncode == 0, built.stderr[-4000:]
+    try:
+        said = docker("run", "--rm", tag, "r1", "plan", "tiny", timeout=300)
+        assert said.returncode == 0 and "cold_start_sft" in said.stdout, said.stderr[-4000:]
+    finally:
+        docker("image", "rm", tag)

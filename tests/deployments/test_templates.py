@@ -117,7 +117,7 @@ EVERYTHING = {
     "namespace": "training",
     "image": "registry.example/r1flow:1",
     "image_pull_secrets": [{"name": "registry"}],
-    "labels": {"team": "rl"},
+    "labels": {"team": "rl", "kueue.x-k8s.io/queue-name": "training"},
     "gpus": 8,
     "cpu": "500m",
     "memory": "1Ti",
@@ -173,6 +173,9 @@ def test_a_kubernetes_job_has_a_pod_for_each_node() -> None:
         assert {"name": "R1FLOW_PODS", "value": str(pods)} in box["env"]
         assert box["args"][:3] == ["python", "-m", kubernetes_node.__name__]
         assert shlex.join(box["args"][3:]) == KubernetesWorkerJobConfiguration._base_flow_run_command()
+    # Kueue reads its queue on the job; a Job without the label passes it by.
+    assert EVERYTHING["labels"].items() <= four["metadata"]["labels"].items()
+    assert "kueue.x-k8s.io/queue-name" not in one["metadata"]["labels"]
     assert four["metadata"]["annotations"] == EVERYTHING["annotations"]
     assert EVERYTHING["annotations"].items() <= four["spec"]["template"]["metadata"]["annotations"].items()
     service = yaml.safe_load(dedent(heredocs()[1]))

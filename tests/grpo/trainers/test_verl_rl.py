@@ -28,6 +28,7 @@ from grpo.rl.update import Update
 from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Scorer, responses_of
 from grpo.train import read_job
+from grpo.trainers.verl.ray_cluster import address_of
 from grpo.trainers.verl.rl import _rows
 from tests.support import job_runner
 from tests.support.job_runner import CPU, RL, kill_at, metrics, result, run, steps, wait_until, weights, write_job
@@ -195,10 +196,12 @@ def test_two_machines_form_a_cluster_of_ray(fields, tmp_path):
     hardware = CPU | {"processes": 1, "nodes": 2, "trainer": trainer}
     settings = SETTINGS | {"steps": 2, "reference_refresh_steps": None, "hardware": hardware}
     job = write_job(tmp_path, "rl", **fields | {"settings": settings})
-    meeting = {"PET_RDZV_ENDPOINT": f"{own_address()}:{free_port()}", "PET_RDZV_ID": "a meeting", **ONE_DEVICE}
+    port = free_port()
+    place = f"{socket.gethostname()}:{port}"  # a name, as Slurm and Kubernetes give
+    meeting = {"PET_RDZV_ENDPOINT": place, "PET_RDZV_ID": "a meeting", **ONE_DEVICE}
     machines = job_runner.start_on_two_machines(job, meeting)
     wait_until(lambda: metrics(tmp_path) or any(machine.poll() for machine in machines), timeout=400)
-    ask = f"from ray._raylet import GcsClient; GcsClient(address={meeting['PET_RDZV_ENDPOINT']!r})"
+    ask = f"from ray._raylet import GcsClient; GcsClient(address='{address_of('localhost')}:{port}')"
     refused = subprocess.run(
         [PYTHON, "-c", ask], env=job_runner.ENVIRONMENT, capture_output=True, text=True, timeout=100
     )
@@ -227,13 +230,6 @@ def processes_of(folder: Path) -> list[str]:
         if process.pid != os.getpid() and any(str(folder) in word for word in [*command, *inherited]):
             found.append(" ".join(command))
     return found
-
-
-def own_address() -> str:
-    """This machine's address for others: Ray takes no other."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect(("192.0.2.1", 9))  # sends nothing
-        return asked.getsockname()[0]
 
 
 OBJECTIVES_IN_VERL = """

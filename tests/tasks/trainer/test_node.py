@@ -79,9 +79,9 @@ class Machines:
         assert len(children) == 1
         return int(children[0])
 
-    def await_steps(self) -> None:
-        deadline = time.monotonic() + 120
-        while not (self.work / "metrics.jsonl").exists() or not (self.work / "metrics.jsonl").read_text():
+    def await_steps(self, count: int = 1) -> None:
+        deadline, metrics = time.monotonic() + 120, self.work / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < count:
             assert time.monotonic() < deadline and all(p.poll() is None for p in self.started)
             time.sleep(0.05)
 
@@ -159,6 +159,30 @@ def test_the_end_of_one_machines_torchrun_ends_the_other(machines, tmp_path, kil
     last = [text.strip().splitlines()[-1] for text in said]
     assert "killed by SIGKILL" in last[killed]
     assert re.search(words, last[1 - killed])
+
+
+@pytest.mark.slow
+def test_what_is_left_after_a_lost_machine_goes_on(machines, tmp_path):
+    """The same folders and settings, but for `nodes`."""
+    steps = 300
+    told = job(tmp_path, steps=steps, nodes=2, processes=1)
+    first, other = machines.start(0, told), machines.start(1, told)
+    machines.await_steps(5)
+    other.kill()
+    os.kill(machines.torchrun_of(other), signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert first.returncode == 1
+    metrics = machines.work / "metrics.jsonl"
+    before = metrics.read_text().splitlines()
+    assert 5 <= len(before) < steps
+
+    _, errors = (left := machines.start(0, job(tmp_path, steps=steps, nodes=1, processes=1))).communicate(timeout=240)
+    assert left.returncode == 0, errors
+    assert json.loads((machines.work / "published").read_text())["steps_completed"] == steps
+    after = metrics.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in after] == [*range(1, steps + 1)]
+    # A checkpoint is written every two steps: what was logged up to it is not computed again.
+    assert after[: len(before) - 3] == before[:-3]
 
 
 @pytest.mark.slow
