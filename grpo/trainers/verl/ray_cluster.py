@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import secrets
 import signal
@@ -60,12 +59,11 @@ def cluster(verl: Verl, machine: Machine, folder: Path) -> Iterator[ClusterPart]
         if machine.count == 1:
             yield ClusterPart(machine, environment, "local")
             return
+        place = f"{machine.host}:{machine.port}"
+        head = ["--head", f"--node-ip-address={machine.host}", f"--port={machine.port}", "--include-dashboard=false"]
+        command = [str(verl.python), "-m", "ray.scripts.scripts", "start", "--block"]
         if machine.number > 0:
             _wait_for_head(machine)
-        address = address_of(machine.host)
-        place = f"[{address}]:{machine.port}" if ":" in address else f"{address}:{machine.port}"
-        head = ["--head", f"--node-ip-address={address}", f"--port={machine.port}", "--include-dashboard=false"]
-        command = [str(verl.python), "-m", "ray.scripts.scripts", "start", "--block"]
         process = VerlProcess(
             "Ray", "[ray]: ", [*command, *(head if machine.number == 0 else [f"--address={place}"])], environment
         )
@@ -76,27 +74,6 @@ def cluster(verl: Verl, machine: Machine, folder: Path) -> Iterator[ClusterPart]
             process.end(time.monotonic() + ENDING_S)
     finally:
         _end_marked(mark)
-
-
-def address_of(host: str) -> str:
-    """The address of the first machine. `ray start` resolves no names, such as those that Slurm and Kubernetes give.
-
-    If the name is that of a loopback address, or of none yet, it is this machine's own: then the address by which
-    others reach it.
-    """
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return _outward()
-    addresses = [str(address[0]) for _, _, _, _, address in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
-    return next((each for each in addresses if not ipaddress.ip_address(each).is_loopback), None) or _outward()
-
-
-def _outward() -> str:
-    """This machine's address for others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect(("192.0.2.1", 9))  # sends nothing
-        return str(asked.getsockname()[0])
 
 
 def _token(folder: Path, machine: Machine) -> Path:

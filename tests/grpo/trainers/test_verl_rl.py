@@ -28,7 +28,6 @@ from grpo.rl.update import Update
 from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Scorer, responses_of
 from grpo.train import read_job
-from grpo.trainers.verl.ray_cluster import address_of
 from grpo.trainers.verl.rl import _rows
 from tests.support import job_runner
 from tests.support.job_runner import CPU, RL, kill_at, metrics, result, run, steps, wait_until, weights, write_job
@@ -196,12 +195,12 @@ def test_two_machines_form_a_cluster_of_ray(fields, tmp_path):
     hardware = CPU | {"processes": 1, "nodes": 2, "trainer": trainer}
     settings = SETTINGS | {"steps": 2, "reference_refresh_steps": None, "hardware": hardware}
     job = write_job(tmp_path, "rl", **fields | {"settings": settings})
-    port = free_port()
-    place = f"{socket.gethostname()}:{port}"  # a name, as Slurm and Kubernetes give
+    # A name, as Slurm and Kubernetes give: Ray keeps it, and each machine resolves it.
+    place = f"{socket.gethostname()}:{free_port()}"
     meeting = {"PET_RDZV_ENDPOINT": place, "PET_RDZV_ID": "a meeting", **ONE_DEVICE}
     machines = job_runner.start_on_two_machines(job, meeting)
     wait_until(lambda: metrics(tmp_path) or any(machine.poll() for machine in machines), timeout=400)
-    ask = f"from ray._raylet import GcsClient; GcsClient(address='{address_of('localhost')}:{port}')"
+    ask = f"from ray._raylet import GcsClient; GcsClient(address={place!r})"
     refused = subprocess.run(
         [PYTHON, "-c", ask], env=job_runner.ENVIRONMENT, capture_output=True, text=True, timeout=100
     )

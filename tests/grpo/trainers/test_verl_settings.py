@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 
 import pytest
@@ -14,7 +13,6 @@ from grpo.config.common import Optimizer
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT, RewardModel
 from grpo.errors import InputError
-from grpo.trainers.verl import ray_cluster
 from grpo.trainers.verl.checkpoints import Checkpoints
 from grpo.trainers.verl.overrides import overrides
 from grpo.trainers.verl.processes import check_environment
@@ -198,25 +196,3 @@ def test_the_newest_complete_checkpoint_counts(tmp_path):
         four.newest()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("")  # damaged
     assert four.newest() == 0 and not (tmp_path / "latest_checkpointed_iteration.txt").exists()
-
-
-@pytest.mark.parametrize(
-    ("resolved", "address"),
-    [
-        (["10.1.2.3"], "10.1.2.3"),
-        (["fd00::7", "10.1.2.3"], "10.1.2.3"),
-        (["fd00::7"], "fd00::7"),
-        (["127.0.1.1"], "10.9.9.9"),  # as Debian's /etc/hosts has a machine's own name
-        ([], "10.9.9.9"),  # a pod's own name, before it is ready
-    ],
-)
-def test_ray_gets_an_address_for_a_name(resolved, address, monkeypatch):
-    def getaddrinfo(host, port, type):
-        if not resolved:
-            raise socket.gaierror
-        families = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in resolved]
-        return [(family, type, 6, "", (each, 0)) for family, each in zip(families, resolved, strict=True)]
-
-    monkeypatch.setattr(ray_cluster.socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(ray_cluster, "_outward", lambda: "10.9.9.9")
-    assert ray_cluster.address_of("node7") == address
