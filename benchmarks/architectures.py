@@ -54,7 +54,6 @@ WAYS = ("packed", "plain", "refused", "not built", "wrong")
 SAMPLES_DIFFER = {
     "deepseek_v32": "two keys whose scores differ by 2e-7: rounding decides which is among the eight that count",
     "llama:dynamic": "generate keeps keys that were rotated for the length that the sequence had then",
-    "rwkv": "transformers mixes the rows of a batch when it decodes",
     "zamba2": "transformers' own decoding differs from its forward pass as much, in float64 too",
 }
 """Types sampled by transformers' `generate` that may differ from its forward pass, and why."""
