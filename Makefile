@@ -70,7 +70,7 @@ chaos: $(INSTALLED)
 
 # Every causal model type of the installed transformers, held against transformers itself; writes docs/models.md.
 architectures: $(INSTALLED)
-	$(BIN)/python benchmarks/architectures.py --write docs/models.md
+	$(BIN)/python -m benchmarks.architectures --write docs/models.md
 
 # The papers' claims, tried on the recipe tiny by the design of benchmarks/paper_claims.toml; writes docs/claims.md.
 # Hours; the same command goes on where it was stopped, here or on another machine, from the runs in the journal.

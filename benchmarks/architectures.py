@@ -1,6 +1,6 @@
 """Every causal model type of the installed transformers, built tiny: is it right, packed or plain, or refused?
 
-    python benchmarks/architectures.py [TYPE ...] [--device cuda] [--json FILE] [--write docs/models.md]
+    python -m benchmarks.architectures [TYPE ...] [--device cuda] [--json FILE] [--write docs/models.md]
 
 Each model has random weights and the kinds of settings that real checkpoints carry: windows, chunks and rotary limits
 shorter than the sequences, scaled and capped logits, several key heads, experts. It is loaded as a stage loads it. What

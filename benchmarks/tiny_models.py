@@ -59,7 +59,8 @@ def _shrunk(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in sub_configs:
             part = getattr(config, name)
-            smaller[name] = {**_shrunk(part, {**changes, **changes.get(name, {})}), "model_type": part.model_type}
+            own = changes.get(name, {})  # also fields that have no default
+            smaller[name] = {**_shrunk(part, {**changes, **own}), **own, "model_type": part.model_type}
         elif name in SIZES and value is not None:
             smaller[name] = SIZES[name]
         elif (isinstance(value, list) and name != "layer_types" and len(value) == old_layers) or (
