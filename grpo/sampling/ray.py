@@ -41,7 +41,8 @@ def make_on_ray(
         return
     try:
         _answers(cluster.address)
-        ray.init(address=cluster.address, log_to_driver=False)
+        # None would be the cluster that was last started on this machine, even if it is gone.
+        ray.init(address=cluster.address or "local", log_to_driver=False)
     except OSError as error:  # ConnectionError is an OSError
         raise InputError(f"ray.address: no Ray cluster at {cluster.address!r}: {_first_line(error)}") from None
 

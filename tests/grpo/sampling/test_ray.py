@@ -12,7 +12,7 @@ import pytest
 
 from flows.prefect_server import free_port, is_open
 from tests.grpo.sampling.test_job import job
-from tests.support.job_runner import ROOT, metrics, result, run, wait_until
+from tests.support.job_runner import ENVIRONMENT, ROOT, metrics, result, run, wait_until
 
 HERE = {"address": None, "workers": 2, "gpus": 0, "cpus": 0.5}
 
@@ -27,14 +27,16 @@ def with_ray(path, ray):
 def address(request, monkeypatch):
     """Of a Ray cluster on this machine; None: the job starts one."""
     ray = pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(ray.__file__).parents[1])]))
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(ray.__file__).parents[1])]))
+    # A job's own cluster leaves a token, with which Ray 2.60 starts others, and which its clients do not send.
+    monkeypatch.setitem(ENVIRONMENT, "RAY_AUTH_MODE", "disabled")
     if request.param == "started by the job":
         yield None
         return
     port = free_port()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
         wait_until(lambda: is_open(port))
         yield f"127.0.0.1:{port}"
         cluster.terminate()  # it stops what it started
