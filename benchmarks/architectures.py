@@ -19,12 +19,14 @@ import tempfile
 import textwrap
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -139,24 +141,29 @@ def _compare(own: Any, policy: Any, row: Row) -> None:
     expected, gradients = expected_of(own)
     logprobs = completion_logprobs(policy, PROMPT_ROWS, COMPLETIONS, 1.0)
     logprobs.sum().backward()
-    row.logprobs = max(
-        (line[: len(e)] - e).abs().max().item() for line, e in zip(logprobs.detach(), expected, strict=True)
-    )
+    row.logprobs = _largest(line[: len(e)] - e for line, e in zip(logprobs.detach(), expected, strict=True))
     found = gradients_of(policy)
     row.gradients = gradient_error(gradients, found)
     if row.gradients > WRONG:  # transformers' own may be the ones that rounding moved, over a kink of an activation
         exact = exact_gradients(own)
         if exact and (error := gradient_error(exact, found)) <= WRONG:
             theirs = gradient_error(exact, gradients)
-            row.gradients, row.note = error, f"gradients against float64; transformers' own float32: {theirs:.0e}"
+            row.gradients = error
+            note = f"gradients against float64; transformers' own float32: {theirs:.0e}"
+            row.note = "; ".join(filter(None, [row.note, note]))
     settings = Sampling(max_new_tokens=14, temperature=1.0)
     groups = sample(policy, PROMPTS, 3, settings, eos_id=2, seeds=[3, 4])
     with torch.no_grad():
-        row.samples = max(
-            (torch.tensor(c.logprobs) - alone(own, prompt, c.tokens).cpu()).abs().max().item()
+        row.samples = _largest(
+            torch.tensor(c.logprobs) - alone(own, prompt, c.tokens).cpu()
             for prompt, group in zip(PROMPTS, groups, strict=True)
             for c in group
         )
+
+
+def _largest(differences: Iterable[Tensor]) -> float:
+    """Of all, in absolute value; NaN if one is."""
+    return torch.stack([difference.abs().max() for difference in differences]).max().item()
 
 
 def _train_in_parallel(rows: list[Row]) -> None:

@@ -183,7 +183,7 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
 def finished(journal: Path | None, samples: int) -> dict[tuple[str, str], dict[str, Any]]:
     """(faults, how) -> the runs with so many samples that the journal has."""
     lines = journal.read_text().splitlines() if journal and journal.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may cut off the last one
     return {(row["faults"], row["how"]): row for row in rows if row["samples"] == samples}
 
 

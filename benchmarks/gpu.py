@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary folders are removed
         print(json.dumps(PARTS[args.part](args)))
         return 0
     if args.results:

@@ -66,7 +66,7 @@ def page(
             "",
             "Mean difference and interval over paired seeds, in points unless a unit is given. Contrasts in brackets",
             "do not decide. length_growth counts from the step on at which the format rate is saturated: the tags,",
-            "which the reward pays for, are no thinking.",
+            "which the reward pays for, are not reasoning.",
             "",
             *contrasts_table(design, results),
             "",

@@ -101,8 +101,10 @@ def superseded(design: Design, records: Records) -> list[Run]:
         [item for item in records.items() if item[0].seed in seeds and item[0].arm in design.arms]
     ):
         artifacts = record.get("artifacts", {})
-        if any(newest.setdefault(key, digest) != digest for key, digest in artifacts.items()):
+        if any(newest.get(key, digest) != digest for key, digest in artifacts.items()):
             again.append(run)
+        else:
+            newest |= artifacts
     return again[::-1]
 
 

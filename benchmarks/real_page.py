@@ -111,9 +111,9 @@ def gaps(records: Sequence[Record]) -> list[str]:
     lines = [
         "## Where it falls short",
         "",
-        "**The family never trained on.** The goal is that it does not end below its start. Of the claims above the",
-        "last takes the base model for its start, and both take the upper end of an interval, which is lenient: the",
-        f"cold start teaches Dev1 the form in which all families are answered. {how} from there to R1,",
+        "**The family never trained on.** The goal is that it does not end below its start. The last claim above",
+        "starts from the base model, and both claims about this family use the upper end of an interval, which is",
+        f"lenient: the cold start teaches Dev1 the form in which all families are answered. {how} from there to R1,",
         "in points:",
         "",
         f"| seed | Dev1, pass@1 | R1 | change | Dev1, pass@{k} | R1 | change |",

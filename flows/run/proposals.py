@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,8 @@ A_NODE, NODES = 8, (1, 2, 4, 8, 16, 32)
 """Devices of a machine, and numbers of machines, that a proposal tries."""
 SPLITS, SHARES = (1, 2, 4, 8), (0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 """Devices of a machine that a copy of the model in vLLM is divided among, and shares of their memory for it."""
-SEQUENCES, PASSING = 16, 0.03
-"""Longest sequences that a proposed vLLM has room for at least, and the share of a device for what its passes need."""
+SEQUENCES = 16
+"""Longest sequences that a proposed vLLM has room for at least."""
 PROMPT = 2048
 """Tokens of a prompt in the `max_model_len` of a proposed vLLM."""
 _FIELDS = {
@@ -75,7 +76,7 @@ class Search:
         alone: dict[str, str] = {}  # field -> override with the first value that is enough
         for change in self._changes():
             name = change.partition("=")[0]
-            if name not in alone and self._fits([change]):
+            if name not in alone and self._has_room([change]):
                 alone[name] = change
         if alone:
             some = [*alone.values()][:4]
@@ -89,13 +90,14 @@ class Search:
 
     def _what_else(self) -> str:
         larger = f"take {'devices' if host_fits(self.estimate, self.device) else 'machines'} with more memory"
-        if self.device.kind == "cpu" or self._trained is None:
+        tried = ([*option, *self._away] for options in self._to_train() for option in options if option)
+        if self.device.kind == "cpu" or self._trained is None or not any(map(self._estimate, tried)):
             return larger
         none = f"no number up to {A_NODE * NODES[-1]} fits"
         if isinstance(self.config, RL | SFT):
             return (
-                f"{none}; FSDP gathers whole layers, so models of this size need an engine with expert or pipeline "
-                "parallelism: hardware.trainer, verl with strategy 'megatron' (docs/engines.md)"
+                f"{none}; verl with strategy 'megatron' divides layers among machines, too (hardware.trainer, "
+                "docs/engines.md)"
             )
         if isinstance(self.config, RewardModels):
             return f"{none}, and no other engine trains reward models; {larger}, or take a judge or rules as rewards"
@@ -104,13 +106,18 @@ class Search:
     # What is tried
 
     @property
+    def _section(self) -> str:
+        """The recipe's section: later rounds of alignment have none of their own."""
+        return re.sub(r"_\d+$", "", self.stage)
+
+    @property
     def _sections(self) -> list[str]:
         special = {
             "reward_models": ["reward_models.helpful", "reward_models.safe"],
             "process_reward_model": ["process_reward_model.training"],
             "base": ["base.pretrain"],
         }
-        return special.get(self.stage, [self.stage])
+        return special.get(self._section, [self._section])
 
     @property
     def _trained(self) -> Supervised | RL | None:
@@ -134,9 +141,9 @@ class Search:
         if isinstance(engine, VLLM) and engine.kind == "local":
             for share in SHARES:
                 if share > engine.gpu_memory_utilization:
-                    yield f"{self.stage}.engine.gpu_memory_utilization={share}"
+                    yield f"{self._section}.engine.gpu_memory_utilization={share}"
             for split in self._splits(engine.tensor_parallel_size + 1):
-                yield f"{self.stage}.engine.tensor_parallel_size={split}"
+                yield f"{self._section}.engine.tensor_parallel_size={split}"
 
     def _strongest(self) -> list[str]:
         """The last value of each field, which saves the most, as far as the stage has it."""
@@ -145,8 +152,7 @@ class Search:
 
     def _divided(self) -> Iterator[list[str]]:
         """Overrides that fit: more devices to train on, and a vLLM that is divided or elsewhere."""
-        away = [f'{self.stage}.engine={{kind="server"}}'] if self._samples_here else []
-        last = []
+        away, last = self._away, []
         for options in self._to_train():
             base = next((each for each in options if self._fits(each + away)), None)
             if base is not None:
@@ -154,15 +160,21 @@ class Search:
                 yield from (base + engine for engine in self._engines(base) if self._has_room(base + engine))
         yield from last
 
+    @property
+    def _away(self) -> list[str]:
+        """The override that samples elsewhere, if the stage may have it."""
+        server = [f'{self._section}.engine={{kind="server"}}']
+        return server if self._samples_here and self._estimate(server) is not None else []
+
     def _to_train(self) -> Iterator[list[list[str]]]:
         """For each number of machines, from few to many: overrides of what is trained."""
         yield [[]]
         if self._trained is None:
             if isinstance(self.config, Evaluate) and self.config.alignment_scores:
-                yield [[f"{self.stage}.alignment_scores=false"]]
+                yield [[f"{self._section}.alignment_scores=false"]]
             return
         for nodes in NODES:
-            if nodes * A_NODE > self._processes(self._trained.hardware):
+            if nodes * A_NODE >= self._processes(self._trained.hardware):
                 where = (f"hardware.processes={A_NODE}", f"hardware.nodes={nodes}")
                 yield [
                     [f"{section}.{field}" for section in self._sections for field in (*where, *others)]
@@ -189,14 +201,14 @@ class Search:
             if not isinstance(self.config, RL) and split > 1 and processes > 1:
                 if self._trained is not None:
                     continue  # its processes sample as well, each for itself
-                alone = [f"{self.stage}.hardware.{name}=1" for name in ("processes", "nodes")]
+                alone = [f"{self._section}.hardware.{name}=1" for name in ("processes", "nodes")]
             for share in SHARES:
                 yield alone + self._engine(split, share)
 
     def _engine(self, split: int, share: float) -> list[str]:
-        path, engine = f"{self.stage}.engine", self.config.engine
+        path, engine = f"{self._section}.engine", self.config.engine
         if engine is None:
-            longest = self.config.sampling.max_new_tokens + PROMPT
+            longest = _longest(self.config) + PROMPT
             fields = f"tensor_parallel_size={split},gpu_memory_utilization={share},max_model_len={longest}"
             return [f'{path}={{kind="local",{fields}}}']
         wanted: dict[str, Any] = {"tensor_parallel_size": split, "gpu_memory_utilization": share}
@@ -228,7 +240,7 @@ class Search:
         engine = estimate.memory.engine if estimate.memory else None
         if engine is None or not any(".engine" in override for override in overrides):
             return True
-        return engine.room >= (SEQUENCES - 1) * engine.cache + PASSING * self.device.memory
+        return engine.room >= (SEQUENCES - 1) * engine.cache
 
     def _fits(self, overrides: list[str]) -> bool:
         estimate = self._estimate(overrides)
@@ -247,3 +259,13 @@ class Search:
             return self.with_overrides(overrides)
         except InputError:
             return None
+
+
+def _longest(config: Any) -> int:
+    """Most tokens of a completion that a stage may sample, in training, for validation or for a test set."""
+    validation, sets = getattr(config, "validation", None), getattr(config, "sets", None)
+    samplings = [config.sampling, getattr(validation, "sampling", None)]
+    samplings += [getattr(each, "sampling", None) for each in (sets.values() if isinstance(sets, dict) else sets or ())]
+    samplings += getattr(config, "sampling_by_source", {}).values()
+    lengths = [sampling.max_new_tokens for sampling in samplings if sampling is not None]
+    return max([*lengths, *getattr(config, "max_new_tokens_from", {}).values()], default=0)

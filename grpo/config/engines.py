@@ -156,7 +156,17 @@ def check_shards(engine: TextEngineSettings | None, processes: int) -> None:
     """Raises ValueError if processes that take shards on their own would wait for each other's requests to a vLLM."""
     if isinstance(engine, VLLM) and engine.tensor_parallel_size > 1 and processes > 1:
         raise ValueError(
-            "engine.tensor_parallel_size: processes that sample take shards on their own, so they cannot share a "
-            "model; set hardware.processes and hardware.nodes to 1, whose vLLM starts a worker on each device, or "
-            "take a server"
+            "engine.tensor_parallel_size: several processes that sample cannot share one model; set hardware.processes "
+            "and hardware.nodes to 1 (vLLM then starts a worker on each device), or use an engine of kind 'server'"
+        )
+
+
+def check_partners(engine: TextEngineSettings | None, processes: int) -> None:
+    """Raises ValueError if trainer processes cannot share a vLLM in groups. One alone starts its own workers."""
+    if not isinstance(engine, VLLM) or engine.kind != "local" or processes == 1:
+        return
+    if processes % engine.tensor_parallel_size:
+        raise ValueError(
+            f"engine.tensor_parallel_size: so many processes share a vLLM, and {engine.tensor_parallel_size} does not "
+            f"divide the {processes} processes (hardware.processes x hardware.nodes)"
         )

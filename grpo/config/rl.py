@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from grpo.config.baselines import DPO, PPO
 from grpo.config.common import Hardware, Lora, Optimizer, Sampling
 from grpo.config.curriculum import Curriculum
-from grpo.config.engines import VLLM
+from grpo.config.engines import VLLM, check_partners
 from grpo.config.experts import Experts
 from grpo.config.judge import JudgeSettings
 from grpo.config.reward_terms import Rewards, RewardTerm
@@ -227,6 +227,7 @@ class RL(Settings):
             raise ValueError("a local engine computes where the trainer does; for rollouts_ahead take kind 'server'")
         if self.dpo.files and self.method != "dpo":
             raise ValueError(f"dpo.files are pairs for method 'dpo'; method is {self.method!r}")
+        check_partners(self.engine, self.hardware.processes * self.hardware.nodes)
         own = self.hardware.sampler == "own" and not self.engine and not self.rollouts_ahead
         if self.experts.replay and not (own and self.method in ("grpo", "online_rft")):
             raise ValueError(

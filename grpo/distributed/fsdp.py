@@ -107,13 +107,21 @@ class Sharded(nn.Module):
     def file_tensors(self, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
         """`full_tensors` as a model's files hold them: some have experts one by one, which transformers joins.
 
-        All processes must iterate together, to the end.
+        All processes must iterate together, to the end. Raises InputError if one tensor of the files is several of the
+        model.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        base = _base(self.model)
+        base, sent = _base(self.model), set[str]()
         for name, tensor in self.full_tensors(adapters=adapters):
-            yield from revert_weight_conversion(base, {name: tensor}).items()
+            for filed, part in revert_weight_conversion(base, {name: tensor}).items():
+                if filed in sent:
+                    raise InputError(
+                        f"{type(base).__name__}: {filed} of its files is divided among several weights here, so it "
+                        "cannot be sent to vLLM; take another engine"
+                    )
+                sent.add(filed)
+                yield filed, part
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' Auto classes can load, with adapters merged. All processes must call

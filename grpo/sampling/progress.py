@@ -96,7 +96,7 @@ class Progress:
         now, window = time.perf_counter(), self.window
         finished = sum(place.problems for place in self.places if place.path.exists())
         step = min(self.of if last else self.of - 1, max(self.logged + 1, finished, self.problems))
-        if self.metrics is None or step == self.logged or not window.samples:
+        if self.metrics is None or step == self.logged or not (window.samples or (last and self.logged)):
             return
         seconds = now - self.since
         right = {f"accuracy_{source}": window.right[source] / n for source, n in sorted(window.verdicts.items()) if n}
@@ -106,7 +106,7 @@ class Progress:
             step,
             self.of,
             samples=window.samples,
-            completion_tokens=window.tokens / window.samples,
+            completion_tokens=window.tokens / max(1, window.samples),
             tokens_per_s=window.tokens / seconds,
             samples_per_s=window.samples / seconds,
             reward_failures=window.failures,

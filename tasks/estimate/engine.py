@@ -8,21 +8,24 @@ from grpo.config.engines import VLLM, TextEngineSettings
 from tasks.estimate.architecture import Architecture
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PASSING = 0.03
+"""Share of a device that vLLM's own forward passes need."""
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes on each device. `weights` and `cache`, the keys and values of a longest sequence, must fit into `taken`;
-    else vLLM does not start."""
+    """Bytes on each device. `weights`, `cache`, the keys and values of a longest sequence, and `passes`, what forward
+    passes need, must fit into `taken`; else vLLM does not start."""
 
     taken: float
     weights: float
     cache: float
+    passes: float = 0.0
 
     @property
     def room(self) -> float:
         """What is left beside weights and a longest sequence; negative if vLLM does not start."""
-        return self.taken - self.weights - self.cache
+        return self.taken - self.weights - self.cache - self.passes
 
 
 def engine_memory(
@@ -41,4 +44,4 @@ def engine_memory(
     cache = (settings.max_model_len or longest) * a.cache_numbers * itemsize / shares
     if settings.kv_cache_gb is not None:  # then vLLM does not look at its share
         return EngineMemory(weights + settings.kv_cache_gb * 2**30, weights, cache)
-    return EngineMemory(settings.gpu_memory_utilization * memory, weights, cache)
+    return EngineMemory(settings.gpu_memory_utilization * memory, weights, cache, PASSING * memory)

@@ -52,8 +52,8 @@ def _shortage(estimate: Estimate, device: Device) -> str:
     engine, needed = estimate.memory.engine, needed_memory(estimate, device)
     if engine is not None and needed <= USABLE * device.memory:
         return (
-            f"vLLM gets {engine.taken / 1e9:.1f} GB of each device, and holds {engine.weights / 1e9:.1f} GB of weights "
-            f"and {engine.cache / 1e9:.1f} GB for a longest sequence"
+            f"vLLM gets {engine.taken / 1e9:.1f} GB of each device, and needs {engine.weights / 1e9:.1f} GB for "
+            f"weights, {engine.cache / 1e9:.1f} for a longest sequence and {engine.passes / 1e9:.1f} to compute"
         )
     where = f"{estimate.devices} processes together" if device.kind == "cpu" and estimate.devices > 1 else "each device"
     return (

@@ -154,7 +154,7 @@ class Estimator:
         longest = sampling.max_new_tokens
         alone = 0.0 if away else self._sample(prompts * group / devices, sampling, number, engine, longest)
         scored = prompts * group * (self.assumed.prompt_tokens + self._mean(sampling.max_new_tokens)) * reward_models
-        alone += read_s(self.device, self.a, scored / devices, sum(self._means(sampling)), 16384, number)
+        alone += read_s(self.device, self.a, scored / _devices(hardware), sum(self._means(sampling)), 16384, number)
         held = sampling_memory(
             self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
         )
@@ -193,10 +193,13 @@ class Estimator:
         seconds += self._validations(settings)
         longest = max(longest for _, longest in _stretches(settings))
         most = rows / devices * (self.assumed.prompt_tokens + longest)
+        taken = devices
+        if devices == 1 and settings.engine is not None and settings.engine.kind == "local":
+            taken = settings.engine.tensor_parallel_size  # one process starts a worker on each
         return Estimate(
-            devices=devices,
+            devices=taken,
             seconds=(seconds := max(seconds, traffic / self.device.network)),
-            device_seconds=seconds * devices,
+            device_seconds=seconds * taken,
             memory=rl_memory(
                 self.a, at_most(settings, most), self._device_memory, self._lengths(longest), reward_models
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -169,7 +170,7 @@ def gpu_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_a_parts_result_is_its_last_json_object(gpu_run: Any) -> None:
     assert gpu_run.run_part("done", 30) == {"rows": 2}
-    assert gpu_run.run_part("slow", 2) == {"rows": 1, "error": ["not done after 2 s"]}
+    assert gpu_run.run_part("slow", 8) == {"rows": 1, "error": ["not done after 8 s"]}
     assert gpu_run.run_part("failed", 30) == {"rows": 1, "error": ["no such thing"]}
     assert gpu_run.run_part("empty", 30) == {}  # vllm where it is not installed
     assert gpu_run.run_part("silent", 30) == {"error": ["it ended without a result"]}
@@ -179,10 +180,10 @@ def test_a_parts_result_is_its_last_json_object(gpu_run: Any) -> None:
 def test_the_total_stops_a_part_and_names_those_after_it(gpu_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "LEAST", 1.0)
     began = time.perf_counter()
-    found = dict(gpu_run.run_parts(["done", "slow", "failed"], 30, began + gpu_run.GRACE + 5))
-    assert time.perf_counter() - began < 5 + gpu_run.GRACE
+    found = dict(gpu_run.run_parts(["done", "slow", "failed"], 30, began + gpu_run.GRACE + 9))
+    assert time.perf_counter() - began < 9 + gpu_run.GRACE
     assert found["done"]["rows"] == 2 and found["failed"] is None
-    assert found["slow"]["error"] in (["not done after 4 s"], ["not done after 5 s"])
+    assert re.fullmatch(r"not done after \d s", *found["slow"]["error"])
     assert found["slow"]["rows"] == 1
 
 

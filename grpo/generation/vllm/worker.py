@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
 from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Backend, Fingerprint, Receiver
 
@@ -117,13 +118,18 @@ class PolicyWeights(WeightTransferEngine[Rendezvous, Part]):
             self.fault = self.fault or f"{type(error).__name__}: {error}"
 
     def _begin(self) -> None:
-        # Some layers hold products of their weights as further parameters, among them those of latent attention.
+        # Some layers hold products of their weights as further parameters, among them those of latent attention. What
+        # vLLM keeps from the first load are its own weights, and those that the reload leaves in place.
         read = {
             f"{prefix}.{name}".removeprefix(".")
             for prefix, layer in self._default_model.named_modules()
             for name in get_layerwise_info(layer).restore_metadata[0]
         }
-        self._expected = {name for name, _ in self._default_model.named_parameters() if name in read}
+        self._expected = {
+            name
+            for name, _ in self._default_model.named_parameters()
+            if name in read or name.rpartition(".")[2] in SKIP_TENSORS
+        }
         self._loaded: set[str] = set()
         self._received = Fingerprint()
         self._checked: int | None = None

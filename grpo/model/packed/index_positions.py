@@ -75,10 +75,11 @@ class _Noting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.arange and self.running:
-            frame, layout = self.running[-1], current_layout()
-            if isinstance(layout, Packed) and _is_index(result, layout.tokens) and "forward" not in vars(frame[0]):
-                self.found[frame[0]].add(frame[1])
-            frame[1] += 1
+            (module, made), layout = self.running[-1], current_layout()
+            if isinstance(layout, Packed) and _is_index(result, layout.tokens) and "forward" not in vars(module):
+                self.found[module].add(made)
+            for frame in self.running:  # as `_Giving` counts: calls of the modules inside, too
+                frame[1] += 1
         return result
 
 
@@ -96,5 +97,7 @@ class _Giving(TorchFunctionMode):
         if func is torch.arange:
             self.made += 1
             if self.made - 1 in self.calls:
-                return self.positions.to(result)
+                if result.shape != self.positions.shape:
+                    raise RuntimeError(f"a range of {result.shape} numbers, where one over all tokens was expected")
+                return self.positions.to(result, copy=True)
         return result

@@ -91,6 +91,12 @@ def _check_can_share(backbone: Any, model: str, group: SequenceGroup) -> None:
         raise InputError(f"{setting}: {', '.join(by_rows)} of {model} need whole sequences; set it to 1")
     if rope_limit(backbone) is not None:
         raise InputError(f"{setting}: the rotary embedding of {model} depends on the sequence's length; set it to 1")
+    counting = sorted({type(module).__name__ for module in backbone.modules() if hasattr(module, "range_calls")})
+    if counting and group.divides_layers:  # a divided layer gets all tokens, and so other positions than it is given
+        raise InputError(
+            f"{setting}: {', '.join(counting)} of {model} count positions themselves; set it to 1, or take "
+            "hardware.sequence_parallel"
+        )
     heads = backbone.config.get_text_config().num_attention_heads
     if heads % size:
         raise InputError(f"{setting}: {model} has {heads} attention heads, which must be a multiple of it")

@@ -166,7 +166,7 @@ def test_what_fits_neither_host_nor_device_is_proposed_more_machines(home: Path)
 def test_what_no_number_of_devices_holds_needs_another_engine(home: Path) -> None:
     """One process saves 671 B weights in float32: 2.7 TB, more than a machine has."""
     said = refused(home, "deepseek-ai/DeepSeek-V3")
-    assert "no number up to 256 fits" in said and "verl with strategy 'megatron' (docs/engines.md)" in said
+    assert "no number up to 256 fits" in said and "verl with strategy 'megatron' divides layers" in said
 
 
 def test_a_stage_that_is_not_divided_needs_a_larger_device(home: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
         # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
         *(
             ([f'{stage}.engine={{kind="local",tensor_parallel_size=2}}', f"{where}.hardware.{many}=2"], said)
-            for said in ("engine.tensor_parallel_size: processes that sample take shards on their own",)
+            for said in ("engine.tensor_parallel_size: several processes that sample cannot share one model",)
             for stage, where, many in (
                 ("sft_data", "sft_data", "processes"),
                 ("evaluate", "evaluate", "nodes"),

@@ -16,7 +16,7 @@ from tests.support.parallel_jobs import ALONE, Team
 
 pytestmark = pytest.mark.system
 
-KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gemma2", "gpt_oss", "llama4_text"]
+KINDS = ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "gemma2", "gpt_oss"]
 """Among them: norms of the divided heads, experts, latent attention, which is not divided, softcaps, windows, attention
 whose last layer has a bias, so that only experts are divided."""
 
@@ -78,6 +78,12 @@ def test_a_model_that_transformers_cannot_divide_is_refused(team: Team, tmp_path
     build("gpt2", tmp_path)
     for said in refusals(team, tmp_path, {}):
         assert said.startswith("hardware.tensor_parallel = 2: transformers has no plan to divide") and "\n" not in said
+
+
+def test_a_model_that_counts_positions_itself_is_refused(team: Team, tmp_path: Path) -> None:
+    build("llama4_text", tmp_path)
+    for said in refusals(team, tmp_path, {}):
+        assert "Llama4TextAttention of" in said and "count positions themselves" in said and "\n" not in said
 
 
 def test_heads_that_cannot_be_divided_are_refused(team: Team, tmp_path: Path) -> None:
