@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from grpo.model.packed.attention import Packed
 from grpo.model.packed.current import current_layout, current_positions
 
+_ARANGE = torch.arange
 Calls = frozenset[int]
 """Which of a module's calls of `torch.arange` in a forward pass, counted from 0."""
 
@@ -32,10 +33,11 @@ def noted_ranges(backbone: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
     inner = [module for module in backbone.modules() if module is not backbone]
     hooks = [module.register_forward_pre_hook(noting.enter) for module in inner]
     hooks += [module.register_forward_hook(noting.leave) for module in inner]
+    torch.arange = noting.arange  # after a mode of torch functions, all that follows was slower
     try:
-        with noting:
-            yield found
+        yield found
     finally:
+        torch.arange = _ARANGE
         for hook in hooks:
             hook.remove()
 
@@ -61,10 +63,10 @@ def _with_positions(self: Any, *args: Any, **kwargs: Any) -> Any:
         return type(self).forward(self, *args, **kwargs)
 
 
-class _Noting(TorchFunctionMode):
+class _Noting:
     def __init__(self, found: dict[nn.Module, set[int]]):
-        super().__init__()
-        self.found, self.running = found, list[list[Any]]()  # module and calls so far, outer modules first
+        self.found = found
+        self.running = list[list[Any]]()  # module and calls so far, outer modules first
 
     def enter(self, module: nn.Module, _: Any) -> None:
         self.running.append([module, 0])
@@ -72,9 +74,9 @@ class _Noting(TorchFunctionMode):
     def leave(self, _: nn.Module, __: Any, ___: Any) -> None:
         self.running.pop()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.arange and self.running:
+    def arange(self, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = _ARANGE(*args, **kwargs)
+        if self.running:
             (module, made), layout = self.running[-1], current_layout()
             if isinstance(layout, Packed) and _is_index(result, layout.tokens) and "forward" not in vars(module):
                 self.found[module].add(made)
@@ -84,7 +86,7 @@ class _Noting(TorchFunctionMode):
 
 
 def _is_index(values: Tensor, tokens: int) -> bool:
-    return values.shape == (tokens,) and bool((values == torch.arange(tokens, device=values.device)).all())
+    return values.shape == (tokens,) and values.tolist() == [*range(tokens)]
 
 
 class _Giving(TorchFunctionMode):
@@ -94,7 +96,7 @@ class _Giving(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.arange:
+        if func is _ARANGE:
             self.made += 1
             if self.made - 1 in self.calls:
                 if result.shape != self.positions.shape:
