@@ -97,6 +97,12 @@ def test_weights_that_vllms_share_does_not_hold_are_refused(capsys) -> None:
     assert {*left} == {"reward_models", "evaluate", "sft_data"}  # 68 GB hold them, without room to compute
 
 
+def test_a_later_round_is_proposed_what_its_section_can_set(capsys) -> None:
+    said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "alignment.rounds=2")
+    (line,) = [line for line in said.splitlines() if line.startswith("alignment_rl_2 does not fit: ")]
+    assert "these" in line and " alignment_rl.hardware." in line
+
+
 def test_heads_that_no_number_divides_are_not_proposed_to_be_divided(capsys) -> None:
     """Qwen2.5-7B has 28 heads: four processes may share them, eight may not."""
     said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "reasoning_rl.micro_batch_tokens=1000000")

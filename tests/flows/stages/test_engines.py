@@ -105,6 +105,10 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
             "urls_file: fleet is no absolute path; workers have another working directory",
         ),
         (['reward_models.engine={kind="server",tensor_parallel_size=2}'], "tensor_parallel_size is the server's own"),
+        (
+            ['reasoning_rl.engine={kind="local",tensor_parallel_size=2}', "reasoning_rl.hardware.processes=3"],
+            "2 does not divide the 3 processes (hardware.processes x hardware.nodes)",
+        ),
         # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
         *(
             ([f'{stage}.engine={{kind="local",tensor_parallel_size=2}}', f"{where}.hardware.{many}=2"], said)

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_models import build, gradient_error
 from grpo.config.common import Hardware
+from grpo.distributed.fsdp import shard
 from grpo.distributed.process_group import divide
+from grpo.errors import InputError
 from grpo.model.loading import load_policy
 from tests.support import parallel_jobs as jobs
 from tests.support.float64 import Float64
@@ -95,6 +98,13 @@ def test_a_saved_model_has_the_files_it_was_read_from(
     sums = {name: tensor.double().sum().item() for name, tensor in written.items()}
     assert all(found == pytest.approx(sums, abs=1e-9) for found in sent)
     load_policy(str(out), Hardware(device="cpu"))
+
+
+def test_weights_that_the_files_join_are_not_sent(tmp_path: Path) -> None:
+    build("hrm_text", tmp_path)
+    sharded = shard(AutoModelForCausalLM.from_pretrained(tmp_path), jobs.ALONE)
+    with pytest.raises(InputError, match="of its files is divided among several weights here"):
+        list(sharded.file_tensors())
 
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])
