@@ -230,12 +230,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows here, and keep those it has")
     parser.add_argument("--write", type=Path, help="replace the table of this page")
     args = parser.parse_args()
+    every = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *(name for name in OF_TYPE if ":" in name)]
+    if unknown := sorted({*args.types} - {*every}):
+        parser.error(f"{', '.join(unknown)}: no causal model types of transformers {transformers.__version__}")
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     rows: list[Row] = _found(args.json)
-    variants = [name for name in OF_TYPE if ":" in name]
-    missing = {*(args.types or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants])} - {row.type for row in rows}
+    missing = {*(args.types or every)} - {row.type for row in rows}
     for kind in sorted(missing):
         row = examine(kind, args.device)
         rows.append(row)

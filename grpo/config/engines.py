@@ -167,6 +167,6 @@ def check_partners(engine: TextEngineSettings | None, processes: int) -> None:
         return
     if processes % engine.tensor_parallel_size:
         raise ValueError(
-            f"engine.tensor_parallel_size: so many processes share a vLLM, and {engine.tensor_parallel_size} does not "
-            f"divide the {processes} processes (hardware.processes x hardware.nodes)"
+            f"engine.tensor_parallel_size: {engine.tensor_parallel_size} processes cannot share each vLLM, because it "
+            f"does not divide the {processes} processes (hardware.processes x hardware.nodes); take a divisor"
         )

@@ -107,7 +107,7 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
         (['reward_models.engine={kind="server",tensor_parallel_size=2}'], "tensor_parallel_size is the server's own"),
         (
             ['reasoning_rl.engine={kind="local",tensor_parallel_size=2}', "reasoning_rl.hardware.processes=3"],
-            "2 does not divide the 3 processes (hardware.processes x hardware.nodes)",
+            "it does not divide the 3 processes (hardware.processes x hardware.nodes); take a divisor",
         ),
         # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
         *(
