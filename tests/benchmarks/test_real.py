@@ -65,7 +65,7 @@ def test_the_page_says_where_the_seeds_fall_short() -> None:
         of["result"]["checkpoints"]["r1"] |= {"other/pass@1": r1, "other/pass@k": r1}
     records[1] |= {"seconds": {"base": 90 * 60.0}, "curves": {}}
     text = " ".join(page(Claims.read(CLAIMS), records, [1007, 1011, 1012], "## What was tried").split())
-    assert "takes the base model for its start" in text and "It falls on each seed from there to R1" in text
+    assert "starts from the base model" in text and "It falls on each seed from there to R1" in text
     # Dev1 has 20.0.
     for seed, r1, change in ((1007, "10.0", "-10.0"), (1011, "15.0", "-5.0"), (1012, "5.0", "-15.0")):
         cells = f"20.0 (15.0-25.0) | {r1} (45.0-55.0) | {change}"
