@@ -61,7 +61,9 @@ class VLLM(Settings):
         None, gt=0, description="KV cache size, GiB. None: what gpu_memory_utilization leaves for it."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Maximum prompt plus completion, tokens. None: the model's context length."
+        None,
+        ge=1,
+        description="Maximum prompt plus completion, tokens. None: the model's context, or what the KV cache holds.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="Data type of weights and arithmetic in sampling. None: the trainer's."

@@ -33,7 +33,8 @@ def engine_memory(
 ) -> EngineMemory | None:
     """Memory of the engine on a device of `memory` bytes; None if it has devices of its own, or is no vLLM.
 
-    `longest`: tokens of a prompt with its completion. vLLM asks for as many as `max_model_len`, if that is set.
+    `longest`: tokens of a prompt with its completion, which is what sampling needs. vLLM insists on a cache for
+    `max_model_len`, if that is set.
     """
     if not isinstance(settings, VLLM) or settings.kind != "local":
         return None

@@ -28,6 +28,9 @@ from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, param
 from grpo.generation.vllm.weight_transfer import BACKEND, UNKNOWN
 from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of
 
+_AS_FITS = -1
+"""vLLM's value for the model's context length, or the part of it for which the KV cache has room. Without it a model
+with a long context does not start, however short the prompts are."""
 _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 
@@ -61,7 +64,7 @@ class LocalVLLM:
             "tensor_parallel_size": settings.tensor_parallel_size,
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
-            "max_model_len": settings.max_model_len,
+            "max_model_len": settings.max_model_len or _AS_FITS,
             "dtype": settings.dtype or dtype,
             "enforce_eager": settings.enforce_eager,
             "enable_chunked_prefill": chunked_prefill(),

@@ -27,8 +27,8 @@ def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, lo
     needed = max(map(len, prompts), default=0) + settings.max_new_tokens
     if needed > longest:
         raise InputError(
-            f"vllm: the longest prompt with max_new_tokens needs {needed} tokens, max_model_len is {longest}; raise "
-            "max_model_len, or shorten prompts or completions"
+            f"vllm: the longest prompt with max_new_tokens needs {needed} tokens, but vLLM takes {longest} "
+            "(max_model_len, or what its KV cache holds); raise that, or shorten prompts or completions"
         )
 
 

@@ -126,6 +126,20 @@ def test_experts_are_updated(kind, tmp_path):
         assert seen["read"] < EXACT and seen["updated"] < EXACT < 0.5 < seen["stale"]
 
 
+def test_a_context_longer_than_the_cache_is_cut_to_it(tmp_path):
+    """vLLM by itself refuses to start here: a sequence of the model's context needs more than the whole cache."""
+    model = Path(tiny_llama(tmp_path / "model", tied=True))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4_000_000}))
+    run("vllm_context.py", str(model), str(tmp_path / "seen"))
+    seen = json.loads((tmp_path / "seen").read_text())
+    # Keys and values in float32. vLLM keeps one block of the cache for itself.
+    width = config["hidden_size"] // config["num_attention_heads"]
+    a_token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
+    assert 0.9 * seen["cache_bytes"] / a_token <= seen["longest"] <= seen["cache_bytes"] / a_token
+    assert seen["lengths"] and "needs 4000001 tokens, but vLLM takes" in seen["refused"]
+
+
 @pytest.mark.skipif(not SMOLLM.is_dir(), reason="benchmarks/real_model.py makes the model")
 def test_smollm2_agrees_and_its_update_takes_seconds(tmp_path):
     (seen,) = probe(tmp_path / "seen", str(SMOLLM), str(tmp_path / "seen"), "--time")

@@ -35,7 +35,7 @@ def test_settings_that_do_not_fit_are_refused(fields, message):
 def test_what_vllm_would_answer_otherwise_than_asked_is_refused():
     prompts = [[1] * 60, [1] * 40]
     check(prompts, Sampling(max_new_tokens=40), 100, True)
-    with pytest.raises(InputError, match="needs 101 tokens, max_model_len is 100"):
+    with pytest.raises(InputError, match="needs 101 tokens, but vLLM takes 100"):
         check(prompts, Sampling(max_new_tokens=41), 100, True)
     with pytest.raises(InputError, match="after the nucleus cut"):
         check(prompts, Sampling(max_new_tokens=1, top_p=0.95), 100, True)
