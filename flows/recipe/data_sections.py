@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
 from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
-from grpo.config.engines import TextEngineSettings, check_shards
+from grpo.config.engines import TextEngineSettings, check_actors, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
 from tasks.problems.miniature.writers import Habits
@@ -124,4 +124,5 @@ class SFTData(Section):
     @model_validator(mode="after")
     def _shards_are_taken_alone(self) -> SFTData:
         check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
+        check_actors(self.engine, self.ray)
         return self

@@ -234,7 +234,12 @@ class RayCluster(Settings):
         "machine for this job only.",
     )
     workers: int = Field(1, ge=1, description="Actors, each with its own engine.")
-    gpus: float = Field(1.0, ge=0, description="GPUs per actor.")
+    gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs per actor. None: as many as its engine runs on: the devices of a local vLLM, none if the "
+        "engine is elsewhere or hardware.device is cpu, else 1.",
+    )
     cpus: float = Field(1.0, gt=0, description="CPU cores per actor; its rewards run in `scoring.workers` processes.")
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from grpo.config.common import RayCluster
 from grpo.http.fleet.addresses import ADDRESS
 from grpo.settings import Settings
 
@@ -160,6 +161,23 @@ def check_shards(engine: TextEngineSettings | None, processes: int) -> None:
         raise ValueError(
             "engine.tensor_parallel_size: several processes that sample cannot share one model; set hardware.processes "
             "and hardware.nodes to 1 (vLLM then starts a worker on each device), or use an engine of kind 'server'"
+        )
+
+
+def devices_of(engine: TextEngineSettings | None) -> int:
+    """Devices that a process needs to sample: none if the engine is elsewhere."""
+    if isinstance(engine, VLLM) and engine.kind == "local":
+        return engine.tensor_parallel_size
+    return 0 if isinstance(engine, VLLM | Endpoint) else 1
+
+
+def check_actors(engine: TextEngineSettings | None, ray: RayCluster | None) -> None:
+    """Raises ValueError if Ray would give an actor some of the devices that its vLLM needs, but not all."""
+    devices = devices_of(engine)
+    if ray is not None and ray.gpus and isinstance(engine, VLLM) and ray.gpus < devices:
+        raise ValueError(
+            f"ray.gpus is {ray.gpus:g}, but engine.tensor_parallel_size divides vLLM among {devices} devices; leave "
+            "ray.gpus out"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo.config.engines import Endpoint
+from grpo.config.engines import Endpoint, devices_of
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
@@ -46,7 +46,7 @@ def run_sampling(job: SampleJob) -> None:
     progress = Progress(job, places, Metrics(job.metrics) if parallel.is_main else None)
     if job.ray:
         left = [place for place in places if not place.path.exists()]
-        make_on_ray(job.ray, left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
+        make_on_ray(job.ray, gpus_of_actor(job), left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
     else:
         worker = Worker(job, progress)
         # The processes of a job start at different shards to avoid contention.
@@ -78,6 +78,14 @@ def chosen_problems(task: SampleTask) -> list[Problem]:
     if task.first is None:
         return problems
     return [p for domain, count in task.first.items() for p in [q for q in problems if q.domain == domain][:count]]
+
+
+def gpus_of_actor(job: SampleJob) -> float:
+    """GPUs that Ray gives to each actor of a job with `ray`."""
+    assert job.ray is not None
+    if job.ray.gpus is not None:
+        return job.ray.gpus
+    return 0 if job.hardware.device == "cpu" else max((devices_of(task.engine) for task in job.tasks), default=0)
 
 
 def _rows(paths: list[Path]) -> int:

@@ -29,9 +29,14 @@ class Maker(Protocol[P_contra, W_co]):
 
 
 def make_on_ray(
-    cluster: RayCluster, places: Sequence[P], worker: Callable[[], Maker[P, W]], tell: Callable[[W], object]
+    cluster: RayCluster,
+    gpus: float,
+    places: Sequence[P],
+    worker: Callable[[], Maker[P, W]],
+    tell: Callable[[W], object],
 ) -> None:
-    """Samples each of `places` on one of the workers. Calls `tell` in this process after each one."""
+    """Samples each of `places` on one of the workers, which have `gpus` each. Calls `tell` in this process after each
+    one."""
     try:
         import ray
         import ray.data
@@ -56,7 +61,7 @@ def make_on_ray(
     numbers = ray.data.from_items([{"place": n} for n in range(len(places))], override_num_blocks=len(places))
     actors = ray.data.ActorPoolStrategy(size=min(cluster.workers, len(places)))
     try:
-        for row in numbers.map(Actor, compute=actors, num_cpus=cluster.cpus, num_gpus=cluster.gpus).iter_rows():
+        for row in numbers.map(Actor, compute=actors, num_cpus=cluster.cpus, num_gpus=gpus).iter_rows():
             tell(pickle.loads(row["told"]))
     finally:
         ray.shutdown()

@@ -119,7 +119,10 @@ def sampling_memory(
     engine: VLLM | None = None,
     reward_models: int = 0,
 ) -> JobMemory:
-    """Memory of sampling `group` completions for each of `prompts` problems. Each process holds a whole model."""
+    """Memory of sampling `group` completions for each of `prompts` problems. Each process holds a whole model, unless
+    its vLLM divides it among devices of its own."""
+    if engine is not None and hardware.processes > 1:  # actors on Ray; RL counts a process for each device
+        hardware = hardware.model_copy(update={"processes": hardware.processes * engine.tensor_parallel_size})
     as_rl = RL(
         steps=1,
         kl_coef=0.0,

@@ -148,8 +148,8 @@ class Estimator:
             return Estimate(disk=disk)
         assert engine is None or isinstance(engine, VLLM)  # whoever has reward models has no endpoint
         devices = _devices(hardware)
-        if devices == 1 and engine is not None and not away:  # one process starts a worker on each
-            devices = engine.tensor_parallel_size
+        if engine is not None and not away:  # each process starts a worker on each of its devices
+            devices *= engine.tensor_parallel_size
         number, lengths = _BYTES[hardware.dtype], self._lengths(sampling.max_new_tokens)
         longest = sampling.max_new_tokens
         alone = 0.0 if away else self._sample(prompts * group / devices, sampling, number, engine, longest)

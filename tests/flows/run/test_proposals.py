@@ -103,6 +103,14 @@ def test_a_later_round_is_proposed_what_its_section_can_set(capsys) -> None:
     assert "these" in line and " alignment_rl.hardware." in line
 
 
+def test_actors_on_ray_may_have_a_divided_vllm(capsys) -> None:
+    model, device, ray = "Qwen/Qwen2.5-32B", "H100", "sft_data.ray={workers=3}"
+    said = refusal(model, device, capsys, ray, "sft_data.engine.gpu_memory_utilization=0.3")
+    change = "sft_data.engine.tensor_parallel_size=4"
+    assert change in next(line for line in said.splitlines() if line.startswith("sft_data does not fit"))
+    assert "sft_data" not in refused(refusal(model, device, capsys, ray, change))
+
+
 def test_heads_that_no_number_divides_are_not_proposed_to_be_divided(capsys) -> None:
     """Qwen2.5-7B has 28 heads: four processes may share them, eight may not."""
     said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "reasoning_rl.micro_batch_tokens=1000000")

@@ -109,6 +109,10 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
             ['reasoning_rl.engine={kind="local",tensor_parallel_size=2}', "reasoning_rl.hardware.processes=3"],
             "it does not divide the 3 processes (hardware.processes x hardware.nodes); take a divisor",
         ),
+        (
+            ['sft_data.engine={kind="local",tensor_parallel_size=2}', "sft_data.ray={gpus=1}"],
+            "ray.gpus is 1, but engine.tensor_parallel_size divides vLLM among 2 devices; leave ray.gpus out",
+        ),
         # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
         *(
             ([f'{stage}.engine={{kind="local",tensor_parallel_size=2}}', f"{where}.hardware.{many}=2"], said)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from flows.prefect_server import free_port, is_open
+from grpo.config.jobs import SampleJob
+from grpo.sampling.job import gpus_of_actor
 from tests.grpo.sampling.test_job import job
 from tests.support.job_runner import ENVIRONMENT, ROOT, metrics, result, run, wait_until
 
-HERE = {"address": None, "workers": 2, "gpus": 0, "cpus": 0.5}
+HERE = {"address": None, "workers": 2, "cpus": 0.5}
 
 
 def with_ray(path, ray):
@@ -68,3 +70,20 @@ def test_ray_and_processes_exclude_each_other(tmp_path):
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "hardware": {"device": "cpu", "processes": 2}}))
     assert "leave hardware.processes and hardware.nodes at 1" in run(path, expected=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "ray", "gpus"),
+    [
+        (None, {}, {}, 1),
+        (None, {"device": "cpu"}, {}, 0),
+        ({"kind": "local", "tensor_parallel_size": 4}, {}, {}, 4),
+        ({"kind": "server"}, {}, {}, 0),
+        ({"kind": "endpoint", "base_url": "http://a/v1", "model": "m"}, {}, {}, 0),
+        (None, {}, {"gpus": 0.5}, 0.5),
+    ],
+)
+def test_an_actor_gets_the_gpus_that_its_engine_runs_on(engine, hardware, ray, gpus, tmp_path):
+    settings = json.loads(job(tmp_path).read_text())
+    settings |= {"hardware": hardware, "ray": ray, "tasks": [{**settings["tasks"][0], "engine": engine}]}
+    assert gpus_of_actor(SampleJob.model_validate(settings)) == gpus

@@ -71,6 +71,8 @@ def test_one_process_has_as_many_devices_as_share_its_model() -> None:
     of, hardware = Estimator(SMALL, ROUND), Hardware(dtype="bfloat16")
     two = of.sampled(8, 2, SAMPLING, hardware, vllm(tensor_parallel_size=2))
     assert two.devices == 2 and two.host == 2e9
+    three_actors = of.sampled(8, 2, SAMPLING, Hardware(processes=3), vllm(tensor_parallel_size=2))  # on Ray
+    assert three_actors.devices == 6
     assert of.sampled(8, 2, SAMPLING, hardware).host == 2e9 + 2 * WEIGHTS
     assert of.sampled(8, 2, SAMPLING, hardware, vllm(), reward_models=2).host == 2e9 + 2 * WEIGHTS
 
