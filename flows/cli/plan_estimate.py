@@ -81,6 +81,7 @@ def _refused(
 ) -> InputError:
     """The error about the first stage that does not fit. What the others need is written to stderr, a line each, and
     all that was found to set: more than an error's one line can hold."""
+    students = [student.name for student in recipe.distill.students] if recipe.distill else []
     sentences: list[str] = []
     overrides: list[str] = []
     for step in (step for step in graph if step.name in too_large):
@@ -91,7 +92,8 @@ def _refused(
 
         a = architecture_of(base_of(step.name, recipe), assumptions.config)
         name, device = step.name, assumptions.device
-        proposal = Search(name, step.config(recipe), estimates[name], a, device, with_overrides).proposal()
+        search = Search(name, step.config(recipe), estimates[name], a, device, with_overrides, students)
+        proposal = search.proposal()
         sentences.append(sentence(name, estimates[name], device, proposal.text))
         overrides += proposal.overrides
     first, *others = sentences

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flows.recipe.evaluation import Evaluate
 from flows.recipe.process_rewards import ProcessRewards
 from flows.recipe.sections import Base, RewardModels
+from flows.stages.base_model import base_stage
+from flows.stages.distill import student_stage
 from grpo.config.common import Hardware
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
@@ -70,6 +72,7 @@ class Search:
     a: Architecture
     device: Device
     with_overrides: Callable[[list[str]], Estimate]
+    students: Sequence[str] = ()  # their names, in the recipe's order
 
     def proposal(self) -> Proposal:
         """Fields that were tried and make the stage fit, or what it needs instead."""
@@ -112,6 +115,10 @@ class Search:
 
     @property
     def _sections(self) -> list[str]:
+        for number, student in enumerate(self.students):
+            parts = {base_stage(student).name: "base.pretrain", student_stage(student).name: "sft"}
+            if self.stage in parts:
+                return [f"distill.students.{number}.{parts[self.stage]}"]
         special = {
             "reward_models": ["reward_models.helpful", "reward_models.safe"],
             "process_reward_model": ["process_reward_model.training"],

@@ -11,6 +11,7 @@ import pytest
 
 from flows.cli.plan_estimate import make
 from flows.recipe.load import load_recipe
+from flows.recipe.pipeline_names import PipelineName
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
 
@@ -27,13 +28,23 @@ def refusal(
     model: str, device: str, capsys: pytest.CaptureFixture[str], *overrides: str, recipe: str = "qwen2.5-1.5b"
 ) -> str:
     """All that is said of stages that do not fit, a line each; empty if all fit."""
-    changed = [f"base.model={model}", *overrides]
+    return refusal_of("r1", recipe, [f"base.model={model}", *overrides], device, capsys)
+
+
+def refusal_of(
+    flow: PipelineName,
+    recipe: str,
+    overrides: list[str],
+    device: str,
+    capsys: pytest.CaptureFixture[str],
+    assume: tuple[str, ...] = (),
+) -> str:
     asked = argparse.Namespace(
-        recipe=recipe, overrides=changed, seed=None, device=device, config=None, assume=(), calibrate=False
+        recipe=recipe, overrides=overrides, seed=None, device=device, config=None, assume=assume, calibrate=False
     )
-    loaded = load_recipe(recipe, changed)
+    loaded = load_recipe(recipe, overrides)
     try:
-        make(asked, GRAPHS["r1"](loaded), loaded)
+        make(asked, GRAPHS[flow](loaded), loaded)
     except InputError as error:
         return f"{capsys.readouterr().err}{error}\n"
     return ""
@@ -101,6 +112,21 @@ def test_a_later_round_is_proposed_what_its_section_can_set(capsys) -> None:
     said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "alignment.rounds=2")
     (line,) = [line for line in said.splitlines() if line.startswith("alignment_rl_2 does not fit: ")]
     assert "these" in line and " alignment_rl.hardware." in line
+
+
+def test_students_are_proposed_what_their_own_sections_can_set(capsys) -> None:
+    """Of the 20 MB 18 may be used. In float32 the students hold 33 and 18.2 MB while they are pretrained, 40 and 22 in
+    SFT. The second one's name ends like a later round's."""
+    stages = ["base_small", "student_small", "base_small_2", "student_small_2"]
+    sections = [f"distill.students.{n}.{part}" for n in (0, 1) for part in ("base.pretrain", "sft")]
+    named, memory = "distill.students.1.name=small_2", ("memory=2e7",)
+    said = refusal_of("distill", "tiny", [named], "H100", capsys, memory)
+    assert {*stages} <= {*refused(said)}
+    for stage, section in zip(stages, sections, strict=True):
+        assert f" {section}." in next(line for line in said.splitlines() if line.startswith(f"{stage} does not fit"))
+    for_students = [override for override in proposed(said) if override.startswith("distill.")]
+    left = refused(refusal_of("distill", "tiny", [named, *for_students], "H100", capsys, memory))
+    assert left and not {*stages} & {*left}
 
 
 def test_actors_on_ray_may_have_a_divided_vllm(capsys) -> None:
