@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import fleet_simulator as simulator
 from benchmarks.fixed_parts import FixedParts
+from benchmarks.json_lines import add_line, read_lines
 from benchmarks.load_page import measured_by
 from grpo.data.records import Problem, read_samples, write_rows
 from grpo.generation import endpoint
@@ -182,8 +183,7 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
 
 def finished(journal: Path | None, samples: int) -> dict[tuple[str, str], dict[str, Any]]:
     """(faults, how) -> the runs with so many samples that the journal has."""
-    lines = journal.read_text().splitlines() if journal and journal.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may cut off the last one
+    rows = read_lines(journal) if journal else []
     return {(row["faults"], row["how"]): row for row in rows if row["samples"] == samples}
 
 
@@ -200,8 +200,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 row = {"faults": name, "how": how, "samples": args.samples, "load": load, **found}
                 print(json.dumps(row), flush=True)
                 if args.journal:
-                    with args.journal.open("a") as journal:
-                        journal.write(json.dumps(row) + "\n")
+                    add_line(args.journal, row)
             rows.append(row)
             if args.write:  # after each run, because all of them take a quarter of an hour
                 args.write.write_text(page(rows, args.samples))

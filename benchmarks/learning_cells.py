@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from json_lines import add_line, read_lines
 from machine import machine
 
 Cpu = Literal["native", "avx2"]
@@ -104,19 +105,12 @@ class Journal:
         self._made_with = {"commit": code_commit(), "machine": machine()}
 
     def records(self) -> dict[Cell, dict[str, Any]]:
-        """Cell -> its record, of this version of the recipe. A line that a kill cut off is skipped."""
+        """Cell -> its record, of this version of the recipe."""
         found = {}
-        for line in self.path.read_text().splitlines() if self.path.is_file() else ():
-            try:
-                record = json.loads(line)
-            except ValueError:  # empty, or cut off by a kill
-                continue
+        for record in read_lines(self.path):
             if {name: record.get(name) for name in self.mark} == self.mark:
                 found[Cell(**record["cell"])] = record
         return found
 
     def add(self, record: dict[str, Any]) -> None:
-        line = json.dumps(self.mark | self._made_with | record)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:  # the first newline ends a line that a kill cut off
-            file.write(f"\n{line}\n")
+        add_line(self.path, self.mark | self._made_with | record)

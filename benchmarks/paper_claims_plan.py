@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from json_lines import add_line, read_lines
 from learning_cells import code_commit
 from machine import machine
 from paper_claims_design import STEPS_FIELD, Choice, Design, Run, overrides_of, start_of
@@ -29,13 +29,9 @@ class Journal:
         self._made_with = {"commit": code_commit(), "machine": machine()}
 
     def records(self) -> dict[Run, dict[str, Any]]:
-        """Run -> its record, the newest last. Incomplete lines, left by a killed process, are skipped."""
+        """Run -> its record, the newest last."""
         records = {}
-        for line in self.path.read_text().splitlines() if self.path.is_file() else ():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
+        for record in read_lines(self.path):
             if record.get("version") == self.version:
                 run = Run(**record["run"])
                 records.pop(run, None)  # made again: it moves to the end
@@ -43,10 +39,7 @@ class Journal:
         return records
 
     def add(self, run: Run, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"version": self.version, **self._made_with, "run": asdict(run), **record})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:  # the first newline ends a line that a killed process left incomplete
-            file.write(f"\n{line}\n")
+        add_line(self.path, {"version": self.version, **self._made_with, "run": asdict(run), **record})
 
 
 def current(design: Design, records: Records, choices: Mapping[str, Choice]) -> dict[Run, Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,12 @@ import pytest
 from benchmarks import fleet
 from benchmarks.fleet import figures
 from benchmarks.fleet_simulator import TOKENS_MAX, tokens_of
+from benchmarks.json_lines import read_lines
+
+ROW = {
+    **{"seconds": 1.0, "busy": 0.5, "tail_s": 0.1, "possible": 20, "made": 10, "tokens": 10},
+    **{"lost": 0, "double": 0, "wrong": 0},
+}
 
 
 def endpoint(tokens: int, *log: tuple[float, int, bool]) -> dict:
@@ -52,15 +57,13 @@ def test_with_both_faults_each_sample_is_there_once(tmp_path: Path) -> None:
 def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Of six runs the fifth is stopped; the second command measures the last two only, and writes all rows."""
     ran: list[tuple[str, ...]] = []
-    numbers = {"seconds": 1.0, "busy": 0.5, "tail_s": 0.1, "possible": 20, "made": 10, "tokens": 10}
-    counts = {"lost": 0, "double": 0, "wrong": 0}
 
     def run(folder: Path, samples: int, faults: list[str], fixed: bool) -> dict[str, Any]:
         if len(ran) == 4:
             ran.append(("stopped",))
             raise KeyboardInterrupt
         ran.append((*faults, str(fixed)))
-        return numbers | counts
+        return ROW
 
     monkeypatch.setattr(fleet, "run", run)
     monkeypatch.setattr(fleet.os, "getloadavg", lambda: (0.25, 0.0, 0.0))
@@ -68,11 +71,28 @@ def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asked = ["--samples", "32", "--journal", str(journal), "--write", str(page)]
     with pytest.raises(KeyboardInterrupt):
         fleet.main(asked)
-    assert len(journal.read_text().splitlines()) == 4
+    assert len(read_lines(journal)) == 4
     assert fleet.main(asked) == 0
     assert ran[5:] == [("stragglers", "deaths", "False"), ("stragglers", "deaths", "True")]
-    assert [json.loads(line)["samples"] for line in journal.read_text().splitlines()] == [32] * 6
+    assert [row["samples"] for row in read_lines(journal)] == [32] * 6
     assert page.read_text().count("| 50% | 50% | 0.1 | 0.0% | 0 | 0 |") == 6
     assert "load average before each run: 0.2 to 0.2" in page.read_text() and "busy with" not in page.read_text()
     assert "| both | fixed parts | 1.0 |" in capsys.readouterr().out
     assert fleet.main([*asked[2:], "--samples", "48", "--faults", "deaths"]) == 0 and len(ran) == 8
+
+
+def test_a_row_that_a_kill_cut_off_is_measured_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs the second's row is cut off. It is measured again, and then both are there."""
+    ran: list[bool] = []
+
+    def run(folder: Path, samples: int, faults: list[str], fixed: bool) -> dict[str, Any]:
+        ran.append(fixed)
+        return ROW
+
+    monkeypatch.setattr(fleet, "run", run)
+    journal = tmp_path / "rows.jsonl"
+    asked = ["--samples", "32", "--faults", "none", "--journal", str(journal)]
+    assert fleet.main(asked) == 0 and ran == [False, True]
+    journal.write_text(journal.read_text().rstrip()[:-20])
+    assert fleet.main(asked) == 0 and ran == [False, True, True]
+    assert fleet.main(asked) == 0 and ran == [False, True, True]
