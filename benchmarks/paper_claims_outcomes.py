@@ -32,7 +32,7 @@ AS_IT_IS: Mapping[OutcomeName, float] = {"length_growth": 1.0, "peak_mb": 1.0}
 @dataclass(frozen=True)
 class Comparison:
     """A contrast over the seeds: mean, interval and verdict. `seeds`: those on which both arms have the outcome.
-    `diverged`: those on which an arm diverged and therefore has none."""
+    `diverged`: those on which an arm, or a checkpoint that the outcome needs, diverged, so that there is none."""
 
     contrast: Contrast
     seeds: tuple[int, ...]
@@ -65,6 +65,10 @@ class Study:
         choice = self.choices.get(arm)
         return None if choice is None else self.records.get(Run(arm, seed, choice.rate, choice.steps))
 
+    def checkpoints(self, arm: str, seed: int) -> list[Record | None]:
+        """Of the runs of an arm that end earlier than its whole run."""
+        return [self.records.get(run) for run in checkpoint_runs(self.design, arm, self.choices[arm], seed)]
+
     def result(self, claim: PaperClaim) -> Result:
         comparisons = tuple(map(self.compare, claim.contrasts))
         verdicts = [comparison.verdict for comparison in comparisons if comparison.contrast.decides]
@@ -84,9 +88,13 @@ class Study:
         return Comparison(contrast, tuple(pairs), lost, differences, interval, decided)
 
     def diverged(self, contrast: Contrast, seed: int) -> bool:
-        """Whether both arms were run and one of them diverged."""
+        """Whether both arms were run and one of them diverged, or a checkpoint's run where the outcome needs it."""
         records = [self.record(arm, seed) for arm in contrast.arms]
-        return all(records) and any("diverged" in record for record in records if record)
+        if not all(records):
+            return False
+        if contrast.outcome == "auc_of_checkpoints":
+            records += [record for arm in contrast.arms for record in self.checkpoints(arm, seed)]
+        return any("diverged" in record for record in records if record is not None)
 
     def difference(self, contrast: Contrast, seed: int) -> float | None:
         """higher - lower on a seed; None while a run is missing, and if one diverged that has no worst outcome.
@@ -114,9 +122,7 @@ class Study:
 
     def points(self, arm: str, seed: int) -> list[tuple[float, float]] | None:
         """(tokens sampled, held-out pass@1): of Dev1, of the runs that end earlier, and of the whole run."""
-        choice = self.choices[arm]
-        runs = [*checkpoint_runs(self.design, arm, choice, seed), Run(arm, seed, choice.rate, choice.steps)]
-        start, rest = self.record("dev1", seed), [self.records.get(run) for run in runs]
+        start, rest = self.record("dev1", seed), [*self.checkpoints(arm, seed), self.record(arm, seed)]
         if start is None or any(record is None or "diverged" in record for record in rest):
             return None
         later = [(sum(r["curve"]["tokens"]), r["table"]["pass@1"]) for r in rest if r is not None]

@@ -240,9 +240,9 @@ def gone_wrong(records: Records, again: Sequence[Run]) -> list[str]:
     lines = []
     if diverged:
         lines = [
-            "Training of these runs diverged. Where a larger share of right answers is expected, they count 0; any"
+            "Training of these runs diverged. Where a larger share of right answers is expected, whole runs count 0;"
         ]
-        lines += ["other contrast with one of them is undecided.", "", *diverged, ""]
+        lines += ["any other contrast that needs one of them is undecided.", "", *diverged, ""]
     if again:
         lines += [
             "These runs do not count and are to be made again: newer runs of their seed started from another model,"

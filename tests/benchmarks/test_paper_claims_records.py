@@ -179,6 +179,26 @@ def test_a_main_run_that_diverges(design: Any) -> None:
     assert "- grpo at 0.0001, 4 steps, seed 2018: not_finite: step 3" in gone_wrong(records, [])
 
 
+def test_a_checkpoint_that_diverges(design: Any) -> None:
+    """Online RFT's run of 2 steps diverges on the first seed, the one of 4 does not: there is no curve over both."""
+    from paper_claims_design import Choice, Run
+    from paper_claims_outcomes import Study
+    from paper_claims_plan import main_runs
+
+    arms, seeds = ["dev1", "online_rft", "rft"], design.seeds.seeds()
+    choices = {"dev1": Choice(), "online_rft": Choice(1e-4, 4), "rft": Choice(1e-4, 4)}
+    records = {run: made(design, run, choices) for run in main_runs(design, arms, choices, seeds)}
+    shorter = Run("online_rft", 2018, 1e-4, 2)
+    records[shorter] = {"overrides": records[shorter]["overrides"], "diverged": "not_finite: step 2"}
+    (claim,) = design.claims_named(["online_rft_over_rft"])
+    of_whole, of_both = map(Study(design, choices, records).compare, claim.contrasts)
+    assert (of_whole.diverged, len(of_whole.seeds), of_whole.verdict) == ((), 10, "does not hold here")  # all 0.5
+    assert (of_both.diverged, len(of_both.seeds), of_both.verdict) == ((2018,), 9, "undecided")
+    del records[Run("rft", 2018, 1e-4, 4)]
+    unfinished = Study(design, choices, records).compare(claim.contrasts[1])
+    assert (unfinished.diverged, unfinished.verdict) == ((), None)
+
+
 def test_runs_from_another_start_are_made_again(design: Any, tmp_path: Path) -> None:
     from paper_claims import missing_runs
     from paper_claims_design import Choice
