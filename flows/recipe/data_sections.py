@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from flows.recipe.sections import Section
 from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
-from grpo.config.engines import TextEngineSettings, check_actors, check_shards
+from grpo.config.engines import TextEngineSettings, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
 from tasks.problems.miniature.writers import Habits
@@ -63,7 +63,9 @@ class ColdStartData(Section):
             raise ValueError("a rewriter rewrites R1-Zero's trajectories; set source to 'r1_zero', or leave it out")
         if self.source not in ("miniature", "solutions") and self.general:
             raise ValueError("general demonstrations come from sources 'miniature' and 'solutions'; set general to 0")
-        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
+        check_shards(self.engine, self.hardware)
+        if self.rewriter is not None:
+            check_shards(self.rewriter.engine, self.hardware)
         return self
 
 
@@ -123,6 +125,7 @@ class SFTData(Section):
 
     @model_validator(mode="after")
     def _shards_are_taken_alone(self) -> SFTData:
-        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
-        check_actors(self.engine, self.ray)
+        check_shards(self.engine, self.hardware, self.ray)
+        if self.teacher is not None:
+            check_shards(self.teacher.engine, self.hardware, self.ray)
         return self

@@ -71,5 +71,5 @@ class Evaluate(Section):
         if self.k is not None and self.k > self.samples_per_problem:
             raise ValueError(f"k is {self.k}, above samples_per_problem ({self.samples_per_problem}); lower it")
         check_sets(self.sets, self.samples_per_problem)
-        check_shards(self.engine, self.hardware.processes * self.hardware.nodes)
+        check_shards(self.engine, self.hardware)
         return self

@@ -153,7 +153,7 @@ class RewardModels(Section):
         if self.safe.margin or self.safe.centring:
             raise ValueError("safe learns from labels, margin and centring are for pairs; set them in helpful")
         if self.prompts:
-            check_shards(self.engine, self.helpful.hardware.processes * self.helpful.hardware.nodes)
+            check_shards(self.engine, self.helpful.hardware)
         return self
 
 

@@ -162,7 +162,8 @@ def _reward_models(config: RL, recipe: Recipe) -> int:
 
 def base_of(stage: str, recipe: Recipe) -> Base:
     """The base model from which the stage's models descend."""
-    name = stage.removeprefix("base_").removeprefix(PREFIX)
+    own = "base_" if stage.startswith("base_") else PREFIX
+    name = stage.removeprefix(own)
     students = recipe.distill.students if recipe.distill else []
     return next((student.base for student in students if student.name == name), recipe.base)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo.config.common import RayCluster
+from grpo.config.common import Hardware, RayCluster
 from grpo.http.fleet.addresses import ADDRESS
 from grpo.settings import Settings
 
@@ -155,15 +155,6 @@ class OwnEngine(Settings):
 TextEngineSettings = Annotated[VLLM | Endpoint | OwnEngine, Field(discriminator="kind")]
 
 
-def check_shards(engine: TextEngineSettings | None, processes: int) -> None:
-    """Raises ValueError if processes that take shards on their own would wait for each other's requests to a vLLM."""
-    if isinstance(engine, VLLM) and engine.tensor_parallel_size > 1 and processes > 1:
-        raise ValueError(
-            "engine.tensor_parallel_size: several processes that sample cannot share one model; set hardware.processes "
-            "and hardware.nodes to 1 (vLLM then starts a worker on each device), or use an engine of kind 'server'"
-        )
-
-
 def devices_of(engine: TextEngineSettings | None) -> int:
     """Devices that a process needs to sample: none if the engine is elsewhere."""
     if isinstance(engine, VLLM) and engine.kind == "local":
@@ -171,10 +162,17 @@ def devices_of(engine: TextEngineSettings | None) -> int:
     return 0 if isinstance(engine, VLLM | Endpoint) else 1
 
 
-def check_actors(engine: TextEngineSettings | None, ray: RayCluster | None) -> None:
-    """Raises ValueError if Ray would give an actor some of the devices that its vLLM needs, but not all."""
-    devices = devices_of(engine)
-    if ray is not None and ray.gpus and isinstance(engine, VLLM) and ray.gpus < devices:
+def check_shards(engine: TextEngineSettings | None, hardware: Hardware, ray: RayCluster | None = None) -> None:
+    """Raises ValueError if the processes or actors that take shards, each on its own, cannot have this engine."""
+    processes, devices = hardware.processes * hardware.nodes, devices_of(engine)
+    if ray is not None and processes > 1:
+        raise ValueError("ray places the workers: leave hardware.processes and hardware.nodes at 1")
+    if devices > 1 and processes > 1:
+        raise ValueError(
+            "engine.tensor_parallel_size: several processes that sample cannot share one model; set hardware.processes "
+            "and hardware.nodes to 1 (vLLM then starts a worker on each device), or use an engine of kind 'server'"
+        )
+    if ray is not None and devices > 1 and ray.gpus and ray.gpus < devices:
         raise ValueError(
             f"ray.gpus is {ray.gpus:g}, but engine.tensor_parallel_size divides vLLM among {devices} devices; leave "
             "ray.gpus out"

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from grpo.config.common import Hardware, RayCluster, Sampling, WholeSequences
-from grpo.config.engines import TextEngineSettings, check_actors, check_shards
+from grpo.config.engines import TextEngineSettings, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.config.scoring import Scoring
@@ -184,11 +184,8 @@ class SampleJob(JobBase):
 
     @model_validator(mode="after")
     def _one_way_to_spread(self) -> SampleJob:
-        if self.ray and self.hardware.processes * self.hardware.nodes > 1:
-            raise ValueError("ray places the workers: leave hardware.processes and hardware.nodes at 1")
         for task in self.tasks:
-            check_shards(task.engine, self.hardware.processes * self.hardware.nodes)
-            check_actors(task.engine, self.ray)
+            check_shards(task.engine, self.hardware, self.ray)
         return self
 
 

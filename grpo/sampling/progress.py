@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from grpo.config.engines import devices_of
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.processes.metrics_log import Metrics
 from grpo.sampling.shard import SampledProblem
@@ -53,7 +54,8 @@ class Progress:
     def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):
         self.places, self.metrics = places, metrics
         self.of = sum(place.problems for place in places)
-        self.devices = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
+        processes = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
+        self.devices = processes * max([1, *(devices_of(task.engine) for task in job.tasks)])
         self.window, self.judge = Window(), Counter[str]()
         self.began = self.since = time.perf_counter()
         self.tokens = self.problems = self.logged = 0

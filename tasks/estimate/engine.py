@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grpo.config.common import Hardware
 from grpo.config.engines import VLLM, TextEngineSettings
 from tasks.estimate.architecture import Architecture
 
@@ -26,6 +27,11 @@ class EngineMemory:
     def room(self) -> float:
         """What is left beside weights and a longest sequence; negative if vLLM does not start."""
         return self.taken - self.weights - self.cache - self.passes
+
+
+def sampling_engine(engine: TextEngineSettings | None, hardware: Hardware) -> TextEngineSettings | None:
+    """What samples: `hardware.sampler` may name vLLM where no engine is set. `auto` counts as our own sampler."""
+    return VLLM(kind="local") if engine is None and hardware.sampler == "vllm" else engine
 
 
 def engine_memory(

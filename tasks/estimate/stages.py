@@ -16,6 +16,7 @@ from grpo.config.supervised import Supervised
 from grpo.rl.method_table import reads_reference, value_model
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
+from tasks.estimate.engine import sampling_engine
 from tasks.estimate.job_memory import (
     LIBRARIES,
     JobMemory,
@@ -142,6 +143,7 @@ class Estimator:
     ) -> Estimate:
         """Estimate for sampling `group` completions for each of `prompts` problems, with each of `policies` in turn. If
         a service samples, only disk and the reward models count."""
+        engine = sampling_engine(engine, hardware)
         disk = policies * prompts * group * self._mean(sampling.max_new_tokens) * self.assumed.text_bytes
         away = engine is not None and not (isinstance(engine, VLLM) and engine.kind == "local")
         if away and not reward_models:
@@ -166,6 +168,7 @@ class Estimator:
         """Estimate for all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
         the steps with general prompts, and the update."""
         hardware = settings.hardware
+        settings = settings.model_copy(update={"engine": sampling_engine(settings.engine, hardware)})
         devices, number = _devices(hardware), _BYTES[hardware.dtype]
         rows = settings.prompts_per_step * settings.group_size
         seconds = traffic = 0.0

@@ -72,6 +72,15 @@ def test_the_other_flows_have_estimates_too(home: Path, flow: str) -> None:
         assert stages["base_smallest"]["disk_gb"] < stages["base_small"]["disk_gb"] < stages["base"]["disk_gb"]
 
 
+def test_a_student_may_be_named_like_a_stage(home: Path) -> None:
+    renamed = tuple(f'distill.students.{n}.name="{name}"' for n, name in enumerate(("student_x", "base_x")))
+    stages = estimated(arguments(home, "tiny", "cpu", overrides=renamed), "distill")["stages"]
+    known = estimated(arguments(home, "tiny", "cpu"), "distill")["stages"]
+    for new, old in (("student_x", "small"), ("base_x", "smallest")):
+        assert stages[f"base_{new}"]["disk_gb"] == known[f"base_{old}"]["disk_gb"]
+        assert stages[f"student_{new}"]["disk_gb"] == known[f"student_{old}"]["disk_gb"]
+
+
 def test_what_does_not_fit_is_refused_with_fields_that_help(home: Path) -> None:
     with pytest.raises(InputError) as error:
         estimated(arguments(home, "qwen2.5-1.5b", "A100", "memory=24e9"))

@@ -17,18 +17,20 @@ from tests.support.verl_environment import PYTHON, RL_OPTIONS, SAMPLING_ON_CPU, 
 
 pytestmark = [pytest.mark.slow, needs_verl]
 
+SFT = [
+    'hardware.trainer={{kind="verl",python="{python}"}}',
+    "save_every=3",
+    "max_steps=8",
+    "optimizer.warmup_steps=0",  # with a warm-up, verl's decay is a step ahead
+]
 STAGES = {
-    "cold_start_sft": [
-        'hardware.trainer={{kind="verl",python="{python}"}}',
-        "save_every=3",
-        "max_steps=8",
-        "optimizer.warmup_steps=0",  # with a warm-up, verl's decay is a step ahead
-    ],
+    "cold_start_sft": SFT,
     "reasoning_rl": [
         f'hardware.trainer={{{{kind="verl",python="{{python}}",options={json.dumps(RL_OPTIONS)}}}}}',
         "save_every=2",
         "steps=8",
     ],
+    "sft": SFT,
 }
 """What is set for a stage; the last ones also where this library trains it."""
 
@@ -67,7 +69,7 @@ def manifest_of(home: Path, stage: dict[str, Any]) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["cold_start_sft", "reasoning_rl"])
 def test_a_stage_by_verl_is_killed_resumed_recorded_and_reused(home: OnCpu, stage: str) -> None:
     own = set_for(stage, STAGES[stage][1:])
     ours = manifest_of(home.home, stage_of(home.tiny("run", *own, "--only", stage), stage))
@@ -93,3 +95,25 @@ def test_a_stage_by_verl_is_killed_resumed_recorded_and_reused(home: OnCpu, stag
     assert home("verify").returncode == 0
     left = subprocess.run(["pgrep", "-f", str(home.home)], capture_output=True, text=True).stdout
     assert not left
+
+
+def test_a_whole_recipe_of_which_verl_trains_two_stages(home: OnCpu) -> None:
+    """Killed in the middle of each of them; stages before and after are this library's."""
+    verl = ["reasoning_rl", "sft"]
+    settings = [*(part for stage in verl for part in by_verl(stage)), "--set", "sft.batch_size=8"]
+    smaller = [part for value in SMALLER for part in ("--set", value)]
+    for stage in verl:
+        kill_when(home, ["run", "tiny", *smaller, *settings], lambda stage=stage: steps(home.home, stage) >= 5)
+    first = home.tiny("run", *settings)
+    client = mlflow.MlflowClient(f"sqlite:///{home.home}/mlflow.db")
+    for stage in verl:
+        made = manifest_of(home.home, stage_of(first, stage))
+        assert made["steps_completed"] == 8
+        history = client.get_metric_history(made["mlflow_run_id"], "loss")
+        assert [point.step for point in history] == list(range(1, 9))
+    assert {stage["name"] for stage in first["stages"] if stage["status"] == "ran"} >= {"sft", "alignment_rl", "report"}
+    second = home.tiny("run", *settings)
+    assert {stage["status"] for stage in second["stages"]} == {"reused"}
+    assert [stage["key"] for stage in second["stages"]] == [stage["key"] for stage in first["stages"]]
+    home("verify", "--repair")
+    assert home("verify").returncode == 0

@@ -83,6 +83,9 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
         assert [task["engine"] for task in asked.value.args[0]] == [VLLM(kind="local")]
 
 
+ASKED, DIVIDED = "{question} {form}", '{kind="local",tensor_parallel_size=2}'
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -113,6 +116,17 @@ def test_the_job_is_given_the_engine(tmp_path: Any) -> None:
             ['sft_data.engine={kind="local",tensor_parallel_size=2}', "sft_data.ray={gpus=1}"],
             "ray.gpus is 1, but engine.tensor_parallel_size divides vLLM among 2 devices; leave ray.gpus out",
         ),
+        (
+            ["sft_data.ray={}", "sft_data.hardware.processes=2"],
+            "ray places the workers: leave hardware.processes and hardware.nodes at 1",
+        ),
+        (
+            [
+                f'sft_data.teacher={{model="m",instruction="{ASKED}",sampling={{max_new_tokens=9}},engine={DIVIDED}}}',
+                "sft_data.hardware.nodes=2",
+            ],
+            "engine.tensor_parallel_size: several processes that sample cannot share one model",
+        ),
         # Processes that sample take shards on their own: of two that share a model, one would wait for the other.
         *(
             ([f'{stage}.engine={{kind="local",tensor_parallel_size=2}}', f"{where}.hardware.{many}=2"], said)
@@ -129,3 +143,8 @@ def test_bad_input_is_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(InputError) as error:
         load_recipe("tiny", overrides)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_two_engines_may_share_a_gpu_on_ray() -> None:
+    recipe = load_recipe("tiny", ['sft_data.engine={kind="local"}', "sft_data.ray={workers=4,gpus=0.5}"])
+    assert recipe.sft_data.ray is not None and recipe.sft_data.ray.gpus == 0.5

@@ -13,6 +13,7 @@ import pytest
 from flows.prefect_server import free_port, is_open
 from grpo.config.jobs import SampleJob
 from grpo.sampling.job import gpus_of_actor
+from grpo.sampling.progress import Progress
 from tests.grpo.sampling.test_job import job
 from tests.support.job_runner import ENVIRONMENT, ROOT, metrics, result, run, wait_until
 
@@ -86,4 +87,7 @@ def test_ray_and_processes_exclude_each_other(tmp_path):
 def test_an_actor_gets_the_gpus_that_its_engine_runs_on(engine, hardware, ray, gpus, tmp_path):
     settings = json.loads(job(tmp_path).read_text())
     settings |= {"hardware": hardware, "ray": ray, "tasks": [{**settings["tasks"][0], "engine": engine}]}
-    assert gpus_of_actor(SampleJob.model_validate(settings)) == gpus
+    of = SampleJob.model_validate(settings)
+    assert gpus_of_actor(of) == gpus
+    if engine and engine["kind"] == "local":
+        assert Progress(of, [], None).devices == gpus  # for device-hours

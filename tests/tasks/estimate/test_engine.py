@@ -8,6 +8,7 @@ import pytest
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
+from grpo.config.rl import RL
 from tasks.estimate.architecture import Architecture, Latent
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.engine import engine_memory
@@ -82,3 +83,12 @@ def test_beside_a_server_the_reward_models_count() -> None:
     assert of.sampled(8, 2, SAMPLING, hardware, VLLM(kind="server")).memory is None
     scored = of.sampled(8, 2, SAMPLING, hardware, VLLM(kind="server"), reward_models=2)
     assert scored.memory is not None and scored.memory.peak == 2 * 2 * WEIGHTS
+
+
+def test_the_sampler_that_the_hardware_names_counts_as_an_engine() -> None:
+    of, named = Estimator(SMALL, ROUND), Hardware(dtype="bfloat16", sampler="vllm")
+    written = of.sampled(8, 2, SAMPLING, Hardware(dtype="bfloat16"), vllm())
+    assert of.sampled(8, 2, SAMPLING, named) == written != of.sampled(8, 2, SAMPLING, Hardware(dtype="bfloat16"))
+    rl = {"steps": 2, "kl_coef": 0.0, "sampling": SAMPLING, "optimizer": {"learning_rate": 1e-3}}
+    engine = RL(**rl, engine=vllm(), hardware=Hardware(dtype="bfloat16", sampler="vllm"))
+    assert of.rl(RL(**rl, hardware=named)) == of.rl(engine)
