@@ -89,6 +89,10 @@ class Parallel:
         dist.all_gather_object(values, value)
         return values
 
+    def any(self, value: bool) -> bool:
+        """Whether it is true on any process."""
+        return any(self.all_gather(value))
+
     def broadcast(self, value: T) -> T:
         """Returns the first process's value on all processes."""
         if self.world == 1:

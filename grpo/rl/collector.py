@@ -98,9 +98,11 @@ class RolloutCollector:
         return self.prefetcher.sample(problems, step, (step, attempt, 0), background=background)
 
     def wait(self) -> None:
-        """Blocks until the rollout started in the background is sampled."""
+        """Blocks until the rollout started in the background is sampled, on all processes: a server that one of them
+        sends weights to would hold back what others have asked for, and they would not come to receive the weights."""
         if self.prefetched is not None:
             self.prefetched.results.result()
+            self.parallel.barrier()
 
     def state(self) -> dict[str, Any]:
         """Returns plain data for a checkpoint. Waits for a rollout in progress. All processes must call it together."""

@@ -122,7 +122,7 @@ class Trainer:
             with StopRequest() as request:
                 while self._goes_on:
                     self._advance()
-                    stops, due = self.parallel.broadcast((request.asked, self.clock.due))
+                    stops, due = self.parallel.any(request.asked), self.parallel.broadcast(self.clock.due)
                     if self._goes_on and (stops or due):
                         self._save_every(1)
                     if self._goes_on and stops:

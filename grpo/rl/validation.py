@@ -63,12 +63,11 @@ class Validator:
                 {**of_rewards, **{f"completion_{name}": value for name, value in of_length.items()}}
                 for of_rewards, of_length in zip(rewards, lengths, strict=True)
             ]
-        measured: dict[int, list[dict[str, float]]] = {}
+        every, measured = Failures(), dict[int, list[dict[str, float]]]()
         for share, failed in self.parallel.all_gather((mine, failures)):
             measured |= share
-            if failed is not failures:
-                failures.add(failed)
-        failures.stop_above(self.settings.scoring.max_failure_share)
+            every.add(failed)
+        every.stop_above(self.settings.scoring.max_failure_share)
         # In problem order, so that sums do not depend on the number of processes.
         rows = [row for number in sorted(measured) for row in measured[number]]
         names = sorted({name for row in rows for name in row})

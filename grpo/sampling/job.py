@@ -43,15 +43,19 @@ def run_sampling(job: SampleJob) -> None:
     """Writes out/<task>/shard-NNNNN.parquet for every task of the job."""
     parallel = Parallel.start(job.hardware)
     places = [place for task in job.tasks for place in places_of(task, job)]
-    progress = Progress(job, places, Metrics(job.metrics) if parallel.is_main else None)
+    workers = job.ray.workers if job.ray else parallel.world
+    progress = Progress(job, places, Metrics(job.metrics) if parallel.is_main else None, workers)
     if job.ray:
         left = [place for place in places if not place.path.exists()]
-        make_on_ray(job.ray, gpus_of_actor(job), left, lambda: Worker(job, Progress(job, left, None)), progress.merge)
+
+        def make_worker() -> Worker:
+            return Worker(job, Progress(job, left, None, workers))
+
+        make_on_ray(job.ray, gpus_of_actor(job), left, make_worker, progress.merge)
     else:
         worker = Worker(job, progress)
-        if parallel.world > 1 and any(
-            isinstance(task.engine, VLLM) and task.engine.kind == "server" for task in job.tasks
-        ):
+        served = any(isinstance(task.engine, VLLM) and task.engine.kind == "server" for task in job.tasks)
+        if served and parallel.world > 1:
             _make_in_step(worker, places, parallel)
         else:
             worker.make_all(_from_own(places, parallel))
@@ -207,7 +211,7 @@ class Worker:
     def _make_scorer(self, task: SampleTask) -> Scorer:
         job, judge = self.job, None
         if job.judge:
-            judge = AnswerJudge(job.judge, job.state / "judge", job.hardware.processes * job.hardware.nodes)
+            judge = AnswerJudge(job.judge, job.state / "judge", self.progress.workers)
         rewards = [*task.rewards, *(["rubric"] if judge else [])]
         return Scorer({name: {} for name in rewards}, job.scoring, judge=judge)
 

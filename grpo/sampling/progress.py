@@ -51,11 +51,11 @@ class Progress:
     it.
     """
 
-    def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None):
+    def __init__(self, job: SampleJob, places: list[Place], metrics: Metrics | None, workers: int):
         self.places, self.metrics = places, metrics
         self.of = sum(place.problems for place in places)
-        processes = job.ray.workers if job.ray else job.hardware.processes * job.hardware.nodes
-        self.devices = processes * max([1, *(devices_of(task.engine) for task in job.tasks)])
+        self.workers = workers  # processes or actors
+        self.devices = workers * max([1, *(devices_of(task.engine) for task in job.tasks)])
         self.window, self.judge = Window(), Counter[str]()
         self.began = self.since = time.perf_counter()
         self.tokens = self.problems = self.logged = 0

@@ -81,7 +81,7 @@ def fit(
                 record = {"loss": total, "grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens}
                 metrics.log(step, steps, **record, **measured, packed=packed)
             goes_on = step < steps and not (selection and selection.stops)
-            stops, due = parallel.broadcast((request.asked, clock.due))
+            stops, due = parallel.any(request.asked), parallel.broadcast(clock.due)
             if goes_on and (stops or due or step % settings.save_every == 0):
                 state = {"validation": selection.state()} if selection else {}
                 with clock.saving():

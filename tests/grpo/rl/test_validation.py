@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import pickle
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo.config.rl import RL as Settings
+from grpo.data.completions import Completion
 from grpo.data.records import Problem, write_rows
-from grpo.errors import InputError
+from grpo.errors import InputError, TrainingStopped
 from grpo.rl.trainer import Trainer
-from grpo.rl.validation import validation_problems
+from grpo.rl.validation import Validator, validation_problems
+from grpo.scoring.scorer import Failures
 from grpo.train import read_job
-from grpo.training.selection import Best
+from grpo.training.selection import PREFIX, Best
 from tests.support.job_runner import RL, kill_at, metrics, result, run, run_here, same, steps, user, weights, write_job
 
 TIMES = {"tokens_per_s", "sampling_s", "update_s", "validation_s"}
@@ -264,3 +271,46 @@ def test_two_processes_choose_the_same_checkpoint(validated: Path, fields: dict[
     assert curve(tmp_path, "validation/format") == curve(validated, "validation/format")
     assert result(tmp_path)["kept"] == result(validated)["kept"]
     assert len([*(tmp_path / "state").glob("best-*")]) <= 2
+
+
+@dataclass
+class SecondOfTwo:
+    """A process that gets the others' values, and a copy of its own, as torch.distributed's."""
+
+    first: Any
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [self.first, pickle.loads(pickle.dumps(value))]
+
+
+@dataclass
+class Sampled:
+    """An engine and a scorer with whom 5 of 8 completions of this process fail."""
+
+    weights: dict[str, float] = field(default_factory=lambda: {"accuracy": 1.0})
+
+    def __post_init__(self) -> None:
+        self.prefetcher = self.scorer = self.results = self
+
+    def wait(self) -> None: ...
+
+    def sample(self, *_: Any, **__: Any) -> Sampled:
+        return self
+
+    def result(self) -> dict[int, Any]:
+        return {0: ([Completion([1], [], True)] * 8, None)}
+
+    def finish(self, _: Any) -> list[Any]:
+        return [SimpleNamespace(failures=Failures(8, Counter(error=5), 5), breakdowns=[{"accuracy": 1.0}] * 8)]
+
+
+@pytest.mark.parametrize(("limit", "stops"), [(0.08, False), (0.07, True)])
+def test_every_process_counts_the_same_failures(limit: float, stops: bool) -> None:
+    """5 of 8 here and none of 56 there: 0.078 of 64."""
+    validator: Any = object.__new__(Validator)
+    settings = {**RL, "validate_every": 1, "scoring": {"max_failure_share": limit}}
+    validator.settings = Settings.model_validate(settings)
+    validator.choice, validator.problems, validator.collect = validator.settings.validation, [], Sampled()
+    validator.parallel = SecondOfTwo(({}, Failures(56)))
+    with pytest.raises(TrainingStopped, match="5 of 64") if stops else nullcontext():
+        assert validator._measure(1)[PREFIX + "reward"] == 1

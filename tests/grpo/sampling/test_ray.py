@@ -12,7 +12,7 @@ import pytest
 
 from flows.prefect_server import free_port, is_open
 from grpo.config.jobs import SampleJob
-from grpo.sampling.job import gpus_of_actor
+from grpo.sampling.job import Worker, gpus_of_actor
 from grpo.sampling.progress import Progress
 from tests.grpo.sampling.test_job import job
 from tests.support.job_runner import ENVIRONMENT, ROOT, metrics, result, run, wait_until
@@ -90,4 +90,14 @@ def test_an_actor_gets_the_gpus_that_its_engine_runs_on(engine, hardware, ray, g
     of = SampleJob.model_validate(settings)
     assert gpus_of_actor(of) == gpus
     if engine and engine["kind"] == "local":
-        assert Progress(of, [], None).devices == gpus  # for device-hours
+        assert Progress(of, [], None, 3).devices == 3 * gpus  # for device-hours
+
+
+def test_actors_share_the_judges_budget(tmp_path):
+    """100 requests among 3 of them."""
+    judge = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "budget_requests": 100}
+    settings = json.loads(job(tmp_path).read_text()) | {"ray": {"workers": 3}, "judge": judge}
+    of = SampleJob.model_validate(settings)
+    worker = Worker(of, Progress(of, [], None, of.ray.workers))
+    (scorer := worker._make_scorer(of.tasks[0])).close()
+    assert scorer.judge.voter.model._requests_max == 33

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from grpo.processes.stop_request import StopRequest
-from tests.support.job_runner import COMMAND, ENVIRONMENT, ROOT, metrics, run, same, steps, weights, write_job
+from tests.support.job_runner import (
+    COMMAND,
+    ENVIRONMENT,
+    ROOT,
+    metrics,
+    run,
+    same,
+    steps,
+    wait_until,
+    weights,
+    write_job,
+)
 
 
 def test_the_signal_is_noted_and_then_has_its_effect_again() -> None:
@@ -64,3 +75,30 @@ def test_a_checkpoint_is_written_between_the_planned_ones(
     run(stopped)
     assert steps(stopped.parent) == steps(whole.parent)
     assert same(weights(stopped.parent), weights(whole.parent))
+
+
+@pytest.mark.system
+def test_a_signal_to_the_second_process_alone_stops_all(tmp_path: Path, rl_fields: dict[str, Any]) -> None:
+    """As on two machines of which one is taken away."""
+    settings = {**rl_fields["settings"], "save_every": 1000, "hardware": {"device": "cpu", "processes": 2}}
+    path = write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})
+    environment = {**ENVIRONMENT, "R1FLOW_TEST": str(tmp_path)}
+    process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 2, 120)
+    (second,) = [
+        int(of.parent.name)
+        for of in Path("/proc").glob("[0-9]*/environ")
+        if os.access(of, os.R_OK) and {b"RANK=1", f"R1FLOW_TEST={tmp_path}".encode()} <= {*_variables(of)}
+    ]
+    os.kill(second, signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0, errors
+    (saved,) = (tmp_path / "state").glob("step-*")
+    assert int(saved.name.removeprefix("step-")) == len(metrics(tmp_path)) >= 2
+
+
+def _variables(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:
+        return []
