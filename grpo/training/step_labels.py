@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +27,13 @@ from grpo.model.loading import load_policy, load_tokenizer
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
+from grpo.sampling.journal import Journal
 from grpo.sampling.shard import seed_of_name
 from grpo.scoring.scorer import Failures, Scorer
 from grpo.training.process_reward_model import LABELS
 
 _REST_OF_LINE = re.compile(r"[^\S\n]*\n?")
+_LOOK_AGAIN_S = 0.5
 
 
 class Chain(NamedTuple):
@@ -83,31 +86,64 @@ def label_row(chain: Chain, right: Sequence[int], rollouts: int, held_out_share:
 
 
 def run_step_labels(job: StepLabelsJob) -> None:
-    """Writes out/labels-NNNNN.parquet shard by shard, so that a killed job loses at most one. Processes share the
-    shards."""
+    """Writes out/labels-NNNNN.parquet shard by shard, so that a killed job loses at most one for each process.
+    Processes share the shards."""
     parallel = Parallel.start(job.hardware)
     chains = chains_of(read_problems(job.problems), [*read_rows(job.samples, Sample)])
     if not chains:
         raise InputError(f"{job.samples}: no sample of a reasoning problem has steps, lines between its think tags")
     shards = [chains[start : start + job.shard_chains] for start in range(0, len(chains), job.shard_chains)]
-    metrics = Metrics(job.metrics) if parallel.is_main else None
+    paths = [job.out / f"labels-{number:05d}.parquet" for number in range(len(shards))]
+    progress = _Progress(paths, len(chains), Metrics(job.metrics)) if parallel.is_main else None
     labeller = Labeller(job)
     try:
-        for number in range(parallel.rank, len(shards), parallel.world):
-            path = job.out / f"labels-{number:05d}.parquet"
-            if not path.exists():
-                _write(path, labeller(shards[number]))
-            if metrics is not None:
-                done = min((number + 1) * job.shard_chains, len(chains))
-                metrics.log(done, len(chains), **_shares(pq.read_table(path).to_pylist()))
+        for number in free_shards(paths, job.state):
+            _write(paths[number], labeller(shards[number]))
+            if progress is not None:
+                progress.log()
     finally:
         labeller.close()
-    parallel.barrier()
-    if parallel.is_main:
-        rows = [row for path in sorted(job.out.glob("labels-*.parquet")) for row in pq.read_table(path).to_pylist()]
+    parallel.barrier()  # every shard exists, so nobody waits here for one that takes longer than collectives may
+    if progress is not None:
+        progress.log()
+        rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
         counts = {"chains": len(rows), "steps": sum(len(row["ends"]) for row in rows)}
         write_result(job.result, len(chains), len(chains), counts=counts, metrics=_shares(rows))
     parallel.close()
+
+
+def free_shards(paths: Sequence[Path], locks: Path) -> Iterator[int]:
+    """Yields the numbers of shards that this process is to make, until all exist, whether made by it or another.
+
+    It holds a lock in the folder `locks` on each meanwhile. The system releases that of a killed process, whose shard
+    is then free.
+    """
+    while waiting := [number for number, path in enumerate(paths) if not path.exists()]:
+        for number in waiting:
+            try:
+                lock = Journal(locks / f"{paths[number].stem}.lock")
+            except BlockingIOError:
+                continue
+            if not paths[number].exists():
+                yield number
+            lock.remove()
+        if all(not paths[number].exists() for number in waiting):
+            time.sleep(_LOOK_AGAIN_S)  # others hold the rest, and may still be killed
+
+
+class _Progress:
+    """Logs the shards that exist, whoever made them, each in one line only."""
+
+    def __init__(self, paths: Sequence[Path], of: int, metrics: Metrics):
+        self._left, self._done, self._of, self._metrics = [*paths], 0, of, metrics
+
+    def log(self) -> None:
+        """Writes a line about the shards that are new since the last one, if there are any."""
+        if new := [path for path in self._left if path.exists()]:
+            self._left = [path for path in self._left if path not in new]
+            rows = [row for path in new for row in pq.read_table(path).to_pylist()]
+            self._done += len(rows)
+            self._metrics.log(self._done, self._of, **_shares(rows))
 
 
 class Labeller:

@@ -29,7 +29,7 @@ from grpo.scoring.step_model import StepScorer, step_logits, steps_of
 from grpo.train import RUNNERS, read_job
 from grpo.training.process_reward_model import agreement, hard, soft, step_loss
 from grpo.training.step_labels import chains_of, label_row, prefix_to
-from tests.support.job_runner import CPU, PRETRAIN, SFT, metrics, result, same, user, weights, write_job
+from tests.support.job_runner import CPU, PRETRAIN, SFT, metrics, result, run, same, user, weights, write_job
 from tests.support.job_runner import RL as RL_SETTINGS
 
 TEXT = "<think>\nadd 1  \n\nadd 2</think>\n<answer>3</answer>"
@@ -207,6 +207,16 @@ def test_every_step_of_every_chain_is_labelled_and_a_lost_shard_is_made_again_th
     shards[1].unlink()
     run_job(guessing["labels"].parent, "step_labels", **guessing["job"])
     assert shards[1].read_bytes() == again
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_shards_of_one(guessing):
+    folder = guessing["folder"] / "two"
+    run(write_job(folder, "step_labels", **{**guessing["job"], "hardware": {**CPU, "processes": 2}}))
+    files = [sorted(labels.iterdir()) for labels in (guessing["labels"], folder / "out")]
+    one, two = [{path.name: path.read_bytes() for path in of} for of in files]
+    assert len(one) == 2 and one == two
+    assert result(folder) == result(guessing["labels"].parent)
 
 
 @pytest.mark.slow
