@@ -90,7 +90,8 @@ class Engine(Protocol):
         """Version of the weights that it samples with; UNKNOWN (-1) before the first update."""
 
     def sleep(self) -> None:
-        """Releases memory until `wake`."""
+        """Releases memory until `wake`. All processes must call it together, and `wake`, too: they may share what
+        sleeps."""
 
     def wake(self) -> None: ...
 

@@ -55,6 +55,7 @@ class ServerVLLM:
         self._sender: Sender | None = None
         self._held = UNKNOWN
         self._shared = dist.is_initialized() and dist.get_world_size() > 1
+        self._sends = not self._shared or dist.get_rank() == 0
         start = f"start one with: python -m grpo.generation.vllm.server {model}"
         try:
             served = self._http.get("/v1/models")["data"][0]
@@ -140,7 +141,7 @@ class ServerVLLM:
         self._held = UNKNOWN
         fault: list[str | None] = [None]
         remaining = iter(weights)
-        if not self._shared or dist.get_rank() == 0:
+        if self._sends:
             try:
                 self._replace(remaining, version)
             except TrainingStopped as stopped:
@@ -213,13 +214,21 @@ class ServerVLLM:
         return self._http.post(path, body, retries=0)
 
     def sleep(self) -> None:
-        """Frees memory if the server was started with --enable-sleep-mode."""
+        """Frees memory if the server was started with --enable-sleep-mode. Under torchrun every rank must call this:
+        rank 0 sends the server to sleep once all have their completions, which would be lost otherwise."""
         if self._workers[0]["sleeps"]:
-            self._http.post("/sleep?level=1")
+            if self._shared:
+                dist.barrier()
+            if self._sends:
+                self._http.post("/sleep?level=1")
 
     def wake(self) -> None:
+        """Under torchrun every rank must call this; none samples before rank 0 has woken the server."""
         if self._workers[0]["sleeps"]:
-            self._http.post("/wake_up")
+            if self._sends:
+                self._http.post("/wake_up")
+            if self._shared:
+                dist.barrier()
 
     def close(self) -> None:
         """Does nothing: the server keeps running until its owner stops it."""
