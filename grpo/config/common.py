@@ -133,7 +133,7 @@ class Hardware(Settings):
         description="Neighbouring processes that divide attention, MLPs and experts among themselves (tensor and "
         "expert parallelism, Megatron), for layers that one GPU cannot gather. They share tokens as well, as with "
         "sequence_parallel, which must then be 1. Divides processes * nodes, the model's number of attention heads "
-        "and its number of key heads. RL, except PPO, and SFT of packed models, without adapters.",
+        "and its number of key heads. RL, except PPO, and SFT of packed models, without adapters or adamw_8bit.",
     )
     trainer: Verl | None = Field(
         None,
@@ -194,6 +194,14 @@ class Hardware(Settings):
         """Raises ValueError if adapters cannot be trained on this hardware."""
         if lora is not None and self.tensor_parallel > 1:
             raise ValueError("tensor_parallel divides no layers with adapters; set it to 1, or take sequence_parallel")
+
+    def check_optimizer(self, kind: str) -> None:
+        """Raises ValueError if this optimizer cannot train on this hardware."""
+        if kind == "adamw_8bit" and self.tensor_parallel > 1:
+            raise ValueError(
+                "optimizer.kind 'adamw_8bit' stores whole rows in blocks, and tensor_parallel divides rows; take "
+                "'adamw', or sequence_parallel"
+            )
 
     def check_learning_rate(self, rate: float) -> None:
         """Raises ValueError if trained weights of this dtype cannot represent updates at this peak learning rate."""

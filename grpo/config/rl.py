@@ -235,6 +235,7 @@ class RL(Settings):
                 "hardware.sampler = 'own' and rollouts_ahead = 0, without an engine"
             )
         self.hardware.check_adapters(self.lora)
+        self.hardware.check_optimizer(self.optimizer.kind)
         if self.hardware.tensor_parallel > 1 and self.method == "ppo":
             raise ValueError("tensor_parallel divides no value model; set it to 1, or take sequence_parallel")
         if self.hardware.sharing > 1 and (self.experts.replay or self.experts.balance_coef):

@@ -92,8 +92,9 @@ class SFT(Tuning):
         return self
 
     @model_validator(mode="after")
-    def _adapters_fit(self) -> SFT:
+    def _layers_can_be_divided(self) -> SFT:
         self.hardware.check_adapters(self.lora)
+        self.hardware.check_optimizer(self.optimizer.kind)
         return self
 
     @model_validator(mode="after")

@@ -2,8 +2,9 @@
 
 A moment is stored as 8-bit codes in blocks of 256 numbers with one scale each. Each row of a matrix starts a new block.
 FSDP2 shards by rows, so the codes do not depend on the number of processes, and checkpoints can be read with any
-number. bitsandbytes's own classes have blocks that span rows, and do not support sharded weights. torchao's support
-them, but their blocks span rows, too, and they compile each weight shape with a C++ compiler in the first step.
+number. Tensor parallelism divides rows, too, within blocks, and settings that combine them are refused. bitsandbytes's
+own classes have blocks that span rows, and do not support sharded weights. torchao's support them, but their blocks
+span rows, too, and they compile each weight shape with a C++ compiler in the first step.
 """
 
 from __future__ import annotations

@@ -141,3 +141,15 @@ def test_heads_that_no_number_divides_are_not_proposed_to_be_divided(capsys) -> 
     """Qwen2.5-7B has 28 heads: four processes may share them, eight may not."""
     said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "reasoning_rl.micro_batch_tokens=1000000")
     assert "sequence_parallel=8" not in said and "tensor_parallel_size=8" not in said
+
+
+@pytest.mark.parametrize(("way", "is_proposed"), [("sequence_parallel", True), ("tensor_parallel", False)])
+def test_moments_of_8_bits_are_proposed_where_rows_are_whole(way: str, is_proposed: bool, capsys) -> None:
+    """Some 22 GB are held and 18 may be used. Each of eight processes has two moments of 7.6 B / 8 numbers, of which
+    8 bits instead of 32 save 5.7 GB."""
+    hardware = f"processes=8,{way}=2,gradient_checkpointing=true,dtype='bfloat16',mixed_precision=true"
+    overrides = [f"cold_start_sft.hardware={{{hardware}}}", "cold_start_sft.micro_batch_tokens=2048"]
+    overrides.append("base.model=Qwen/Qwen2.5-7B")
+    said = refusal_of("r1", "qwen2.5-1.5b", overrides, "H100", capsys, ("memory=20e9",))
+    line = next(line for line in said.splitlines() if line.startswith("cold_start_sft does not fit"))
+    assert ("cold_start_sft.optimizer.kind=adamw_8bit" in line) == is_proposed

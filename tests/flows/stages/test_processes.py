@@ -66,6 +66,14 @@ def test_where_and_how_a_stage_computes_is_no_part_of_the_key() -> None:
             "reasoning_rl.method='ppo'; reasoning_rl.hardware={processes=2,tensor_parallel=2}",
             "reasoning_rl: tensor_parallel divides no value model",
         ),
+        *(
+            (
+                f"{stage}.optimizer.kind='adamw_8bit'; {stage}.hardware={{processes=2,tensor_parallel=2}}",
+                f"{stage}: optimizer.kind 'adamw_8bit' stores whole rows in blocks, and tensor_parallel divides rows; "
+                "take 'adamw', or sequence_parallel",
+            )
+            for stage in ("sft", "reasoning_rl")
+        ),
         (
             "sft.optimizer.kind='adam8'",
             "sft.optimizer.kind: Input should be 'adamw', 'adamw_8bit' or 'muon' (got 'adam8')",
