@@ -81,6 +81,12 @@ class Parallel:
         """Whether this is the process that writes files."""
         return self.rank == 0
 
+    def use_device(self) -> None:
+        """Makes this process's GPU the current one of the calling thread. A new thread begins with the machine's first,
+        whatever `start` set for the thread that called it."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def all_gather(self, value: T) -> list[T]:
         """Returns the values of all processes, by rank. Values must be picklable."""
         if self.world == 1:

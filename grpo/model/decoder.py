@@ -109,7 +109,7 @@ class Decoder:
             self._replay = None
             return self._step()
         if self._replay is None:
-            self._replay = recorded.record(self._step)
+            self._replay = recorded.record(self._step, self.device)
             self._records = self._replay is not None
         return self._step() if self._replay is None else self._replay()
 

@@ -93,6 +93,7 @@ class Prefetcher:
 
     def _fill(self, request: RolloutRequest, seeds: list[int]) -> None:
         try:
+            self.parallel.use_device()
             request.results.set_result(self._sample_share(request, seeds))
         except BaseException as error:
             request.results.set_exception(error)

@@ -53,7 +53,7 @@ def run_sampling(job: SampleJob) -> None:
 
         make_on_ray(job.ray, gpus_of_actor(job), left, make_worker, progress.merge)
     else:
-        worker = Worker(job, progress)
+        worker = Worker(job, progress, parallel)
         served = any(isinstance(task.engine, VLLM) and task.engine.kind == "server" for task in job.tasks)
         if served and parallel.world > 1:
             _make_in_step(worker, places, parallel)
@@ -121,8 +121,10 @@ class Worker:
     """Samples shards, one at a time or, at endpoints, a few. Engine and scorer stay loaded while consecutive tasks need
     the same ones."""
 
-    def __init__(self, job: SampleJob, progress: Progress):
+    def __init__(self, job: SampleJob, progress: Progress, parallel: Parallel | None = None):
+        """`parallel`: the process, on whose GPU threads compute; None: on the first, an actor's own on Ray."""
         self.job, self.progress = job, progress
+        self._begin_thread = parallel.use_device if parallel else None
         self._problems: tuple[str, list[Problem]] = ("", [])
         self._engine: tuple[object, TextEngine] | None = None
         self._scorer: tuple[object, Scorer] | None = None
@@ -155,7 +157,7 @@ class Worker:
             for place in places:
                 self._try_to_make(place)
             return
-        threads = ThreadPoolExecutor(at_once, "shard")
+        threads = ThreadPoolExecutor(at_once, "shard", initializer=self._begin_thread)
         futures = [threads.submit(self._try_to_make, place) for place in places]
         try:
             for future in as_completed(futures):

@@ -24,27 +24,30 @@ def can_record(backbone: Any, device: torch.device) -> bool:
     return not any(isinstance(module, FSDPModule) for module in backbone.modules())
 
 
-def record(run: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
-    """Records the kernels that `run` launches, without executing them. Returns a function that executes them on the
-    same memory and returns the same tensor with new values; None if they cannot be recorded.
+def record(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor] | None:
+    """Records the kernels that `run` launches on `device`, without executing them. Returns a function that executes
+    them on the same memory and returns the same tensor with new values; None if they cannot be recorded.
 
     All tensors that `run` reads must stay where they are. `run` must have run once before, so that libraries have
     allocated what they need.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    try:
-        # Not `torch.cuda.graph`, which returns all unused memory to the driver each time.
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")  # other threads may train meanwhile
-            try:
-                result = run()
-            finally:
-                graph.capture_end()
-    except RuntimeError as error:  # such as: the host needs a value to continue
-        logger.warning("decoding steps are not recorded as CUDA graphs, and are slower: %s", str(error).split("\n")[0])
-        return None
-    torch.cuda.current_stream().wait_stream(stream)
+    # A stream of another GPU, which is current in a new thread, would record nothing.
+    with torch.cuda.device(device):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            # Not `torch.cuda.graph`, which returns all unused memory to the driver each time.
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")  # other threads may train meanwhile
+                try:
+                    result = run()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:  # such as: the host needs a value to continue
+            reason = str(error).split("\n")[0]
+            logger.warning("decoding steps are not recorded as CUDA graphs, and are slower: %s", reason)
+            return None
+        torch.cuda.current_stream().wait_stream(stream)
 
     def replay() -> Tensor:
         graph.replay()

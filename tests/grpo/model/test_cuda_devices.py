@@ -41,7 +41,7 @@ NORMALIZERS = Normalizers(sequences=4, tokens=10, budget=8)
 @pytest.fixture
 def cuda(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     prepare(tmp_path_factory.mktemp("guard"), monkeypatch)
-    monkeypatch.setattr(recorded, "record", lambda run: None)  # it needs a GPU
+    monkeypatch.setattr(recorded, "record", lambda run, device: None)  # it needs a GPU
     with torch.autograd.set_multithreading_enabled(False), FakeCuda() as mode:
         yield mode
 

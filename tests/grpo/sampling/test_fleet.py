@@ -6,18 +6,23 @@ import contextlib
 import json
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from grpo.config.jobs import SampleJob, SampleTask
 from grpo.data.records import Problem, read_samples, write_rows
+from grpo.distributed.process_group import Parallel
 from grpo.generation.endpoint import EndpointEngine
 from grpo.sampling import job as sampling_job
 from grpo.sampling.shard import seed_of_name
 from grpo.train import read_job
+from tests.support.current_gpus import stand_in
 from tests.support.job_runner import COMMAND, CPU, ENVIRONMENT, ROOT, user, wait_until, write_job
 from tests.support.model_service import ModelService
 
@@ -120,3 +125,19 @@ def test_an_engine_gives_each_completion_its_seed_whoever_answers(services, tmp_
         expected = [f"<think>\n{n}\n</think>\n<answer>{(100 * index + n) % 7}</answer>" for n in range(3)]
         assert [text.text for text in texts.texts] == expected
         assert texts.prompt_tokens == 7
+
+
+def test_shards_are_made_on_the_gpu_of_the_process(
+    services: list[ModelService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judges load in the threads of the shards."""
+    gpus, load, used = stand_in(monkeypatch), sampling_job.Worker._load, set[tuple[str, int]]()
+
+    def watched(self: sampling_job.Worker, task: SampleTask) -> Any:
+        used.add((threading.current_thread().name.partition("_")[0], gpus.number))
+        return load(self, task)
+
+    monkeypatch.setattr(sampling_job.Worker, "_load", watched)
+    monkeypatch.setattr(Parallel, "start", lambda _: Parallel(0, 1, 1, torch.device("cuda", 1)))
+    run_here(job(tmp_path / "job", services))
+    assert used == {("shard", 1)}

@@ -6,8 +6,10 @@ executes them again on the same memory, without any Python of the model in betwe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from grpo.generation import sampler
 from grpo.generation.sampler import sample
 from grpo.model.decode import recorded
 from grpo.model.packed.attention import NAME, UNFUSED
+from tests.support.current_gpus import stand_in
 from tests.support.small_models import SHAPE
 
 PROMPTS = [[5, 9, 7, 6, 11], [8, 3], [4, 4, 4, 10, 12, 3, 7, 5], [6, 6, 2]]
@@ -49,7 +52,7 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def __call__(self, run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
         self.recorded += 1
         tables = [cell.cell_contents for cell in run.__closure__ or ()] or [run.__self__]  # type: ignore[attr-defined]
         generated = tables[0].generated.clone()
@@ -112,9 +115,29 @@ def test_steps_that_cannot_be_recorded_are_run(model: Any, monkeypatch: pytest.M
     settings = Sampling(max_new_tokens=12)
     expected = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
     monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
-    monkeypatch.setattr(recorded, "record", lambda run: None)
+    monkeypatch.setattr(recorded, "record", lambda run, device: None)
     actual = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
     assert [[c.tokens for c in group] for group in actual] == [[c.tokens for c in group] for group in expected]
+
+
+def test_a_step_is_recorded_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever GPU is current: one that launches nothing would record an empty graph."""
+    gpus, used = stand_in(monkeypatch), list[tuple[str, int]]()
+
+    def noted(name: str, result: Any = None) -> Any:
+        return lambda *_, **__: used.append((name, gpus.number)) or result
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    graph = SimpleNamespace(capture_begin=noted("begin"), capture_end=noted("end"), replay=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "Stream", noted("stream", stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", noted("current stream", stream))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    result = torch.ones(2)
+    replay = recorded.record(noted("run", result), torch.device("cuda", 1))
+    assert replay is not None and replay() is result
+    steps = ["stream", "current stream", "begin", "run", "end", "current stream"]
+    assert used == [(name, 1) for name in steps] and gpus.number == 0
 
 
 def test_rows_that_have_ended_are_removed_together(monkeypatch: pytest.MonkeyPatch) -> None:
