@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo.config.jobs import RLJob
 from grpo.data.conversations import demonstrations, read_rows_of
@@ -14,6 +16,9 @@ from grpo.errors import InputError
 from grpo.rl.batch import Rollout
 from grpo.rl.model_set import Models
 from grpo.rl.per_token_values import measure
+
+Pair = tuple[list[int], list[list[int]]]
+"""A prompt, and the chosen and the rejected completion, as token ids."""
 
 
 class Demonstrations:
@@ -71,7 +76,7 @@ class GivenPairs(Demonstrations):
         if job.pairs is None:
             raise InputError("method 'dpo' with files learns from pairs; the job names none")
         self.job, self.models = job, models
-        self.pairs = []
+        self.pairs: list[Pair] = []
         for row in read_rows_of(job.pairs, ("messages", "chosen", "rejected")):
             sides = [self._tokens(tokenizer, {**row, "completion": row[side]}) for side in ("chosen", "rejected")]
             self.pairs.append((sides[0][0], [completion for _, completion in sides]))
@@ -82,18 +87,14 @@ class GivenPairs(Demonstrations):
         settings = self.job.settings
         a_step = max(1, settings.prompts_per_step * settings.group_size // 2)
         chosen = [self._pair(position) for position in range(step * a_step, (step + minibatches) * a_step)]
-        prompts = [prompt for prompt, sides in chosen for _ in sides]
-        completions = [side for _, sides in chosen for side in sides]
-        with self.models.reference_logprobs(1.0) as of_reference:
-            room = settings.micro_batch_tokens
-            ref_logprobs = measure(of_reference, prompts, completions, room, self.models.parallel)
+        prompts, completions = _sequences(chosen)
         lengths = [len(completion) for completion in completions]
         return Rollout(
             prompts=prompts,
             completions=completions,
             advantages=[torch.zeros(length) for length in lengths],
             old_logprobs=[torch.zeros(length) for length in lengths],
-            ref_logprobs=ref_logprobs,
+            ref_logprobs=self._measured(chosen),
             old_values=None,
             returns=None,
             learnt=[True] * len(completions),
@@ -101,6 +102,21 @@ class GivenPairs(Demonstrations):
             metrics={"completion_tokens": sum(lengths) / len(lengths)},
         )
 
-    def _pair(self, position: int) -> tuple[list[int], list[list[int]]]:
+    def _pair(self, position: int) -> Pair:
         epoch, index = divmod(position, len(self.pairs))
         return self.pairs[permutation(len(self.pairs), f"{self.job.seed}/{epoch}")[index]]
+
+    def _measured(self, pairs: Sequence[Pair]) -> list[Tensor]:
+        """The reference's log-probabilities of each completion. Each process measures its share of the pairs: both
+        sides of one together, which share the computation of the prompt."""
+        parallel, room = self.models.parallel, self.job.settings.micro_batch_tokens
+        with self.models.reference_logprobs(1.0) as of_reference:
+            own = measure(of_reference, *_sequences(parallel.deal(pairs)), room, parallel)
+        of_pairs = parallel.collect([*zip(own[::2], own[1::2], strict=True)])
+        return [side for sides in of_pairs for side in sides]
+
+
+def _sequences(pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and completions of both sides of each pair."""
+    prompts = [prompt for prompt, sides in pairs for _ in sides]
+    return prompts, [side for _, sides in pairs for side in sides]
