@@ -51,6 +51,8 @@ def sample_continuously(
             f"sampling.top_p is {settings.top_p}, but continuous batching reports log-probabilities after the nucleus "
             "cut, and training needs those before it; set top_p to 1, or hardware.sampler to 'own'"
         )
+    if not prompts:  # the share of a process when there are fewer prompts than processes
+        return
     before = rng_state()
     try:
         with plain_attention(model):

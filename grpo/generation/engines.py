@@ -154,22 +154,22 @@ class ContinuousBatching(SharedWeights):
         *,
         logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        begun = False
-        if self.name == "continuous":
-            try:
-                with self._models.sampler() as model:
-                    for group in sample_continuously(
-                        model, prompts, per_prompt, settings, eos_id=self._eos_id, seeds=seeds, logprobs=logprobs
-                    ):
+        asked: dict[str, Any] = {"eos_id": self._eos_id, "seeds": seeds}
+        # Entered once, even if this process falls back: all processes together gather the weights of a sharded model.
+        with self._models.sampler() as model:
+            begun = False
+            if self.name == "continuous":
+                try:
+                    for group in sample_continuously(model, prompts, per_prompt, settings, **asked, logprobs=logprobs):
                         begun = True
                         yield group
-                return
-            except (ValueError, NotImplementedError, AttributeError) as error:
-                if begun or isinstance(error, InputError):
-                    raise
-                logger.warning("transformers' continuous batching refuses this model (%s): samples with own", error)
-                self.name = "own"
-        yield from super().sample(prompts, per_prompt, settings, seeds, logprobs=logprobs)
+                    return
+                except (ValueError, NotImplementedError, AttributeError) as error:
+                    if begun or isinstance(error, InputError):
+                        raise
+                    logger.warning("transformers' continuous batching refuses this model (%s): samples with own", error)
+                    self.name = "own"
+            yield from sample_groups(model, prompts, per_prompt, settings, **asked)
 
 
 class CopiedWeights:

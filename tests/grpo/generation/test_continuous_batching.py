@@ -12,7 +12,6 @@ import torch
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from grpo.config.common import Hardware, Sampling
-from grpo.data.completions import Completion
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.generation import engine_choice as choice
@@ -24,6 +23,8 @@ from grpo.generation.text_engines import Prompting, make_text_engine
 from grpo.model.loading import load_policy
 from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import NAME
+from tests.support.parallel_jobs import Team
+from tests.support.sampling_jobs import refusing, sampled_continuously
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 8, 9, 10, 11]]
 SETTINGS = Sampling(max_new_tokens=8, temperature=1.3)
@@ -36,10 +37,11 @@ class Models:
     sampler_version, sampler_is_exact, packed = 0, True, True
 
     def __init__(self, policy: Any):
-        self.policy = policy
+        self.policy, self.gathered = policy, 0
 
     @contextmanager
     def sampler(self) -> Iterator[Any]:
+        self.gathered += 1
         yield self.policy
 
     def sampler_weights(self, *, as_in_files: bool = False) -> Any:
@@ -71,15 +73,42 @@ def test_top_p_would_change_the_logprobs(model_folder: str) -> None:
 def test_a_model_that_is_refused_is_sampled_by_our_own(
     model_folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refusing(*_: Any, **__: Any) -> Iterator[tuple[int, list[Completion]]]:
-        raise ValueError("no such cache")
-        yield
-
     monkeypatch.setattr(engines, "sample_continuously", refusing)
-    engine = ContinuousBatching(Models(load_policy(model_folder, Hardware(device="cpu"))), 1)
+    models = Models(load_policy(model_folder, Hardware(device="cpu")))
+    engine = ContinuousBatching(models, 1)
     assert len(dict(engine.sample(PROMPTS, 2, SETTINGS, [1, 2, 3]))) == 3
+    assert models.gathered == 1
     assert engine.name == "own" and not engine.exact
     assert "refuses this model (no such cache)" in caplog.text
+
+
+def test_no_prompts_need_no_other_sampler(model_folder: str) -> None:
+    """A process without prompts gathers the weights with the others, once."""
+    models = Models(load_policy(model_folder, Hardware(device="cpu")))
+    engine = ContinuousBatching(models, 1)
+    assert [*engine.sample([], 2, SETTINGS, [])] == []
+    assert (engine.name, models.gathered) == ("continuous", 1)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("shares", "refused", "names"),
+    [
+        ([PROMPTS, []], None, ["continuous", "continuous"]),
+        ([PROMPTS[:2], PROMPTS[2:]], 1, ["continuous", "own"]),
+    ],
+    ids=["one has no prompts", "one is refused"],
+)
+def test_processes_that_sample_differently_do_not_wait_for_each_other(
+    model_folder: str, shares: list[list[list[int]]], refused: int | None, names: list[str]
+) -> None:
+    team = Team(2)
+    try:
+        found = team(sampled_continuously, model_folder, shares, refused)
+    finally:
+        team.dismiss()
+    assert [process["completed"] for process in found] == [[[*range(len(share))] for share in shares]] * 2
+    assert [process["name"] for process in found] == names
 
 
 @pytest.mark.parametrize(
