@@ -1,9 +1,10 @@
-"""The thread that samples ahead computes on its process's GPU."""
+"""Rollouts that are sampled ahead: on which GPU, and who waits for whom."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from grpo.distributed.process_group import Parallel
+from grpo.rl.collector import RolloutCollector
 from grpo.rl.prefetch import Prefetcher
 from grpo.train import read_job
 from tests.support.current_gpus import stand_in
@@ -36,3 +38,25 @@ def test_the_thread_that_samples_ahead_uses_the_gpu_of_its_rank(
     for background in (False, True):
         assert prefetcher.sample([], 0, (), background=background).results.result(10) == {}
     assert used == [(True, 1), (False, 1)]
+
+
+def test_all_processes_wait_for_each_others_rollout_ahead() -> None:
+    """One that went on would send weights, which pauses a shared vLLM server under the other's requests."""
+    results, everyone, left = [Future[None](), Future[None]()], threading.Barrier(2), []
+
+    def wait(rank: int) -> None:
+        ahead = SimpleNamespace(results=results[rank])
+        collector: Any = SimpleNamespace(prefetched=ahead, parallel=SimpleNamespace(barrier=everyone.wait))
+        RolloutCollector.wait(collector)
+        left.append(rank)
+
+    processes = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    results[0].set_result(None)
+    processes[0].join(0.5)
+    assert not left
+    results[1].set_result(None)
+    for process in processes:
+        process.join(10)
+    assert sorted(left) == [0, 1]

@@ -22,7 +22,7 @@ def test_counts_that_arrive_after_the_last_shard_exists_are_logged(
     places = [Place(task, 8 * n, 8 * n + 8, tmp_path / str(n)) for n in range(3)]
     names = {name: tmp_path / name for name in ("out", "state", "metrics", "result")}
     job = SampleJob.model_validate({"tasks": [], "shard_size": 8, "hardware": {"device": "cpu"}, "seed": 0, **names})
-    counted = Progress(job, places, Metrics(names["metrics"]))
+    counted = Progress(job, places, Metrics(names["metrics"]), 1)
     for place in places:
         place.path.touch()
     for _ in places:

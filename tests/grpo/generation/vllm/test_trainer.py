@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.data.records import Problem, write_rows
 from grpo.errors import TrainingStopped
 from grpo.generation.vllm.server import ServerVLLM
-from tests.support.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, user, write_job
+from tests.support.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, write_job
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_experts, tiny_llama
 from tests.support.vllm_server import served
 
@@ -81,23 +80,6 @@ def test_a_server_one_rollout_ahead(model, server, problems, tmp_path):
     records = metrics(tmp_path)
     assert [r["sampler_age"] for r in records] == [0, 1, 1, 1, 1, 1]
     assert all(r["sampler_difference_max"] > EXACT for r in records[1:])  # it sampled with older weights
-
-
-def test_processes_that_validate_do_not_hold_up_a_server(model, server, problems, tmp_path):
-    """The one whose rollout ahead is sampled first sends weights, which pauses the server: it must wait for the other,
-    whose requests are queued here, one at a time."""
-    ahead = {"rollouts_ahead": 1, "validate_every": 1, "steps": 3, "prompts_per_step": 7}
-    asked = [
-        Problem(f"v{n}", user(f"What is {n} + 7?"), str(n + 7), "number", "reasoning", "en", "v") for n in range(6)
-    ]
-    write_rows(tmp_path / "asked.parquet", asked, Problem)
-    settings = {**SETTINGS, "engine": {**server, "concurrency": 1}, **ahead}
-    fields = {"model": model, "problems": [problems], "validation_problems": [tmp_path / "asked.parquet"]}
-    path = write_job(tmp_path, "rl", settings=settings, **fields)
-    command = [sys.executable, "-m", "grpo.train", "--processes", "2", path]
-    done = subprocess.run(command, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert steps(tmp_path) == [1, 2, 3]
 
 
 def test_a_server_in_step_with_two_minibatches(model, server, problems, tmp_path):
