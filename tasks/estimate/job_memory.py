@@ -121,9 +121,8 @@ def sampling_memory(
 ) -> JobMemory:
     """Memory of sampling `group` completions for each of `prompts` problems. Each process holds a whole model, unless
     its vLLM divides it among devices of its own."""
-    if (
-        engine is not None and hardware.processes * hardware.nodes > 1
-    ):  # actors on Ray; RL counts a process for each device
+    if engine is not None and hardware.processes * hardware.nodes > 1:
+        # Actors on Ray have a whole vLLM each, where RL counts a process for each of its devices.
         hardware = hardware.model_copy(update={"processes": hardware.processes * engine.tensor_parallel_size})
     as_rl = RL(
         steps=1,

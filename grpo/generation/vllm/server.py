@@ -55,7 +55,7 @@ class ServerVLLM:
         self._sender: Sender | None = None
         self._held = UNKNOWN
         self._shared = dist.is_initialized() and dist.get_world_size() > 1
-        self._sends = not self._shared or dist.get_rank() == 0
+        self.sends = not self._shared or dist.get_rank() == 0
         start = f"start one with: python -m grpo.generation.vllm.server {model}"
         try:
             served = self._http.get("/v1/models")["data"][0]
@@ -141,7 +141,7 @@ class ServerVLLM:
         self._held = UNKNOWN
         fault: list[str | None] = [None]
         remaining = iter(weights)
-        if self._sends:
+        if self.sends:
             try:
                 self._replace(remaining, version)
             except TrainingStopped as stopped:
@@ -219,13 +219,13 @@ class ServerVLLM:
         if self._workers[0]["sleeps"]:
             if self._shared:
                 dist.barrier()
-            if self._sends:
+            if self.sends:
                 self._http.post("/sleep?level=1")
 
     def wake(self) -> None:
         """Under torchrun every rank must call this; none samples before rank 0 has woken the server."""
         if self._workers[0]["sleeps"]:
-            if self._sends:
+            if self.sends:
                 self._http.post("/wake_up")
             if self._shared:
                 dist.barrier()

@@ -99,7 +99,8 @@ def test_a_stage_by_verl_is_killed_resumed_recorded_and_reused(home: OnCpu, stag
 
 def test_a_whole_recipe_of_which_verl_trains_two_stages(home: OnCpu) -> None:
     """Killed in the middle of each of them; stages before and after are this library's."""
-    verl = ["reasoning_rl", "sft"]  # 24 sequences in 12 batches, of which 8 are trained on
+    verl = ["reasoning_rl", "sft"]
+    # The SFT data has 24 sequences: in batches of 2 they are enough for 8 steps.
     settings = [*(part for stage in verl for part in by_verl(stage)), "--set", "sft.batch_size=2"]
     smaller = [part for value in SMALLER for part in ("--set", value)]
     for stage in verl:

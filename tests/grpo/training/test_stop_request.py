@@ -16,6 +16,7 @@ from tests.support.job_runner import (
     COMMAND,
     ENVIRONMENT,
     ROOT,
+    marked,
     metrics,
     run,
     same,
@@ -85,20 +86,9 @@ def test_a_signal_to_the_second_process_alone_stops_all(tmp_path: Path, rl_field
     environment = {**ENVIRONMENT, "R1FLOW_TEST": str(tmp_path)}
     process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 2, 120)
-    (second,) = [
-        int(of.parent.name)
-        for of in Path("/proc").glob("[0-9]*/environ")
-        if os.access(of, os.R_OK) and {b"RANK=1", f"R1FLOW_TEST={tmp_path}".encode()} <= {*_variables(of)}
-    ]
+    (second,) = marked("RANK=1", f"R1FLOW_TEST={tmp_path}")
     os.kill(second, signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0, errors
     (saved,) = (tmp_path / "state").glob("step-*")
     assert int(saved.name.removeprefix("step-")) == len(metrics(tmp_path)) >= 2
-
-
-def _variables(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\0")
-    except OSError:
-        return []
