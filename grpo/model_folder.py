@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,9 +56,9 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
         )
 
 
-def hub_snapshot(model: str) -> Path:
+def hub_snapshot(model: str, also: Sequence[str] = ()) -> Path:
     """The folder with the weights of a model: `model` itself, or where a model of the hub is kept on this machine,
-    after a download if necessary. Raises InputError."""
+    after a download if necessary. `also`: patterns of further files in the repository's root. Raises InputError."""
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -67,7 +67,7 @@ def hub_snapshot(model: str) -> Path:
     try:
         # What `from_pretrained` reads: the weights in the repository's root, not those in formats of other programs.
         kept = huggingface_hub.snapshot_download(
-            model, allow_patterns=["*.safetensors"], ignore_patterns=["*/*", "consolidated*"]
+            model, allow_patterns=["*.safetensors", *also], ignore_patterns=["*/*", "consolidated*"]
         )
     except Exception as error:  # no network, no such model, no right to read it: the hub's own words
         message = textwrap.shorten(str(error), 300) or type(error).__name__

@@ -42,6 +42,8 @@ def check_rl_by_verl(settings: RL) -> None:
             "reference_mixing": settings.reference_mixing != 1,
             "experts": settings.experts != Experts(),
             "engine": settings.engine is not None,
+            "sampling.top_p": settings.sampling.top_p < 1,
+            "health.kl_budget.limit": settings.health.kl_budget.limit is not None,
             "hardware.sampler": hardware.sampler not in ("auto", "vllm"),
         }
     )

@@ -41,6 +41,7 @@ class Server:
                 top_p=sampling_params["top_p"],
                 top_k=0,
                 max_new_tokens=sampling_params["max_tokens"],
+                eos_token_id=sampling_params["stop_token_ids"],
                 return_dict_in_generate=True,
                 output_logits=True,
             )

@@ -10,6 +10,14 @@ REWARD = "reward"
 AGENT_LOOP = "r1flow"
 
 
+class Place(TypedDict):
+    """Where the reward server is, and what agent loops need to know."""
+
+    url: str
+    token: str  # in the header of each request
+    end: int  # the token that ends a completion
+
+
 class Sampled(TypedDict):
     """The request: a completion of the prompt in a row of the prompts."""
 

@@ -32,9 +32,9 @@ class Records:
         """verl's step, counted from 1, and the values of each record since the last call."""
         for record in self._lines():
             values = {
-                self._names.get(name, f"verl/{name}"): float(value)
+                self._names.get(name, f"verl/{name}"): float("nan") if value is None else float(value)
                 for name, value in record["data"].items()
-                if _is_number(value)
+                if _is_number(value) or (value is None and name in self._names)  # verl writes NaN and infinity as null
             }
             rate, self._rate = self._rate, values.get(RATE, self._rate)
             yield int(record["step"]), {**values, RATE: rate}

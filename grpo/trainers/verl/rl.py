@@ -21,7 +21,6 @@ from grpo.errors import TrainingStopped
 from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
-from grpo.model_folder import check_model_folder, hub_snapshot
 from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
 from grpo.rl.batch import CompletionGroup
 from grpo.rl.metrics import is_closing, metrics_of, samples_of
@@ -29,6 +28,7 @@ from grpo.rl.problem_order import make_orders, problems_of_rollout
 from grpo.scoring.job_judge import judge_of
 from grpo.scoring.scorer import Scorer
 from grpo.trainers.verl.checkpoints import Checkpoints
+from grpo.trainers.verl.model_input import folder_for_verl
 from grpo.trainers.verl.overrides import overrides
 from grpo.trainers.verl.plugins.prompts import write_prompts
 from grpo.trainers.verl.processes import POLL_S, Machine, VerlProcess, check_environment, run_to_end
@@ -74,8 +74,7 @@ def train_rl(job: RLJob) -> None:
 
 
 def _lead(job: RLJob, verl: Verl, part: ClusterPart, folder: Path) -> None:
-    model = hub_snapshot(job.model)
-    check_model_folder(model, job.settings.hardware.remote_code)  # verl would also read weights that can run code
+    model = folder_for_verl(job.model, job.settings.hardware)
     tokenizer = load_tokenizer(str(model))
     rows = _rows(job, tokenizer)
     write_prompts(folder / PROMPTS, [row.problem.id for row in rows], [row.prompt for row in rows])
@@ -129,7 +128,7 @@ class _Training:
         self.job, self.settings, self.verl, self.part = job, job.settings, verl, part
         self.model, self.tokenizer, self.rows, self.folder = model, tokenizer, rows, folder
         hardware = self.settings.hardware
-        self.checkpoints = Checkpoints(folder / CHECKPOINTS, hardware.processes * hardware.nodes, "actor")
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, hardware, "actor")
         self.updates = updates_per_rollout(self.settings)
         self.metrics = Metrics(job.metrics, self.done)
         self.completions = Metrics(job.metrics.with_name(COMPLETIONS), self.done - 1)
@@ -164,6 +163,7 @@ class _Training:
         place = [self.part.address, str(self.part.machine.count)]
         groups = ["model_engine=megatron"] if self.verl.megatron else []
         command = [*driver, *place, *groups, *overrides(translated), *self.verl.options]
+        self.checkpoints.begin()
         run_to_end([VerlProcess("verl", "", command, self.part.environment)], hand_on)
         if self.done < end:
             raise TrainingStopped(f"verl ended well after {self.done} of {end} steps")
@@ -171,8 +171,7 @@ class _Training:
     def publish(self) -> None:
         """Writes the model and the result."""
         job = self.job
-        self.checkpoints.publish(self.done // self.updates, job.out, saved_dtype(self.settings.hardware))
-        save_tokenizer(self.tokenizer, job.model, job.out)
+        self._publish_checkpoint(self.done, job.out)
         lines = job.metrics.with_name(COMPLETIONS).read_text().splitlines()
         write_result(
             job.result,
@@ -182,6 +181,10 @@ class _Training:
             samples=[{k: v for k, v in json.loads(line).items() if k != "of"} for line in lines],
             findings=self.findings,
         )
+
+    def _publish_checkpoint(self, step: int, out: Path) -> None:
+        self.checkpoints.publish(step // self.updates, out, saved_dtype(self.settings.hardware), self.model)
+        save_tokenizer(self.tokenizer, self.job.model, out)
 
     def _end_of_segment(self, done: int) -> int:
         settings = self.settings
@@ -200,8 +203,7 @@ class _Training:
         if not (kept := references / str(step)).exists():  # then `step` is the newest checkpoint's
             shutil.rmtree(references, ignore_errors=True)
             (partial := references / "partial").mkdir(parents=True)
-            self.checkpoints.publish(step // self.updates, partial, saved_dtype(self.settings.hardware))
-            save_tokenizer(self.tokenizer, self.job.model, partial)
+            self._publish_checkpoint(step, partial)
             partial.rename(kept)
         return kept
 

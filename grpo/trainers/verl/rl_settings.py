@@ -18,6 +18,7 @@ from grpo.trainers.verl.settings import (
     engine_settings,
     model_settings,
     optimizer_settings,
+    tokens_per_device,
     trainer_settings,
     under,
 )
@@ -39,7 +40,6 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
     verl, updates, seed = hardware.trainer, updates_per_rollout(settings), job.seed % 2**32
     assert verl is not None
     tokens = settings.max_new_tokens(done)
-    per_device = max(settings.micro_batch_tokens, longest + tokens)
     loop = folder / "agent_loop.yaml"
     turn = {"name": AGENT_LOOP, "_target_": "grpo.trainers.verl.plugins.turn.Turn", "server": str(folder / REWARDS)}
     replace_text(loop, json.dumps([turn]))
@@ -55,7 +55,7 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
         "shuffle": updates > 1,
         "data_loader_seed": seed,
         "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": per_device,
+        "ppo_max_token_len_per_gpu": tokens_per_device(hardware, settings.micro_batch_tokens, longest + tokens),
         "clip_ratio_low": settings.clip_eps_low,
         "clip_ratio_high": settings.clip_eps_high,
         "policy_loss.loss_mode": objective_name(settings.objective),
@@ -70,7 +70,7 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
         "name": "vllm",
         "n": settings.group_size,
         "temperature": settings.sampling.temperature,
-        "top_p": settings.sampling.top_p,
+        "max_model_len": longest + tokens,
         "dtype": hardware.dtype,
         "seed": seed,
         "tensor_model_parallel_size": 1,
@@ -83,7 +83,7 @@ def rl_settings(job: RLJob, folder: Path, reference: Path, longest: int, done: i
             "use_torch_compile": hardware.fused and hardware.device != "cpu",
         }
     return {
-        **under("actor_rollout_ref.model", model_settings(str(reference), hardware)),
+        **under("actor_rollout_ref.model", model_settings(reference, hardware)),
         **under("actor_rollout_ref.actor", actor),
         **under(f"actor_rollout_ref.ref.{engine}", engine_settings(verl, forward, job.seed, hardware.dtype)),
         **under("actor_rollout_ref.rollout", rollout),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.trainers import MegatronSplit, Verl
+from grpo.trainers.verl.model_input import noise
 from grpo.trainers.verl.overrides import Value
 from grpo.training.optimizer import learning_rate_share
 
@@ -11,15 +14,17 @@ PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
 """Our names of data types -> verl's."""
 
 
-def model_settings(model: str, hardware: Hardware) -> dict[str, Value]:
-    """Of verl's section `model`."""
-    packed = hardware.device != "cpu" and hardware.attention != "plain"  # verl packs with flash-attn alone
+def model_settings(model: Path, hardware: Hardware) -> dict[str, Value]:
+    """Of verl's section `model`, for the model in that folder."""
+    # verl packs with flash-attn alone, which computes in 16 bits on a GPU.
+    packed = hardware.device != "cpu" and hardware.dtype == "bfloat16" and hardware.attention != "plain"
     return {
-        "path": model,
+        "path": str(model),
         "trust_remote_code": hardware.remote_code,
         "enable_gradient_checkpointing": hardware.gradient_checkpointing,
         "use_remove_padding": packed,
         **({} if packed else {"+override_config.attn_implementation": "sdpa"}),
+        **under("+override_config", dict(noise(model))),
     }
 
 
@@ -43,6 +48,7 @@ def engine_settings(verl: Verl, hardware: Hardware, seed: int, weights: str) -> 
 def _megatron_settings(split: MegatronSplit, hardware: Hardware, seed: int) -> dict[str, Value]:
     recomputed: dict[str, Value] = {"recompute_granularity": "full", "recompute_method": "uniform"}
     recomputed["recompute_num_layers"] = 1
+    without_noise: dict[str, Value] = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
     return {
         "tensor_model_parallel_size": split.tensor,
         "pipeline_model_parallel_size": split.pipeline,
@@ -54,28 +60,45 @@ def _megatron_settings(split: MegatronSplit, hardware: Hardware, seed: int) -> d
         "dtype": hardware.dtype,
         "seed": seed % 2**32,
         **(under("override_transformer_config", recomputed) if hardware.gradient_checkpointing else {}),
+        **under("++override_transformer_config", without_noise),
     }
 
 
 def optimizer_settings(verl: Verl, optimizer: Optimizer) -> dict[str, Value]:
     """Of verl's section `optim`."""
+    betas = [0.9, optimizer.adam_beta2]
     common: dict[str, Value] = {
         "lr": optimizer.learning_rate,
-        "betas": [0.9, optimizer.adam_beta2],
         "weight_decay": optimizer.weight_decay,
         "clip_grad": optimizer.max_grad_norm,
         "lr_warmup_steps": optimizer.warmup_steps,
     }
     if verl.megatron is not None:
-        last = optimizer.learning_rate * optimizer.final_learning_rate_share
-        return {**common, "lr_decay_style": "cosine", "min_lr": last}
+        return {
+            **common,
+            # verl does not hand `betas` on to Megatron.
+            **{f"+override_optimizer_config.adam_beta{number}": beta for number, beta in enumerate(betas, 1)},
+            "lr_decay_style": "cosine",
+            "min_lr": optimizer.learning_rate * optimizer.final_learning_rate_share,
+            "lr_warmup_init": optimizer.learning_rate / optimizer.warmup_steps if optimizer.warmup_steps else 0.0,
+            "use_checkpoint_opt_param_scheduler": True,  # a resumed run goes on with the rates, too
+        }
     return {
         **common,
+        "betas": [*betas],
         "lr_scheduler_type": "cosine",
         "min_lr_ratio": optimizer.final_learning_rate_share,
         # Counted from 0, verl's first step of a warm-up has a rate of zero. Counted from 1, its decay is a step ahead.
         "zero_indexed_step": optimizer.warmup_steps == 0,
     }
+
+
+def tokens_per_device(hardware: Hardware, micro_batch_tokens: int, longest: int) -> int:
+    """Of a micro-batch. verl multiplies it by the number of processes that share each sequence. `longest`: tokens of
+    the longest sequence."""
+    split = hardware.trainer.megatron if hardware.trainer else None
+    sharing = split.context if split else hardware.sequence_parallel
+    return -(-max(micro_batch_tokens, longest) // sharing)
 
 
 def saved_dtype(hardware: Hardware) -> str:
@@ -103,8 +126,7 @@ def trainer_settings(hardware: Hardware) -> dict[str, Value]:
 
 
 def under(section: str, settings: dict[str, Value]) -> dict[str, Value]:
-    """The settings of a section, with its name before theirs."""
-    return {
-        f"+{section}.{name[1:]}" if name.startswith("+") else f"{section}.{name}": value
-        for name, value in settings.items()
-    }
+    """The settings of a section, with its name before theirs, behind + and ++. A section that begins with + adds them
+    all."""
+    bare = {name: name.lstrip("+") for name in settings}
+    return {f"{name.removesuffix(bare[name])}{section}.{bare[name]}": value for name, value in settings.items()}

@@ -17,9 +17,9 @@ from grpo.data.token_shards import TokenShards
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError, TrainingStopped
 from grpo.model.loading import load_tokenizer, save_tokenizer
-from grpo.model_folder import check_model_folder, hub_snapshot
 from grpo.processes.metrics_log import Metrics, replace_text, write_result
 from grpo.trainers.verl.checkpoints import CONTENTS, KEPT, Checkpoints
+from grpo.trainers.verl.model_input import folder_for_verl
 from grpo.trainers.verl.overrides import Value, overrides
 from grpo.trainers.verl.plugins import batches
 from grpo.trainers.verl.processes import POLL_S, Machine, check_environment, run_processes
@@ -30,6 +30,7 @@ from grpo.trainers.verl.settings import (
     optimizer_settings,
     rate_share,
     saved_dtype,
+    tokens_per_device,
     trainer_settings,
     under,
 )
@@ -54,20 +55,20 @@ def train_sft(job: SFTJob) -> None:
         return
     while not call.exists():  # the launcher ends this process if the first machine's fails
         time.sleep(POLL_S)
-    if command := json.loads(call.read_text()):
-        run_processes(command, hardware.processes, machine, {}, lambda: None)
+    started = json.loads(call.read_text())
+    if started["command"]:
+        run_processes(started["command"], hardware.processes, machine, started["variables"], lambda: None)
 
 
 def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -> None:
     settings = job.settings
     hardware = settings.hardware
     call.unlink(missing_ok=True)
-    model = hub_snapshot(job.model)
-    check_model_folder(model, hardware.remote_code)  # verl would also read weights that can run code
+    model = folder_for_verl(job.model, hardware)
     tokenizer = load_tokenizer(str(model))
     sequences = _write_batches(job, tokenizer, folder)
     steps = planned_steps(len(sequences), settings, settings.epochs, settings.max_steps)
-    checkpoints = Checkpoints(folder / "checkpoints", hardware.processes * hardware.nodes)
+    checkpoints = Checkpoints(folder / "checkpoints", hardware)
     done = checkpoints.newest()
     metrics = Metrics(job.metrics, done)
     if done < steps:
@@ -83,14 +84,16 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
             for step, values in records.new():
                 metrics.log(step, steps, **values)
 
-        replace_text(call, json.dumps(command))
+        # The process that writes verl's log may be on any machine: with a pipeline, it is on the last.
+        checkpoints.begin()
+        replace_text(call, json.dumps({"command": command, "variables": records.variables}))
         run_processes(command, hardware.processes, machine, records.variables, hand_on)
     else:
-        replace_text(call, "[]")
+        replace_text(call, json.dumps({"command": [], "variables": {}}))
     done = checkpoints.newest()
     if done < steps:
         raise TrainingStopped(f"verl ended well after {done} of {steps} steps")
-    checkpoints.publish(done, job.out, saved_dtype(hardware))
+    checkpoints.publish(done, job.out, saved_dtype(hardware), model)
     save_tokenizer(tokenizer, job.model, job.out)
     counts = {"sequences": len(sequences), "too_long": sequences.left_out}
     write_result(job.result, done, steps, counts=counts, metrics=closing_loss(job.metrics))
@@ -104,10 +107,10 @@ def sft_settings(
     settings, hardware = job.settings, job.settings.hardware
     assert hardware.trainer is not None
     return {
-        **under("model", model_settings(str(model), hardware)),
+        **under("model", model_settings(model, hardware)),
         **under("engine", engine_settings(hardware.trainer, hardware, job.seed, hardware.to_train().dtype)),
         **under("optim", optimizer_settings(hardware.trainer, settings.optimizer)),
-        **_data(folder, settings.batch_size, max(settings.micro_batch_tokens, longest)),
+        **_data(folder, settings.batch_size, tokens_per_device(hardware, settings.micro_batch_tokens, longest)),
         **_trainer(job, checkpoints, steps),
     }
 

@@ -75,13 +75,14 @@ def test_rewards_are_the_weighted_sum_and_are_kept_by_row(asked):
     assert failures.completions == 4 and not failures.kinds
 
 
-def test_a_completion_that_has_reached_the_longest_length_is_truncated_unless_it_ends_there(asked, tokenizer):
-    server, ask, _ = asked({"accuracy": 1.0}, prompts=1, group_size=3)
+def test_a_completion_that_does_not_end_with_the_end_token_is_truncated(asked, tokenizer):
+    server, ask, address = asked({"accuracy": 1.0}, prompts=1, group_size=4)
+    assert json.loads(address.read_text())["end"] == tokenizer.eos_token_id
     cut = completion_tokens(tokenizer, "a b " * LONGEST)[:LONGEST]
-    for tokens in (cut, cut[:-1], [*cut[:-1], tokenizer.eos_token_id]):
+    for tokens in (cut, cut[:-1], [*cut[:-1], tokenizer.eos_token_id], [*cut[:3], tokenizer.eos_token_id]):
         ask(0, tokens)
     (group,), _ = server.take(0)
-    assert [completion.finished for completion in group.completions] == [False, True, True]
+    assert [completion.finished for completion in group.completions] == [False, False, True, True]
 
 
 def test_a_group_of_which_completions_are_missing_is_not_trained_on_in_silence(asked):

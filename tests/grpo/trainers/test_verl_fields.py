@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from grpo.config.jobs import RLJob, SFTJob
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT
+from grpo.health.checks import HealthSettings
 from grpo.trainers.verl.rl_settings import rl_settings
 from grpo.trainers.verl.sft import sft_settings
 
@@ -48,7 +49,7 @@ COMMON_TOLD: list[tuple[str, Changes, Changes]] = [
     ("hardware.dtype", {}, hardware(dtype="bfloat16")),
     ("hardware.mixed_precision", hardware(dtype="bfloat16"), hardware(dtype="bfloat16", mixed_precision=True)),
     ("hardware.fused", {}, hardware(fused=False)),
-    ("hardware.attention", {}, hardware(attention="plain")),
+    ("hardware.attention", hardware(dtype="bfloat16"), hardware(dtype="bfloat16", attention="plain")),
     ("hardware.gradient_checkpointing", {}, hardware(gradient_checkpointing=True)),
     ("hardware.remote_code", {}, hardware(remote_code=True)),
     ("hardware.processes", {}, hardware(processes=2)),
@@ -77,7 +78,6 @@ RL_TOLD = [
     ("advantage", {}, {"advantage": "rloo"}),
     ("std", {}, {"std": "sample"}),
     ("sampling.temperature", {}, {"sampling": {"max_new_tokens": 4, "temperature": 0.5}}),
-    ("sampling.top_p", {}, {"sampling": {"max_new_tokens": 4, "top_p": 0.5}}),
     ("sampling.max_new_tokens", {}, {"sampling": {"max_new_tokens": 5}}),
     ("sampler_ratio_max", {}, {"sampler_ratio_max": 3.0}),
     ("max_new_tokens_from", {}, {"max_new_tokens_from": {0: 6}}),
@@ -103,7 +103,12 @@ RL_REFUSED: dict[str, Changes] = {
     "curriculum": {"curriculum": {}},
     "experts": {"experts": {"routers": "train"}},
     "hardware.sampler": hardware(sampler="own"),
+    "sampling.top_p": {"sampling": {"max_new_tokens": 4, "top_p": 0.5}},
+    "health.kl_budget.limit": {"health": {"kl_budget": {"limit": 5.0}}},
 }
+
+UNMEASURED = ("kl_budget", "mismatch_growth")
+"""Health checks of metrics that verl does not give."""
 
 COMMON_HERE = {
     "hardware.trainer.kind": "chooses verl",
@@ -118,7 +123,7 @@ RL_HERE = {
     **dict.fromkeys(("source_weights", "general_last_steps", "general_share"), "order the prompts"),
     **dict.fromkeys(("rewards", "reward_models", "uncertainty_penalty", "branch_weights"), "score completions"),
     **dict.fromkeys(("judge", "scoring"), "score completions"),
-    "health": "is checked on the metrics",
+    **dict.fromkeys((f"health.{name}" for name in HealthSettings.model_fields if name not in UNMEASURED), "is checked"),
     "samples_every": "chooses completions to read",
 }
 SFT_HERE = {**COMMON_HERE, **dict.fromkeys(("epochs", "max_steps", "max_tokens"), "make the batches")}
@@ -128,6 +133,8 @@ RL_WITHOUT_EFFECT = {
     **OF_VALIDATION,
     **dict.fromkeys(("ppo", "dpo"), "belongs to a method that is refused"),
     "step_reward": "belongs to supervision 'process', which is refused",
+    **dict.fromkeys(("health.kl_budget.steps", "health.kl_budget.action"), "belongs to a limit, which is refused"),
+    "health.mismatch_growth": "verl does not say how far the log-probabilities of its sampler and trainer differ",
     "sampling.batch_size": "bounds the memory of this library's sampler",
 }
 SFT_WITHOUT_EFFECT = {**OF_VALIDATION, "hardware.sampler": "samples nothing"}

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,10 @@ print(json.dumps({
     "last_stage": actor.engine.override_transformer_config["num_layers_in_last_pipeline_stage"],
     "sampler": rollout.tensor_model_parallel_size,
     "optimizer": type(optimizer).__name__,
-    "offloaded": dict(optimizer.override_optimizer_config),
+    "optimizers_own": dict(optimizer.override_optimizer_config),
+    "goes_on": optimizer.use_checkpoint_opt_param_scheduler,
+    "dropout": [actor.engine.override_transformer_config[name] for name in ("attention_dropout", "hidden_dropout")],
+    "context": rollout.max_model_len,
     "devices": config.trainer.nnodes * config.trainer.n_gpus_per_node,
 }))
 """
@@ -52,7 +56,7 @@ def test_verl_checks_the_configuration_for_deepseek_v3(model_folder, problems, t
     settings = {**RL, "prompts_per_step": 32, "group_size": 16, "reference_refresh_steps": 4, "hardware": hardware}
     places = {name: tmp_path / name for name in ("out", "state", "metrics", "result")}
     job = RLJob(settings=settings, model=model_folder, problems=[problems], seed=0, **places)
-    told = rl_settings(job, tmp_path, model_folder, longest=2048, done=0, end=40)
+    told = rl_settings(job, tmp_path, Path(model_folder), longest=2048, done=0, end=40)
     command = [PYTHON, "-c", CHECKED, "model_engine=megatron", *overrides(told), *job.settings.hardware.trainer.options]
     environment = job_runner.ENVIRONMENT | ON_CPU
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -65,6 +69,14 @@ def test_verl_checks_the_configuration_for_deepseek_v3(model_folder, problems, t
         "last_stage": 6,
         "sampler": 32,
         "optimizer": "McoreOptimizerConfig",
-        "offloaded": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0},
+        "optimizers_own": {
+            "adam_beta1": 0.9,
+            "adam_beta2": job.settings.optimizer.adam_beta2,
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": 1.0,
+        },
+        "goes_on": True,
+        "dropout": [0.0, 0.0],
+        "context": 2048 + RL["sampling"]["max_new_tokens"],
         "devices": 96,
     }

@@ -175,6 +175,11 @@ def test_metrics_and_samples_have_this_librarys_names(trained):
     assert written["metrics"]["reward"] == pytest.approx(sum(m["reward"] for m in metrics(trained)) / STEPS)
 
 
+def test_few_checkpoints_stay_however_often_verl_is_started(trained):
+    (folder,) = trained.rglob("checkpoints")
+    assert {path.name for path in folder.glob("global_step_*")} == {"global_step_2", "global_step_3", "global_step_4"}
+
+
 def test_nothing_of_ray_is_left(trained):
     assert not processes_of(trained)
 

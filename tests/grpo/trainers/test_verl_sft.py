@@ -118,7 +118,7 @@ def test_another_number_of_processes_cannot_go_on(sft_fields, tmp_path):
     run(job, timeout=300)
     job = by_verl(tmp_path, sft_fields, hardware=TWO | {"processes": 1})
     done = run(job, expected=2)
-    assert "hardware.processes * hardware.nodes is 1, but 2 processes wrote verl's checkpoint of step 8" in done.stderr
+    assert "hardware.processes * hardware.nodes is 1, but verl's checkpoint of step 8 was written with 2" in done.stderr
 
 
 def test_a_failure_in_verl_is_its_own_line(sft_fields, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Sampled
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Place, Sampled
 
 _WAIT = aiohttp.ClientTimeout(total=None, sock_connect=60)
 """A reward may take long: the server, not the client, decides when one has failed."""
@@ -21,7 +21,7 @@ class Turn(AgentLoopBase):
 
     def __init__(self, *arguments: Any, server: str, **others: Any):
         super().__init__(*arguments, **others)
-        self._server = json.loads(Path(server).read_text())
+        self._server: Place = json.loads(Path(server).read_text())
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         prompt = [*map(int, row["raw_prompt"].split())]
@@ -29,7 +29,13 @@ class Turn(AgentLoopBase):
         sampled = await self.server_manager.generate(
             request_id=uuid.uuid4().hex,
             prompt_ids=prompt,
-            sampling_params={**sampling_params, "max_tokens": longest},
+            # Completions end with the tokenizer's end token alone, even if the model's folder names others.
+            sampling_params={
+                **sampling_params,
+                "max_tokens": longest,
+                "ignore_eos": True,
+                "stop_token_ids": [self._server["end"]],
+            },
         )
         if not sampled.token_ids:
             raise RuntimeError(f"no completion was sampled for row {row['index']}: {sampled.stop_reason}")
