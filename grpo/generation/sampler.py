@@ -21,6 +21,7 @@ from grpo.generation.plain_sampler import completion_of, sample_groups_plain
 from grpo.model.decoder import Decoder
 from grpo.model.decoding import is_worth_prepacking, to_device
 from grpo.model.loading import decodes_packed, plain_attention
+from grpo.model.packed.packing import PASS_TOKENS
 from grpo.processes import malloc
 
 LOOKS = {"cpu": 1}
@@ -174,8 +175,11 @@ def _sample(
     ended: dict[int, dict[int, Completion]] = {i: {} for i in waiting}
     while waiting or rows.owners:
         joining: list[int] = []
-        count = len(rows.owners)
+        count, tokens_of_prompts = len(rows.owners), 0
         while waiting and ((len(joining) + 1) * per_prompt + count <= settings.batch_size or not (joining or count)):
+            tokens_of_prompts += len(prompts[waiting[0]])
+            if joining and tokens_of_prompts > PASS_TOKENS:
+                break  # it joins after the next step
             joining.append(waiting.popleft())
         if joining:
             prompt_logits = decoder.add_groups([prompts[i] for i in joining], per_prompt).repeat_interleave(

@@ -47,6 +47,7 @@ class Decoder:
         self.steps, self.joined = 0, list[int]()
         self._batch: StepRows | None = None
         self._records = self._decode_step is None and recorded.can_record(self.backbone, self.device)
+        self._graph_memory = recorded.GraphMemory()
         self._replay: Callable[[], Tensor] | None = None  # a recorded step of this batch, which reads `_ids`
         self._ids = self.generated
         self.prompt_ends: list[int] = []  # index in the pack of each last-added prompt's last token
@@ -109,7 +110,7 @@ class Decoder:
             self._replay = None
             return self._step()
         if self._replay is None:
-            self._replay = recorded.record(self._step, self.device)
+            self._replay = recorded.record(self._step, self.device, self._graph_memory, self.backbone)
             self._records = self._replay is not None
         return self._step() if self._replay is None else self._replay()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import REWARD_MODEL, choose_device, load_tokenizer
 from grpo.model.logprobs import token_states
-from grpo.model.packed.packing import shared_prefix
+from grpo.model.packed.packing import PASS_TOKENS, shared_prefix
 from grpo.model.sharded.loading import load_sharded
 from grpo.model_folder import check_vocabulary
 
@@ -65,13 +65,27 @@ class RewardModelScorer:
         batches: list[list[list[int]]] = []
         for asked, together in itertools.groupby(zip(messages, responses, strict=True), key=lambda pair: pair[0]):
             rows = [conversation_tokens(self.tokenizer, asked, response) for _, response in together]
-            batches += (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
+            batches += _batches(rows, self.batch_size)
         return [score for scores in self.parallel.map_together(self._score, batches, FILLER) for score in scores]
 
     def _score(self, rows: list[list[int]]) -> list[float]:
         member_scores = torch.stack([member(score_rows, rows) for member in self.members])
         scores: list[float] = ensemble_score(member_scores, self.uncertainty_penalty).tolist()
         return scores
+
+
+def _batches(rows: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """The rows in batches of at most `size` of them, and at most PASS_TOKENS tokens (at least one row each)."""
+    batch: list[list[int]] = []
+    tokens = 0
+    for row in rows:
+        if batch and (len(batch) == size or tokens + len(row) > PASS_TOKENS):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += len(row)
+    if batch:
+        yield batch
 
 
 def member_folders(path: str) -> list[str]:

@@ -29,6 +29,8 @@ SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_at
 BUCKET_BYTES = 256 * 2**20
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = 2**62 - 1
+_SUMMED = 2**24
+"""Weights of a checksum that are summed at once."""
 
 
 @dataclass
@@ -40,9 +42,11 @@ class Fingerprint:
     checksum: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        bits = tensor.detach().contiguous().reshape(-1).view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)
+        bits = tensor.detach().contiguous().reshape(-1).view(_BITS[tensor.element_size()])
+        # In parts: on a GPU, torch first copies what it sums to int64.
+        total = torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_SUMMED)]).sum()
         self.tensors += 1
-        self.checksum = (self.checksum + zlib.crc32(name.encode()) * int(bits)) & _MASK
+        self.checksum = (self.checksum + zlib.crc32(name.encode()) * int(total)) & _MASK
 
 
 def buckets(weights: Iterable[Named], max_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:

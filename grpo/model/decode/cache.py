@@ -49,11 +49,11 @@ class Cache(KeyValues):
 
 
 def _grown(table: Tensor, rows: int, columns: int) -> Tensor:
-    """`table` [n, Hkv, T, D] grown to `rows` rows and `columns` columns. Padded with zeros, because masked entries must
-    be finite."""
-    size = (len(table), table.shape[2])
-    if size[0] >= rows and size[1] >= columns:
+    """`table` [n, Hkv, T, D] with room for `rows` rows and `columns` columns. A new one has no place for rows that have
+    ended: the last sequences of a batch are its longest. Padded with zeros, because masked entries must be finite."""
+    if len(table) >= rows and table.shape[2] >= columns:
         return table
-    grown = table.new_zeros(max(rows, size[0]), table.shape[1], max(columns, size[1]), table.shape[3])
-    grown[: size[0], :, : size[1]] = table
+    kept, width = table[:rows], table.shape[2]
+    grown = table.new_zeros(rows, table.shape[1], max(columns, width), table.shape[3])
+    grown[: len(kept), :, :width] = kept
     return grown

@@ -52,6 +52,9 @@ def _has_compiler() -> bool:
 
 @cache
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    # With and without gradients, in inference mode, for each rank of x: torch.compile takes eight such variants, and
+    # runs further ones slowly.
+    torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
     compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
     return compiled
 

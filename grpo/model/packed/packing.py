@@ -18,6 +18,8 @@ from grpo.model.packed.attention import Packed, Rows
 from grpo.model.packed.transfer import to_device
 
 Tokens = Sequence[int]
+PASS_TOKENS = 2**16
+"""Most tokens of a pass without gradients, if no setting says it: what its activations take is bounded by them."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ from transformers.masking_utils import causal_mask_function
 from grpo.model.packed.ordered_gradients import with_ordered_gradients
 from grpo.model.packed.products import NARROW
 
+# On recent GPUs torch prefers cuDNN's attention. Its backward pass sums in no fixed order, without saying so, and it
+# makes a plan for every new shape, of which packed sequences have many. vLLM switches it off, too, when imported.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 @dataclass(frozen=True)
 class VisibleTokens:
@@ -62,9 +66,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, mas
     Softcaps: Gemma 2 (arXiv 2408.00118). Sinks: a key without a value takes a share of each softmax (gpt-oss).
     """
     if options.softcap is None and options.sinks is None:
-        grouped = q.shape[1] != k.shape[1]
-        return _attention(q, k, v, attn_mask=mask, scale=options.scale, enable_gqa=grouped)
-    k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], 1) for states in (k, v))
+        return _attention(q, k, v, mask, options.scale, causal=False)
+    k, v = _of_each_head(q, k, v)
     scores = (q.float() @ k.float().transpose(-1, -2)) * options.scale
     if options.softcap is not None:
         scores = (scores / options.softcap).tanh() * options.softcap
@@ -84,9 +87,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, lon
     queries, keys = q.shape[2], k.shape[2]
     if options.is_plain(longest):
         bias: Any = causal_lower_right(queries, keys)
-        grouped = q.shape[1] != k.shape[1]
-        attended = _attention(q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=grouped)
-        return with_ordered_gradients(attended)
+        return with_ordered_gradients(_attention(q, k, v, bias, options.scale, causal=True))
     positions = torch.arange(keys, device=q.device)
     query_positions = positions[keys - queries :, None]
     mask = positions <= query_positions
@@ -95,8 +96,20 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, lon
     return with_ordered_gradients(masked_attention(q, k, v, options, mask))
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """torch's own attention. On a CPU in float32: its backward pass takes three times as long in bfloat16."""
-    if q.device.type == "cpu" and q.dtype in NARROW:
-        return scaled_dot_product_attention(q.float(), k.float(), v.float(), **how).to(q.dtype)
-    return scaled_dot_product_attention(q, k, v, **how)
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, causal: bool) -> Tensor:
+    """torch's own attention. `causal`: whether the bias is torch's causal one, and no mask."""
+    dtype = q.dtype
+    if q.device.type == "cpu" and dtype in NARROW:  # the backward pass takes three times as long in bfloat16
+        q, k, v = q.float(), k.float(), v.float()
+    if q.device.type == "cuda" and not (causal and dtype in NARROW):
+        # Flash attention takes neither masks nor float32, and the memory-efficient one no heads that share keys: what
+        # is left would keep the scores of all pairs of tokens.
+        k, v = _of_each_head(q, k, v)
+    shared = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=shared).to(dtype)
+
+
+def _of_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [R, Hkv, K, D] of each head of q [R, H, L, D]: [R, H, K, D]."""
+    shared = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)

@@ -20,6 +20,8 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the polynomial that brings singular values near 1 (Jordan et al.): odd powers 1, 3 and 5."""
 ITERATIONS = 5
 MOMENTUM = 0.95
+STACKED = 2**27
+"""Most weights that are made orthogonal at once: some five copies of them in float32 are in memory meanwhile."""
 UPDATE_SIZE = 0.2
 """Root mean square of an update, in units of the learning rate: about AdamW's."""
 
@@ -66,12 +68,14 @@ class Muon(torch.optim.Optimizer):
         for p in matrices:
             self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(_grad(p), 1 - MOMENTUM)
         for shape, parameters in by_shape.items():
-            looks_ahead = [_grad(p).lerp(self.state[p]["momentum"], MOMENTUM) for p in parameters]  # Nesterov
-            wide = torch.stack([update if update.shape == shape else update.T for update in looks_ahead])
             scale = group["lr"] * UPDATE_SIZE * max(shape) ** 0.5
-            for p, update in zip(parameters, orthogonal(wide), strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(update if p.shape == shape else update.T, alpha=scale)
+            together = max(1, STACKED // parameters[0].numel())
+            for some in (parameters[start : start + together] for start in range(0, len(parameters), together)):
+                looks_ahead = [_grad(p).lerp(self.state[p]["momentum"], MOMENTUM) for p in some]  # Nesterov
+                wide = torch.stack([update if update.shape == shape else update.T for update in looks_ahead])
+                for p, update in zip(some, orthogonal(wide), strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.sub_(update if p.shape == shape else update.T, alpha=scale)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

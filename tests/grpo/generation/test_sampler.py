@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from grpo.config.common import Sampling
+from grpo.generation import sampler
 from grpo.generation.draw_tokens import _cumulative_by_blocks, _cumulative_by_product, draw_tokens
 from grpo.generation.sampler import generator_for, sample, sample_groups, seed_of
+from grpo.model.decoder import Decoder
 from grpo.model.logprobs import completion_logprobs
 
 
@@ -80,6 +82,25 @@ def test_who_shares_the_batch_does_not_matter(policy, tokenizer, prompts, batch_
     expected = tokens_of(draw(policy, tokenizer, prompts, eos_id=ends))
     assert tokens_of(draw(policy, tokenizer, prompts, eos_id=ends, batch_size=batch_size)) == expected
     assert tokens_of(draw(policy, tokenizer, prompts[:3], eos_id=ends, batch_size=batch_size)) == expected[:3]
+
+
+def test_prompts_join_so_many_tokens_at_a_time(policy, tokenizer, prompts, monkeypatch):
+    expected, passes = tokens_of(draw(policy, tokenizer, prompts)), []
+    add_groups = Decoder.add_groups
+
+    def noted(self, joining, size):
+        passes.append([len(prompt) for prompt in joining])
+        return add_groups(self, joining, size)
+
+    monkeypatch.setattr(Decoder, "add_groups", noted)
+    lengths = sorted(map(len, prompts), reverse=True)
+    monkeypatch.setattr(sampler, "PASS_TOKENS", lengths[0])
+    assert tokens_of(draw(policy, tokenizer, prompts)) == expected
+    assert len(passes) > 1 and all(sum(each) <= lengths[0] for each in passes)
+    assert [length for each in passes for length in each] == lengths
+    passes.clear()
+    monkeypatch.setattr(sampler, "PASS_TOKENS", 1)  # one at least
+    assert tokens_of(draw(policy, tokenizer, prompts)) == expected and passes == [[length] for length in lengths]
 
 
 def test_a_group_comes_as_soon_as_it_is_done(policy, tokenizer, prompts):

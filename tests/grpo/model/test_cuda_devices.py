@@ -23,8 +23,9 @@ from grpo.model.decode import recorded
 from grpo.model.fused.blocks import _replace_forward
 from grpo.model.lm_head import backbone_of
 from grpo.model.logprobs import completion_logprobs
-from grpo.model.packed import packing
+from grpo.model.packed import packing, scores
 from grpo.model.packed.attention import NAME, UNFUSED
+from grpo.model.packed.scores import ScoreOptions, VisibleTokens
 from grpo.model.packed.transfer import to_device
 from tests.support.fake_cuda import FakeCuda, prepare
 from tests.support.small_models import SHAPE
@@ -41,7 +42,7 @@ NORMALIZERS = Normalizers(sequences=4, tokens=10, budget=8)
 @pytest.fixture
 def cuda(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     prepare(tmp_path_factory.mktemp("guard"), monkeypatch)
-    monkeypatch.setattr(recorded, "record", lambda run, device: None)  # it needs a GPU
+    monkeypatch.setattr(recorded, "record", lambda *_: None)  # it needs a GPU
     with torch.autograd.set_multithreading_enabled(False), FakeCuda() as mode:
         yield mode
 
@@ -76,6 +77,35 @@ def test_logprobs_and_samples(cuda: FakeCuda, kind: str, way: str, dtype: torch.
     # After 5, 8 and 10 steps it looks at what has ended; after 5 and 10 it takes tokens and log-probabilities.
     first, later = [(8,), (8, 5), (8, 5)], [(4,), (4,), (4, 5), (4, 5)]
     assert cuda.waits == [("aten._to_copy", shape) for shape in first + later]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "heads"),
+    [
+        (torch.bfloat16, None, (4, 2)),  # flash attention takes heads that share keys
+        (torch.bfloat16, 2, (4, 4)),  # it takes no masks, and what takes them no such heads
+        (torch.float32, None, (4, 4)),
+    ],
+)
+def test_no_attention_keeps_the_scores_of_all_pairs(
+    cuda: FakeCuda, dtype: torch.dtype, window: int | None, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[tuple[int, int]]()
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool, **_: Any) -> torch.Tensor:
+        assert k.shape == v.shape and enable_gqa == (q.shape[1] != k.shape[1])
+        given.append((q.shape[1], k.shape[1]))
+        return q
+
+    monkeypatch.setattr(scores, "scaled_dot_product_attention", attention)
+    q, k = (torch.zeros(1, count, 5, 8, dtype=dtype, device="cuda") for count in (4, 2))
+    sees = VisibleTokens(lambda row, head, query, key: query - key < window, window) if window else None
+    attended = scores.causal_attention(q, k, k, ScoreOptions(0.3, sees), 5)
+    assert given == [heads] and attended.shape == q.shape and attended.dtype == dtype
+
+
+def test_attention_in_no_fixed_order_is_switched_off() -> None:
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def tokens_on_cuda() -> Tokens:

@@ -13,6 +13,7 @@ from grpo.config.common import Optimizer, Sampling
 from grpo.config.rl import RL
 from grpo.config.supervised import SFT
 from grpo.training.optimizer import make_optimizer, trained
+from grpo.training.optimizers import muon
 from grpo.training.optimizers.muon import Muon, groups_of, orthogonal
 from tests.support.job_runner import PRETRAIN, kill_at, metrics, run, same, weights, write_job
 
@@ -48,7 +49,9 @@ def test_an_orthogonal_matrix_has_singular_values_near_one() -> None:
     assert float(line[0, 1] / line[0, 0]) == pytest.approx(4 / 3, rel=1e-4) and torch.equal(line[1], torch.zeros(3))
 
 
-def test_updates_are_those_of_torchs_muon() -> None:
+@pytest.mark.parametrize("stacked", [muon.STACKED, 1])
+def test_updates_are_those_of_torchs_muon(stacked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "STACKED", stacked)
     """torch.optim.Muon with the scale that matches AdamW, on matrices of three shapes."""
     mine, theirs = small_model(), small_model()
     ours = make_optimizer(trained(mine, SETTINGS), SETTINGS)

@@ -17,6 +17,7 @@ from grpo.data.template import parse
 from grpo.errors import InputError
 from grpo.model.loading import REWARD_MODEL, load_model
 from grpo.rewards.functions import Response
+from grpo.scoring import reward_model
 from grpo.scoring.reward_model import RewardModelScorer, conversation_tokens, ensemble_score, score_rows
 from grpo.scoring.scorer import Scorer
 from grpo.training.preferences import Preferences, bootstrap, elements
@@ -124,6 +125,13 @@ def test_an_ensembles_score_by_hand():
     assert ensemble_score(scores, 0.0).tolist() == [2.0, 4.0]
     assert ensemble_score(scores, 0.5).tolist() == [1.5, 4.0]
     assert ensemble_score(scores[:1], 9.0).tolist() == [1.0, 4.0]  # one alone is always sure
+
+
+def test_a_batch_has_so_many_rows_and_tokens_at_most(monkeypatch):
+    monkeypatch.setattr(reward_model, "PASS_TOKENS", 10)
+    rows = [[0] * length for length in (4, 6, 1, 12, 1, 1, 1, 1)]
+    batches = [[len(row) for row in batch] for batch in reward_model._batches(rows, 3)]
+    assert batches == [[4, 6], [1], [12], [1, 1, 1], [1]]
 
 
 def test_a_folder_of_members_scores_as_their_mean_less_their_spread(model_folder, tokenizer, tmp_path):

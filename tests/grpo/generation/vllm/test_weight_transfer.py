@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from grpo.generation.vllm import weight_transfer
 from grpo.generation.vllm.weight_transfer import Fingerprint, Receiver, Sender, buckets, layout
 
 WEIGHTS = [
@@ -33,6 +34,13 @@ def test_a_fingerprint_can_be_worked_out_by_hand():
     # The bits of the float 1.0 are 0x3F800000.
     ones = fingerprint([("w", torch.ones(2))])
     assert ones == Fingerprint(1, 2 * 0x3F800000 * zlib.crc32(b"w") & (2**62 - 1))
+
+
+def test_a_fingerprint_is_summed_in_parts_that_are_small(monkeypatch):
+    """On a GPU, torch copies what it sums to int64."""
+    expected = fingerprint(WEIGHTS)
+    monkeypatch.setattr(weight_transfer, "_SUMMED", 2)
+    assert fingerprint(WEIGHTS) == expected and any(tensor.numel() > 2 for _, tensor in WEIGHTS)
 
 
 def test_a_fingerprint_sees_order_of_nothing_but_name_and_bits():

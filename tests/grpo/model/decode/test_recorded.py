@@ -7,7 +7,8 @@ executes them again on the same memory, without any Python of the model in betwe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaModel
 
 from grpo.config.common import Sampling
 from grpo.data.completions import Completion
 from grpo.generation import sampler
 from grpo.generation.sampler import sample
 from grpo.model.decode import recorded
+from grpo.model.decode.cache import Cache
 from grpo.model.packed.attention import NAME, UNFUSED
 from tests.support.current_gpus import stand_in
 from tests.support.small_models import SHAPE
@@ -52,7 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def __call__(self, run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    def __call__(self, run: Callable[[], Tensor], *_: Any) -> Callable[[], Tensor]:
         self.recorded += 1
         tables = [cell.cell_contents for cell in run.__closure__ or ()] or [run.__self__]  # type: ignore[attr-defined]
         generated = tables[0].generated.clone()
@@ -115,29 +117,112 @@ def test_steps_that_cannot_be_recorded_are_run(model: Any, monkeypatch: pytest.M
     settings = Sampling(max_new_tokens=12)
     expected = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
     monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
-    monkeypatch.setattr(recorded, "record", lambda run, device: None)
+    monkeypatch.setattr(recorded, "record", lambda *_: None)
     actual = sample(model, PROMPTS, 2, settings, eos_id=-1, seeds=[1, 2, 3, 4])
     assert [[c.tokens for c in group] for group in actual] == [[c.tokens for c in group] for group in expected]
 
 
+class Graphs:
+    """torch's graphs, streams and pools on a machine without a GPU. `used`: what was called, and on which GPU. `fails`:
+    what the next ends of recordings raise."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails: Sequence[Exception] = ()) -> None:
+        self.gpus, self.used, self.fails = stand_in(patch), list[tuple[str, Any]](), deque(fails)
+        self.pools: list[Any] = []
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        graph = SimpleNamespace(capture_begin=self.begin, capture_end=self.end, replay=lambda: None)
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        patch.setattr(torch.cuda, "Stream", self.noted("stream", stream))
+        patch.setattr(torch.cuda, "current_stream", self.noted("current stream", stream))
+        patch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "empty_cache", self.noted("empty cache"))
+        patch.setattr(torch.cuda, "MemPool", self.pool)
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            patch.setattr(torch._C, name, lambda *given, name=name: self.used.append((name, given)), raising=False)
+
+    def noted(self, name: str, result: Any = None) -> Any:
+        return lambda *_, **__: self.used.append((name, self.gpus.number)) or result
+
+    def pool(self) -> Any:
+        self.pools.append(SimpleNamespace(id=(0, 7 + len(self.pools))))
+        return self.pools[-1]
+
+    def begin(self, pool: Any, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        self.used.append(("begin", pool))
+
+    def end(self) -> None:
+        self.used.append(("end", self.gpus.number))
+        if self.fails:
+            raise self.fails.popleft()
+
+
 def test_a_step_is_recorded_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever GPU is current: one that launches nothing would record an empty graph."""
-    gpus, used = stand_in(monkeypatch), list[tuple[str, int]]()
+    graphs, result = Graphs(monkeypatch), torch.ones(2)
+    memory, backbone = recorded.GraphMemory(), torch.nn.Linear(1, 1)
+    for _ in range(2):  # the second in the memory of the first
+        graphs.used.clear()
+        replay = recorded.record(graphs.noted("run", result), torch.device("cuda", 1), memory, backbone)
+        assert replay is not None and replay() is result
+        assert graphs.used == [
+            ("stream", 1),
+            ("current stream", 1),
+            ("begin", (0, 7)),
+            ("run", 1),
+            ("end", 1),
+            ("current stream", 1),
+        ]
+    assert graphs.gpus.number == 0 and len(graphs.pools) == 1
 
-    def noted(name: str, result: Any = None) -> Any:
-        return lambda *_, **__: used.append((name, gpus.number)) or result
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
-    graph = SimpleNamespace(capture_begin=noted("begin"), capture_end=noted("end"), replay=lambda: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "Stream", noted("stream", stream))
-    monkeypatch.setattr(torch.cuda, "current_stream", noted("current stream", stream))
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    result = torch.ones(2)
-    replay = recorded.record(noted("run", result), torch.device("cuda", 1))
-    assert replay is not None and replay() is result
-    steps = ["stream", "current stream", "begin", "run", "end", "current stream"]
-    assert used == [(name, 1) for name in steps] and gpus.number == 0
+def test_a_recording_that_fails_is_ended_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
+    graphs = Graphs(monkeypatch, [RuntimeError("operation not permitted when stream is capturing")])
+    backbone = torch.nn.Linear(1, 1)
+    assert recorded.can_record(backbone, torch.device("cpu"))
+    assert recorded.record(graphs.noted("run"), torch.device("cuda", 1), recorded.GraphMemory(), backbone) is None
+    ended = [("_cuda_endAllocateToPool", (1, (0, 7))), ("_cuda_releasePool", (1, (0, 7)))]
+    assert graphs.used[-2:] == ended  # else torch's allocator takes it for unfinished
+    assert not recorded.can_record(backbone, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_recording_without_memory_is_tried_again_with_what_was_unused(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
+    graphs = Graphs(monkeypatch, [torch.OutOfMemoryError("out of memory")] * times)
+    backbone = torch.nn.Linear(1, 1)
+    replay = recorded.record(graphs.noted("run"), torch.device("cuda", 0), recorded.GraphMemory(), backbone)
+    assert (replay is None) == (times == 2)
+    assert [name for name, _ in graphs.used].count("empty cache") == 1
+    assert recorded.can_record(backbone, torch.device("cpu"))  # later there may be more
+
+
+def test_frequencies_that_depend_on_the_length_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers compares a length on the GPU with a number."""
+    monkeypatch.setattr(recorded, "RECORDS", {"cpu"})
+    ropes: dict[str, dict[str, Any]] = {
+        "default": {"rope_type": "default", "rope_theta": 1e4},
+        "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    }
+    can = {
+        name: recorded.can_record(LlamaModel(LlamaConfig(**SHAPE, rope_parameters=rope)), torch.device("cpu"))
+        for name, rope in ropes.items()
+    }
+    assert can == {"default": True, "dynamic": False}
+
+
+def test_a_cache_has_no_place_for_rows_that_have_ended() -> None:
+    cache = Cache(torch.zeros(1, 2, 1, 8))
+    cache.reserve(256, 1)
+    columns = cache.rows[0].shape[2]
+    cache.rows[0][:5, 0, 0, 0] = torch.arange(5.0)
+    cache.keep([0, 1, 2, 4], [], columns)
+    cache.reserve(4, columns + 1)
+    assert cache.rows[0].shape == (4, 2, 2 * columns, 8)
+    assert cache.rows[0][:, 0, 0, 0].tolist() == [0, 1, 2, 4]
 
 
 def test_rows_that_have_ended_are_removed_together(monkeypatch: pytest.MonkeyPatch) -> None:
