@@ -49,7 +49,7 @@ def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     assert {name: results["waits"][name] for name in ("sampling", "update")} == {"sampling": None, "update": None}
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_comparisons_and_a_recipe_run(tmp_path: Path) -> None:
     results = run(tmp_path, LONG)
     for part, field in (("trainer", "tokens_per_s"), ("trl", "seconds")):
