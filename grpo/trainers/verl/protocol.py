@@ -10,7 +10,7 @@ REWARD = "reward"
 AGENT_LOOP = "r1flow"
 
 
-class Place(TypedDict):
+class ServerAddress(TypedDict):
     """Where the reward server is, and what agent loops need to know."""
 
     url: str

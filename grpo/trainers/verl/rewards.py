@@ -26,7 +26,7 @@ from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup
 from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Failures, Scored, Scorer, Scores, responses_of
-from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Place, Sampled
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, ServerAddress, Sampled
 
 LOCAL = "127.0.0.1"
 POLL_S = 0.02
@@ -60,7 +60,7 @@ class _Scored:
 
 class RewardServer:
     """Answers each completion of a row with its reward, from a thread. `address`: a file that only the user may read,
-    with a Place. `host`: this machine's name or address for the others, or
+    with a ServerAddress. `host`: this machine's name or address for the others, or
     LOCAL."""
 
     def __init__(self, job: RLJob, tokenizer: Any, scorer: Scorer, rows: Sequence[Row], address: Path, host: str):
@@ -134,7 +134,7 @@ class RewardServer:
             listener.bind((LOCAL if host == LOCAL else "", 0))
             port = listener.getsockname()[1]
             await web.SockSite(runner, listener).start()
-            place = Place(url=f"http://{host}:{port}/", token=self._token, end=self._tokenizer.eos_token_id)
+            place = ServerAddress(url=f"http://{host}:{port}/", token=self._token, end=self._tokenizer.eos_token_id)
             replace_text(address, json.dumps(place), private=True)
             started.set()
             try:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Place, Sampled
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, ServerAddress, Sampled
 
 _WAIT = aiohttp.ClientTimeout(total=None, sock_connect=60)
 """A reward may take long: the server, not the client, decides when one has failed."""
@@ -21,7 +21,7 @@ class Turn(AgentLoopBase):
 
     def __init__(self, *arguments: Any, server: str, **others: Any):
         super().__init__(*arguments, **others)
-        self._server: Place = json.loads(Path(server).read_text())
+        self._server: ServerAddress = json.loads(Path(server).read_text())
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         prompt = [*map(int, row["raw_prompt"].split())]
