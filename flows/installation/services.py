@@ -74,6 +74,8 @@ def prefect_server(home: Path, port: int, databases: Databases) -> Service:
         "PREFECT_API_URL": prefect_url(port),
         "PREFECT_API_AUTH_STRING": prefect_password(home),
         "PREFECT_SERVER_API_AUTH_STRING": prefect_password(home),
+        # In memory, they would be lost with a restart of the server, and the slots of GPUs taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
     }
     if not databases.prefect:

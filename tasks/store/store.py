@@ -126,7 +126,8 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # The file is never removed: a waiting process would then lock a file that no other process sees.
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            # Its mode is the umask's: others who share the folder continue this artifact.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except PermissionError:
             raise InputError(f"{self.root}: may not be written; set R1FLOW_HOME to a folder that may") from None
         try:
@@ -159,7 +160,8 @@ class Store:
         with contextlib.ExitStack() as stack:
             for key in keys:
                 try:
-                    file = stack.enter_context((self.root / "locks" / f"{key}.lock").open("rb"))
+                    # Open for writing: on NFS, an exclusive lock needs it.
+                    file = stack.enter_context((self.root / "locks" / f"{key}.lock").open("r+b"))
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except FileNotFoundError:
                     pass  # nobody has ever worked on this key here

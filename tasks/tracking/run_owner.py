@@ -16,6 +16,7 @@ from tasks.tracking.reader import with_tags
 from tasks.tracking.tags import (
     COMMIT_TAG,
     HOST_TAG,
+    PIDS_TAG,
     PROCESS_TAG,
     SOURCE_TAG,
     SOURCE_TYPE_TAG,
@@ -30,7 +31,12 @@ PROMPT_S = 1.0
 
 def owner_tags() -> dict[str, str]:
     """Tags that identify this process, so that others can tell whether it is alive."""
-    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or ""}
+    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: process_name(os.getpid()) or "", PIDS_TAG: _pids()}
+
+
+def _pids() -> str:
+    """The namespace of process ids. Containers in the host's network have its name and namespaces of their own."""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def origin_tags() -> dict[str, str]:
@@ -55,7 +61,8 @@ def is_alive(tags: Mapping[str, str]) -> bool:
     """Whether the process that records a run, according to its tags, is alive or may be alive on another host."""
     pid, _, _ = tags.get(PROCESS_TAG, "").partition(" ")
     # A process is identified by its id and its start time, so a reused id does not match.
-    known = tags.get(HOST_TAG) == socket.gethostname() and pid.isdecimal()
+    here = tags.get(HOST_TAG) == socket.gethostname() and tags.get(PIDS_TAG, _pids()) == _pids()
+    known = here and pid.isdecimal()
     return not known or tags[PROCESS_TAG] == process_name(int(pid))
 
 

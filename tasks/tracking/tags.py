@@ -26,8 +26,8 @@ MADE_BY_TAG = "r1flow.made_by_run"
 STALE_TAG = "r1flow.stale"
 """Why the artifact of a run is stale; absent if it is not."""
 
-HOST_TAG, PROCESS_TAG = "r1flow.host", "r1flow.process"
-"""The process that records a run."""
+HOST_TAG, PROCESS_TAG, PIDS_TAG = "r1flow.host", "r1flow.process", "r1flow.pids"
+"""The process that records a run, and the namespace of its number."""
 START_TAG = "r1flow.start"
 """Unique to one start of a run. Runs with the same value are duplicates that a repeated request created."""
 

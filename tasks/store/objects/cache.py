@@ -155,7 +155,7 @@ class Cache:
         with self._using:
             if manifest.digest not in self._used:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+                descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 self._used[manifest.digest] = descriptor
         os.utime(file)

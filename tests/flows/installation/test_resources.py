@@ -6,12 +6,16 @@ import ast
 import asyncio
 import json
 import re
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import jinja2
 import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.steps.core import run_steps
+from prefect.server.events.schemas.automations import EventTrigger
+from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 
@@ -257,6 +261,24 @@ def test_silence_ends_with_every_state_that_a_stage_ends_in(resources: list[Reso
     assert (lost["posture"], lost["within"], lost["for_each"]) == ("Proactive", 90.0, ["prefect.resource.id"])
     for state in ("Completed", "Reused", "Failed", "Crashed", "Cancelled", "Suspended"):
         assert f"prefect.flow-run.{state}" in lost["expect"]
+
+
+@pytest.mark.parametrize(("tags", "ours"), [(["r1flow", "stage"], True), (["someone-elses"], False), ([], False)])
+def test_only_runs_that_beat_as_often_are_taken_for_lost(
+    resources: list[Resource], tags: list[str], ours: bool
+) -> None:
+    fields = next(t for t in resources if t.name == "r1flow heartbeat lost").fields["trigger"]
+    related = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in tags]
+    event = ReceivedEvent(
+        occurred=datetime.now(UTC),
+        event="prefect.flow-run.heartbeat",
+        resource={"prefect.resource.id": "prefect.flow-run.7"},
+        related=related,
+        id=uuid4(),
+    )
+    trigger = EventTrigger.model_validate(fields)
+    assert trigger.covers(event) == ours
+    assert all(TAG in fields["tags"] for fields in deployments(resources).values())
 
 
 BLOCK = "00000000-0000-0000-0000-000000000007"

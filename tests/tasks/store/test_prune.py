@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tasks.store.audit import audit
 from tasks.store.manifest import Manifest, artifact_key
@@ -37,6 +43,30 @@ def test_history_goes_and_what_the_current_artifacts_were_made_from_stays(tmp_pa
     pruning = plan_pruning(store, {"promoted": [old.digest]}, [])
     assert pruning.kept == {"current": 2, "newest of its stage": 2, "promoted": 1, "made from": 1}
     del newer
+
+
+def test_a_folder_on_nfs_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a file that is not open for writing cannot be locked exclusively."""
+    store, locked = Store(tmp_path), fcntl.flock
+
+    def flock(file: Any, kind: int) -> None:
+        if kind & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    old, new = make(store, "base", 0), make(store, "base", 1)
+    assert remove_artifact(store, old) and store.list() == [new]
+
+
+def test_others_who_share_the_folder_may_lock_what_one_has_locked(tmp_path: Path) -> None:
+    before = os.umask(0o007)
+    try:
+        make(Store(tmp_path), "base", 0)
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "locks").iterdir()]
+    assert modes == [0o660]
 
 
 def test_every_recipe_and_seed_keeps_its_own(tmp_path: Path) -> None:
