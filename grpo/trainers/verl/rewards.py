@@ -26,7 +26,7 @@ from grpo.rewards.registry import total
 from grpo.rl.batch import CompletionGroup
 from grpo.scoring.reward_weights import reward_weights
 from grpo.scoring.scorer import Failures, Scored, Scorer, Scores, responses_of
-from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, ServerAddress, Sampled
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Sampled, ServerAddress
 
 LOCAL = "127.0.0.1"
 POLL_S = 0.02

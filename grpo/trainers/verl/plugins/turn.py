@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, ServerAddress, Sampled
+from grpo.trainers.verl.protocol import REWARD, TOKEN_HEADER, Sampled, ServerAddress
 
 _WAIT = aiohttp.ClientTimeout(total=None, sock_connect=60)
 """A reward may take long: the server, not the client, decides when one has failed."""
