@@ -47,6 +47,7 @@ from flows.stage_contract.flow_run import FLOW_RUN
 from flows.stage_contract.references import Input
 from flows.stage_contract.runner import summary
 from flows.stage_contract.stage import RunContext, Step, find_key
+from tasks.store.objects.bucket import Unreachable
 from tasks.trainer.outcome import StageFailed
 
 QUIET_S = 30.0
@@ -136,9 +137,9 @@ class _Dispatch:
         self._last: UUID | None = None
 
     def run(self) -> dict[str, Any]:
-        while (manifest := self.job.artifact()) is None:
+        while (manifest := self._request(self.job.artifact)) is None:
             children = self._request(self._children)
-            manifest = self.job.artifact()  # it may have been published since the first check
+            manifest = self._request(self.job.artifact)  # it may have been published since the first check
             if manifest is not None:
                 break
             action = decide([child for child, _ in children])
@@ -193,7 +194,7 @@ class _Dispatch:
                 child = self._child(run)
                 if child.type in FINAL:
                     return
-                if self.job.artifact() is not None:
+                if self._request(self.job.artifact) is not None:
                     published = published or time.monotonic()
                     if child.type == "SCHEDULED" or time.monotonic() - published > SETTLE_S:
                         return
@@ -254,18 +255,20 @@ class _Dispatch:
             Progress.current().say(f"{self.job.stage}: the server could not be told to cancel flow run {run.id}")
 
     def _request(self, request: Callable[..., _T], *arguments: Any, **keywords: Any) -> _T:
-        """Sends a request to the server, and waits if the server is unavailable."""
+        """Sends a request to the server or the object store, and waits if it is unavailable."""
         began = time.monotonic()
         while True:
             try:
                 return request(*arguments, **keywords)
-            except (httpx.TransportError, PrefectHTTPStatusError) as error:
+            except (httpx.TransportError, PrefectHTTPStatusError, Unreachable) as error:
                 if isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500:
                     raise
+                server = f"Prefect server at {self.client.api_url}"
+                away = f"object store ({error})" if isinstance(error, Unreachable) else server
                 if time.monotonic() - began > AWAY_S:
                     raise StageFailed(
-                        f"the Prefect server at {self.client.api_url} has been away for {AWAY_S / 60:.0f} minutes; "
-                        "start it and give the same command: it finds what is done, and who still works"
+                        f"the {away} has been away for {AWAY_S / 60:.0f} minutes; start it and give the same command: "
+                        "it finds what is done, and who still works"
                     ) from error
-                self._say(f"{self.job.stage}: the Prefect server at {self.client.api_url} does not answer; waiting")
+                self._say(f"{self.job.stage}: the {away} does not answer; waiting")
                 time.sleep(POLL_S)
