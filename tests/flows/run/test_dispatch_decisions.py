@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
+from flows.run import dispatch
 from flows.run.deployed import deployment_of, with_absolute_paths
 from flows.run.dispatch_decisions import TRIES, Action, Child, Job, decide, pause_s
 from flows.run.here import run_here
@@ -24,7 +26,9 @@ from flows.stage_contract.stage import Outcome, RunContext, Stage, Step, hashed_
 from flows.stage_flows import STAGE_FLOWS
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
+from tasks.store.objects.bucket import Unreachable
 from tasks.store.store import Store
+from tasks.trainer.outcome import StageFailed
 
 
 def child(name: str, type: str, mine: bool = True) -> Child:
@@ -53,6 +57,29 @@ def test_a_crash_is_tried_again_until_the_third() -> None:
     assert decide(crash) == Action("fail", crash[2])
     of_others = [child(str(number), "CRASHED", mine=False) for number in range(9)]
     assert decide([*of_others, *crash[:2]]).kind == "start"  # crashes of an earlier start are not counted
+
+
+def test_an_object_store_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage trains on meanwhile."""
+    away = Unreachable("s3://bucket: no answer")
+    answers: list[Any] = [None, away, away, "manifest", away]
+
+    def artifact() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    said: list[str] = []
+    monkeypatch.setattr(dispatch, "POLL_S", 0)
+    monkeypatch.setattr(dispatch._Dispatch, "_say", lambda _, line: said.append(line))
+    job = cast(Any, SimpleNamespace(stage="sft", artifact=artifact))
+    waiting = dispatch._Dispatch(cast(Any, SimpleNamespace(api_url="http://here")), job)
+    assert [waiting._request(job.artifact) for _ in range(2)] == [None, "manifest"]
+    assert said == ["sft: the object store (s3://bucket: no answer) does not answer; waiting"] * 2
+    monkeypatch.setattr(dispatch, "AWAY_S", -1)
+    with pytest.raises(StageFailed, match=r"the object store \(s3://bucket: no answer\) has been away"):
+        waiting._request(job.artifact)
 
 
 def test_who_waits_long_looks_less_often() -> None:
