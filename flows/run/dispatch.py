@@ -221,7 +221,14 @@ class _Dispatch:
         assert run.state is not None
         if run.state.type != self._state:
             self._state, self._last_change = run.state.type, time.monotonic()
-        if not run.state.is_scheduled() or time.monotonic() - self._last_change < QUIET_S or run.work_pool_name is None:
+        if time.monotonic() - self._last_change < QUIET_S or run.work_pool_name is None:
+            return
+        if run.state.is_pending():  # such as: its image cannot be pulled, or no node has so many GPUs
+            self._say(
+                f"{self.job.stage} waits: a worker of pool {run.work_pool_name!r} has taken flow run {run.name!r}, which "
+                "has not begun; the worker's log says why, and if it is cancelled, the stage fails"
+            )
+        if not run.state.is_scheduled():
             return
         pool = self._request(self.client.read_work_pool, run.work_pool_name)
         if pool.is_paused:

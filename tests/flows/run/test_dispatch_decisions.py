@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.states import Pending
 
 from flows.recipe.load import load_recipe, shipped
 from flows.recipe.sections import Report
@@ -80,6 +81,19 @@ def test_an_object_store_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dispatch, "AWAY_S", -1)
     with pytest.raises(StageFailed, match=r"the object store \(s3://bucket: no answer\) has been away"):
         waiting._request(job.artifact)
+
+
+@pytest.mark.parametrize(("quiet_s", "lines"), [(0.0, 1), (60.0, 0)])
+def test_a_run_that_does_not_begin_is_named(quiet_s: float, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(dispatch, "QUIET_S", quiet_s)
+    monkeypatch.setattr(dispatch._Dispatch, "_say", lambda _, line: said.append(line))
+    waiting = dispatch._Dispatch(cast(Any, None), cast(Any, SimpleNamespace(stage="sft")))
+    run = SimpleNamespace(name="sft-7", work_pool_name="r1-gpu", state=Pending())
+    waiting._explain(cast(Any, run))
+    assert len(said) == lines and all(
+        "'r1-gpu' has taken flow run 'sft-7', which has not begun" in line for line in said
+    )
 
 
 def test_who_waits_long_looks_less_often() -> None:
