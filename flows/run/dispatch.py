@@ -225,8 +225,8 @@ class _Dispatch:
             return
         if run.state.is_pending():  # such as: its image cannot be pulled, or no node has so many GPUs
             self._say(
-                f"{self.job.stage} waits: a worker of pool {run.work_pool_name!r} has taken flow run {run.name!r}, which "
-                "has not begun; the worker's log says why, and if it is cancelled, the stage fails"
+                f"{self.job.stage} waits: a worker of pool {run.work_pool_name!r} has taken flow run {run.name!r}, "
+                "which has not begun; the worker's log says why, and if it is cancelled, the stage fails"
             )
         if not run.state.is_scheduled():
             return
