@@ -47,15 +47,15 @@ BAD = {
 
 def test_gold_answers_that_earn_full_reward():
     done: list[int] = []
-    assert validate([*GOOD, *SKIPPED], workers=2, done=lambda: done.append(1)) == []
+    assert validate([*GOOD, *SKIPPED], workers=2, time_limit_s=60, done=lambda: done.append(1)) == []
     assert len(done) == len(GOOD)
-    assert validate([], workers=1) == validate(SKIPPED, workers=1) == []
+    assert validate([], workers=1, time_limit_s=60) == validate(SKIPPED, workers=1, time_limit_s=60) == []
 
 
 def test_findings_come_in_the_order_of_the_problems():
     bad = [problem for problem, _ in BAD.values()]
     mixed = [p for pair in zip(bad, [*GOOD, *SKIPPED], strict=False) for p in pair]
-    findings = validate(mixed, workers=2)
+    findings = validate(mixed, workers=2, time_limit_s=60)
     assert [(f.problem_id, f.verifier) for f in findings] == [(p.id, p.verifier) for p in bad]
     for finding in findings:
         assert re.fullmatch(BAD[finding.problem_id][1], finding.what), finding
@@ -70,14 +70,14 @@ def test_a_verifier_that_takes_too_long_is_a_finding():
 def test_more_problems_than_are_in_flight(monkeypatch):
     monkeypatch.setattr("grpo.validate.IN_FLIGHT", 3)
     numbers = [problem(str(i), "number", "x" if i % 4 == 0 else str(i)) for i in range(10)]
-    assert validate(numbers, workers=2) == [
+    assert validate(numbers, workers=2, time_limit_s=60) == [
         FailedAnswer(name, "number", "the gold answer 'x' scores 0") for name in ("0", "4", "8")
     ]
 
 
 def test_the_command(tmp_path, capsys):
     write_rows(tmp_path / "good.parquet", [*GOOD, *SKIPPED], Problem)
-    assert main([str(tmp_path / "good.parquet"), "--workers", "2"]) == 0
+    assert main([str(tmp_path / "good.parquet"), "--workers", "2", "--time-limit-s", "60"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split() for line in table] == [
         ["verifier", "checked", "failed", "skipped"],
@@ -95,7 +95,7 @@ def test_the_command_finds_and_counts(tmp_path):
     numbers = [problem(f"p{i}", "number", "x") for i in range(3)]
     write_rows(tmp_path / "bad.parquet", [GOOD[0], *numbers], Problem)
     command = [sys.executable, "-m", "grpo.validate", str(tmp_path), "--workers", "1", "--show", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--time-limit-s", "60"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[:3] == [

@@ -34,7 +34,7 @@ def write_job(folder: Path, kind: str, **fields) -> Path:
     return path
 
 
-def run(path: Path, expected: int = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(path: Path, expected: int = 0, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == expected, done.stderr
     return done
@@ -61,7 +61,7 @@ def start_on_two_machines(path: Path, meeting: dict[str, str]) -> list[subproces
     ]
 
 
-def kill_at(path: Path, step: int, timeout: float = 60) -> None:
+def kill_at(path: Path, step: int, timeout: float = 600) -> None:
     """Start the job and kill it once `step` stands in its metrics."""
     process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     try:
@@ -73,7 +73,7 @@ def kill_at(path: Path, step: int, timeout: float = 60) -> None:
     assert not (path.parent / "result.json").exists()
 
 
-def wait_until(condition, timeout: float = 60) -> None:
+def wait_until(condition, timeout: float = 600) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

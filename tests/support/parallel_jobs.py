@@ -85,7 +85,7 @@ class Team:
         results, errors, dead = [], [], []
         for rank, pipe in enumerate(self.pipes):
             try:
-                ok, result = pipe.recv() if pipe.poll(60) else (False, "does not answer")
+                ok, result = pipe.recv() if pipe.poll(600) else (False, "does not answer")
             except (EOFError, ConnectionError):
                 dead.append(rank)
                 continue

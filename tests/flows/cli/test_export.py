@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,22 +40,23 @@ EVALUATION = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
     """A model of random weights as Dev3, with what it is made from and an evaluation that looked at it."""
     home = tmp_path_factory.mktemp("home")
-    os.environ["R1FLOW_HOME"] = str(home / "store")
     line = {"part": "reasoning", "domain": "reasoning", "language": "en", "outcome": "kept", "samples": 30, "tokens": 9}
     lines = [{**line, "source": "sums"}, {**line, "source": "sums", "outcome": "incorrect", "samples": 10}]
     statistics = {"lines": lines, "licences": {"sums": "mit"}}
-    sft_data = publish("sft_data", {}, {}, {STATISTICS: json.dumps(statistics)}, counts={"kept": 30})
-    base = publish("base", {}, {"model": InputRef("0" * 64, path="someone/a-base")}, {"x": "x"})
     model = Path(tiny_llama(home / "model", tied=True))
-    inputs = {"base": base.ref, "sft_data": sft_data.ref}
-    made = publish("sft", {"epochs": 2, "seed": 0}, inputs, model, steps_completed=12)
-    for accuracy in (0.5, 0.75):
-        row = {"pass@1": accuracy, "pass@1_ci95": [accuracy - 0.25, accuracy + 0.125], "problems": 24}
-        publish("evaluate", {**EVALUATION, "n": accuracy}, {"sft": made.ref}, {TABLE: json.dumps({"dev3": row})})
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("R1FLOW_HOME", str(home / "store"))
+        sft_data = publish("sft_data", {}, {}, {STATISTICS: json.dumps(statistics)}, counts={"kept": 30})
+        base = publish("base", {}, {"model": InputRef("0" * 64, path="someone/a-base")}, {"x": "x"})
+        inputs = {"base": base.ref, "sft_data": sft_data.ref}
+        made = publish("sft", {"epochs": 2, "seed": 0}, inputs, model, steps_completed=12)
+        for accuracy in (0.5, 0.75):
+            row = {"pass@1": accuracy, "pass@1_ci95": [accuracy - 0.25, accuracy + 0.125], "problems": 24}
+            publish("evaluate", {**EVALUATION, "n": accuracy}, {"sft": made.ref}, {TABLE: json.dumps({"dev3": row})})
+        yield made
 
 
 @pytest.fixture(autouse=True)

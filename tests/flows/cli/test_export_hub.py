@@ -31,7 +31,6 @@ from tests.support.vllm_models import tiny_llama
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
     """A model and data sets in a store."""
     home = tmp_path_factory.mktemp("home")
-    os.environ["R1FLOW_HOME"] = str(home / "store")
     problems = [
         Problem(str(i), [{"role": "user", "content": f"{i} - 1?"}], str(i - 1), "number", "reasoning", "en", "sums")
         for i in range(20)
@@ -50,14 +49,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
     settings = MixSettings(licences={"sums": "mit"}, validation_share=0.25)
     statistics = mix([home / "shard.parquet"], lambda _: known, settings, 0, home / "data")
     write_card(home / "data", statistics, {"title": "Sums"})
-    base = publish("base", {}, {}, Path(tiny_llama(home / "base", tied=True)))
-    (base.path / "zero_template.txt").write_text("User: {prompt}\nAssistant:")
-    return {
-        "problems": publish("problems", {}, {}, home / "problems"),
-        "sft_data": publish("sft_data", {}, {}, home / "data"),
-        "base": base,
-        "sft": publish("sft", {}, {"base": base.ref}, Path(tiny_llama(home / "model", tied=True))),
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("R1FLOW_HOME", str(home / "store"))
+        base = publish("base", {}, {}, Path(tiny_llama(home / "base", tied=True)))
+        (base.path / "zero_template.txt").write_text("User: {prompt}\nAssistant:")
+        return {
+            "problems": publish("problems", {}, {}, home / "problems"),
+            "sft_data": publish("sft_data", {}, {}, home / "data"),
+            "base": base,
+            "sft": publish("sft", {}, {"base": base.ref}, Path(tiny_llama(home / "model", tied=True))),
+        }
 
 
 @pytest.fixture

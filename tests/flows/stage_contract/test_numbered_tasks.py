@@ -42,7 +42,7 @@ def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_o
         names = [named(number) for number in range(4)]
         return run_numbered(square, "filter", names, at_once, lambda done, of: told.append((done, of)))
 
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=None):  # the setting of conftest.py
         assert all_of_them() == [0, 1, 4, 9]
     assert ran == {number: f"filter {number} of 4" for number in range(4)} and most == threads
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -76,7 +76,7 @@ def test_it_fails_with_the_reason_and_goes_on_when_the_judge_is_back(home: Path,
         failed = reward_models(command, endpoint, away_max_s=1)
         assert failed.returncode == 1
         (said,) = [line for line in failed.stderr.splitlines() if line.startswith("failed: ")]
-        assert endpoint.url in said and "has answered nothing for 1 s" in said and "status 500" in said
+        assert endpoint.url in said and re.search(r"has answered nothing for \d+ s", said) and "status 500" in said
         assert not [*home.glob("artifacts/reward_models/*/*/manifest.json")]
         judge.away_s = 0
         done = reward_models(command, endpoint, away_max_s=1)

@@ -155,13 +155,20 @@ def test_a_connection_that_rested_too_long_is_closed(service: Any, monkeypatch: 
 
 
 def test_what_nobody_asked_for_is_no_answer_to_the_next_request(service: Any) -> None:
+    said = threading.Event()
+
     def behave(server: Service, sock: socket.socket, connection: int, number: int) -> bool:
-        return say(sock) and (connection > 0 or say(sock, '{"x": "forged"}'))
+        say(sock)
+        if connection == 0:
+            say(sock, '{"x": "forged"}')
+            said.set()
+        return True
 
     server = service(behave)
     http = Http(server.url, 5, retries=1)
     assert http.post("/p") == {"x": 1}
-    time.sleep(0.05)
+    assert said.wait(60)
+    time.sleep(0.05)  # it arrives
     assert http.post("/p") == {"x": 1}
 
 

@@ -251,7 +251,7 @@ def test_a_trainer_dies_with_its_parent(rl_fields, tmp_path):
         parent.kill()
         parent.communicate()
     try:
-        wait_until(lambda: not alive(trainer), timeout=5)
+        wait_until(lambda: not alive(trainer), timeout=60)
     finally:
         if alive(trainer):
             os.kill(trainer, signal.SIGKILL)

@@ -85,7 +85,7 @@ def test_a_signal_to_the_second_process_alone_stops_all(tmp_path: Path, rl_field
     path = write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})
     environment = {**ENVIRONMENT, "R1FLOW_TEST": str(tmp_path)}
     process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 2, 120)
+    wait_until(lambda: process.poll() is not None or len(metrics(tmp_path)) >= 2, 600)
     (second,) = marked("RANK=1", f"R1FLOW_TEST={tmp_path}")
     os.kill(second, signal.SIGTERM)
     _, errors = process.communicate(timeout=120)

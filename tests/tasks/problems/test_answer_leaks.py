@@ -93,9 +93,10 @@ def test_generated_problems_state_nothing(family: str) -> None:
 
 @pytest.mark.parametrize("hostile", ["=> ", "answer is ", r"\boxed{", "<answer>", "answer:" + " " * 50, "#", "("])
 def test_four_times_the_prompt_takes_about_four_times_as_long(hostile: str) -> None:
-    seconds = []
-    for repeats in (2000, 8000):
+    def seconds(repeats: int) -> float:
         began = time.process_time()
         assert not states_answer(hostile * repeats, "42")
-        seconds.append(time.process_time() - began)
-    assert seconds[1] < 10 * seconds[0] + 0.01  # were it quadratic: 16 times
+        return time.process_time() - began
+
+    few, many = (min(seconds(repeats) for _ in range(3)) for repeats in (2000, 8000))
+    assert many < 10 * few + 0.01  # were it quadratic: 16 times

@@ -202,7 +202,7 @@ with store.attempt("sft", KEY) as attempt:
     assert store.find(KEY) is None
     began = time.monotonic()
     with store.attempt("sft", KEY) as attempt:
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
         assert (attempt.state / "step-2").read_text() == "checkpoint"
     assert (attempt.state / "step-2").exists()  # not published: still kept
     with store.attempt("sft", KEY, force=True) as attempt:  # forced: the work of an unforced attempt is not re-entered
@@ -277,7 +277,7 @@ with store.attempt("sft", KEY) as attempt:
 
 
 def test_who_waits_is_told_once_who_holds_the_lock(tmp_path, caplog):
-    child = start('with store.attempt("sft", KEY):\n    print("ready", flush=True); time.sleep(1)', tmp_path)
+    child = start('with store.attempt("sft", KEY):\n    print("ready", flush=True); time.sleep(5)', tmp_path)
     assert child.stdout.readline() == "ready\n"
     with caplog.at_level(logging.WARNING), Store(tmp_path).attempt("sft", KEY):
         pass

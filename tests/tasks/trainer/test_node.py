@@ -43,6 +43,7 @@ OTHER = """
 from pathlib import Path
 from tasks.trainer.node import run_node
 from tasks.trainer.rendezvous import Rendezvous
+print("ready", flush=True)
 raise SystemExit(run_node(Rendezvous.of_environment(Path({home!r}))))
 """
 
@@ -201,9 +202,10 @@ def test_the_others_go_home_with_the_first(machines, tmp_path):
     assert rendezvous is not None
     with rendezvous.lead():
         other = machines.start(1, {})
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
         time.sleep(2)
         assert other.poll() is None
-    assert other.wait(timeout=20) == 0
+    assert other.wait(timeout=120) == 0
 
 
 def test_without_a_first_machine_the_others_give_up(tmp_path, monkeypatch):

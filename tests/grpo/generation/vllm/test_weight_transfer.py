@@ -102,10 +102,10 @@ def test_a_sender_stops_when_its_receivers_have_given_up(connected):
     with pytest.raises(RuntimeError, match="refused"):
         sender.send([("large", torch.zeros(30_000_000))], check)
     del sender
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_a_sender_does_not_wait_for_ever(connected):
-    sender, _ = connected(1, timeout_s=1.0)
+    sender, _ = connected(1, timeout_s=4.0)
     with pytest.raises(RuntimeError, match="[Tt]imed out"):
         sender.send([("large", torch.zeros(30_000_000))], lambda: None)

@@ -63,7 +63,10 @@ def test_who_waits_is_told_once_and_who_does_not_wait_is_refused(
         with caplog.at_level(logging.WARNING):
             waiting = threading.Thread(target=lambda: there.attempt("sft", KEY).__enter__())
             waiting.start()
-            time.sleep(2.5)
+            until = time.monotonic() + 60
+            while "waiting for the lock" not in caplog.text and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(2.5)  # two more looks
             assert waiting.is_alive()
     waiting.join(timeout=60)
     assert not waiting.is_alive() and caplog.text.count("waiting for the lock") == 1
@@ -71,7 +74,7 @@ def test_who_waits_is_told_once_and_who_does_not_wait_is_refused(
 
 
 def test_the_lease_of_a_killed_process_ends(shared: Shared) -> None:
-    killed(shared, "a", 4)
+    killed(shared, "a", 15)
     there, began = shared.store("b"), time.monotonic()
     with there.idle(KEY) as idle:
         assert not idle
