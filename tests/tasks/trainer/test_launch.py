@@ -119,8 +119,7 @@ hears()
 metric('ss": 0.25}\\nnot json\\n{"step": 4}\\n{"step": 5, "half')
 done(4, 4)
 """
-    env = {"EXTRA": "1"}
-    result = trainer(body, on_metrics=lambda records: (seen.append(records), (work / "heard").touch()), env=env)
+    result = trainer(body, on_metrics=lambda new: (seen.append(new), (work / "heard").touch()), env={"EXTRA": "1"})
     assert result == {"steps_completed": 4, "steps_planned": 4}
     assert seen[0] == [{"step": 2, "loss": 0.5}]  # handed over while the trainer ran
     assert [record for batch in seen[1:] for record in batch] == [{"step": 3, "loss": 0.25}, {"step": 4}]
@@ -217,7 +216,7 @@ hears()
 metric('{"step": 2}\\n')
 done(2, 2)
 """
-    trainer(body, on_metrics=lambda records: (seen.extend(records), (work / "heard").touch()))
+    trainer(body, on_metrics=lambda new: (seen.extend(new), (work / "heard").touch()))
     assert seen[-1] == {"step": 2}
 
 
