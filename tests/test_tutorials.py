@@ -37,7 +37,7 @@ def bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_your_reward(tmp_path: Path) -> None:
     """The stranger's path: an own problem file and an own reward, up to a trained checkpoint."""
     install, *rest = blocks("your-reward")

@@ -46,7 +46,7 @@ def test_a_length_follows_from_the_seed():
     assert 700 < sorted(lengths)[500] < 900 and max(lengths) <= TOKENS_MAX
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_with_both_faults_each_sample_is_there_once(tmp_path: Path) -> None:
     """96 samples over 64 simulated endpoints, of which some are slow, hang, die, fail or refuse."""
     found = fleet.run(tmp_path / "run", 96, fleet.FAULTS["both"], fixed=False)

@@ -70,6 +70,7 @@ def test_it_waits_and_nothing_is_scored_for_a_call_that_failed(home: Path, r1: A
     assert made.counts["labels_undecided"] == made.counts.get("pairs_undecided", 0) == 0
 
 
+@pytest.mark.slow
 def test_it_fails_with_the_reason_and_goes_on_when_the_judge_is_back(home: Path, r1: Any) -> None:
     judge, command = Judge(away_s=3600), type(r1)(home)
     with closing(FaultyEndpoint(judge)) as endpoint:

@@ -133,6 +133,7 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(hardware, alone, 
         assert_same(tmp_path, alone, within=1e-5)
 
 
+@pytest.mark.slow
 def test_sft_too(sft_fields, tmp_path):
     settings = {**sft_fields["settings"], "max_steps": 4}
     shared, divided = (
