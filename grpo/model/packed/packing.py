@@ -19,7 +19,7 @@ from grpo.model.packed.transfer import to_device
 
 Tokens = Sequence[int]
 PASS_TOKENS = 2**16
-"""Most tokens of a pass without gradients, if no setting says it: what its activations take is bounded by them."""
+"""Most tokens of a forward pass without gradients where no setting bounds them, and with them its activations."""
 
 
 @dataclass(frozen=True)

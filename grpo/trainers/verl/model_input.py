@@ -28,9 +28,9 @@ def folder_for_verl(model: str, hardware: Hardware) -> Path:
     return folder
 
 
-def noise(folder: Path) -> dict[str, float]:
-    """Names of config.json's rates of dropout and router jitter that are not 0 -> 0. This library trains without them,
-    verl with them."""
+def without_noise(folder: Path) -> dict[str, float]:
+    """What changes a model's config.json so that verl trains as this library: no dropout, no router jitter. Field -> 0,
+    for fields that are not 0."""
     config = _fields(folder / "config.json")
     return {
         name: 0.0

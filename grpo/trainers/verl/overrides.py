@@ -8,8 +8,7 @@ Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
 
 
 def overrides(settings: Mapping[str, Value]) -> list[str]:
-    """One override a setting. A name that begins with + adds what verl's defaults do not name;
-    with ++, whether they name it or not."""
+    """One override a setting. A name that begins with + adds what verl's defaults do not name; ++ adds or replaces."""
     return [f"{name}={_written(value)}" for name, value in settings.items()]
 
 

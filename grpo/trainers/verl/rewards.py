@@ -60,8 +60,7 @@ class _Scored:
 
 class RewardServer:
     """Answers each completion of a row with its reward, from a thread. `address`: a file that only the user may read,
-    with a ServerAddress. `host`: this machine's name or address for the others, or
-    LOCAL."""
+    with a ServerAddress. `host`: this machine's name or address for the others, or LOCAL."""
 
     def __init__(self, job: RLJob, tokenizer: Any, scorer: Scorer, rows: Sequence[Row], address: Path, host: str):
         self._tokenizer, self._scorer, self._rows = tokenizer, scorer, rows

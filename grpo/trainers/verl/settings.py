@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.trainers import MegatronSplit, Verl
-from grpo.trainers.verl.model_input import noise
+from grpo.trainers.verl.model_input import without_noise
 from grpo.trainers.verl.overrides import Value
 from grpo.training.optimizer import learning_rate_share
 
@@ -24,7 +24,7 @@ def model_settings(model: Path, hardware: Hardware) -> dict[str, Value]:
         "enable_gradient_checkpointing": hardware.gradient_checkpointing,
         "use_remove_padding": packed,
         **({} if packed else {"+override_config.attn_implementation": "sdpa"}),
-        **under("+override_config", dict(noise(model))),
+        **under("+override_config", dict(without_noise(model))),
     }
 
 
@@ -48,7 +48,7 @@ def engine_settings(verl: Verl, hardware: Hardware, seed: int, weights: str) -> 
 def _megatron_settings(split: MegatronSplit, hardware: Hardware, seed: int) -> dict[str, Value]:
     recomputed: dict[str, Value] = {"recompute_granularity": "full", "recompute_method": "uniform"}
     recomputed["recompute_num_layers"] = 1
-    without_noise: dict[str, Value] = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    dropout: dict[str, Value] = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
     return {
         "tensor_model_parallel_size": split.tensor,
         "pipeline_model_parallel_size": split.pipeline,
@@ -60,7 +60,7 @@ def _megatron_settings(split: MegatronSplit, hardware: Hardware, seed: int) -> d
         "dtype": hardware.dtype,
         "seed": seed % 2**32,
         **(under("override_transformer_config", recomputed) if hardware.gradient_checkpointing else {}),
-        **under("++override_transformer_config", without_noise),
+        **under("++override_transformer_config", dropout),
     }
 
 
@@ -94,8 +94,8 @@ def optimizer_settings(verl: Verl, optimizer: Optimizer) -> dict[str, Value]:
 
 
 def tokens_per_device(hardware: Hardware, micro_batch_tokens: int, longest: int) -> int:
-    """Of a micro-batch. verl multiplies it by the number of processes that share each sequence. `longest`: tokens of
-    the longest sequence."""
+    """Tokens of a micro-batch as verl counts them: it multiplies by the number of processes that share each sequence.
+    `longest`: tokens of the longest sequence."""
     split = hardware.trainer.megatron if hardware.trainer else None
     sharing = split.context if split else hardware.sequence_parallel
     return -(-max(micro_batch_tokens, longest) // sharing)

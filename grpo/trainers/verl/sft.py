@@ -84,8 +84,8 @@ def _lead(job: SFTJob, verl: Verl, folder: Path, machine: Machine, call: Path) -
             for step, values in records.new():
                 metrics.log(step, steps, **values)
 
-        # The process that writes verl's log may be on any machine: with a pipeline, it is on the last.
         checkpoints.begin()
+        # The process that writes verl's log may be on any machine: with a pipeline, it is on the last.
         replace_text(call, json.dumps({"command": command, "variables": records.variables}))
         run_processes(command, hardware.processes, machine, records.variables, hand_on)
     else:

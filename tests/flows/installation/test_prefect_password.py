@@ -42,6 +42,14 @@ class Running:
             self.process = subprocess.Popen(
                 service.command, env={**os.environ, **place, **service.settings}, stdout=log, stderr=log
             )
+        deadline = time.monotonic() + 300
+        while not is_open(self.port):
+            assert self.process.poll() is None and time.monotonic() < deadline, (home / "server.log").read_text()
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
 
     def post_run(self, **options: object) -> httpx.Response:
         """An attacker's first request: create a flow."""
@@ -51,13 +59,8 @@ class Running:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = Running(tmp_path_factory.mktemp("home"))
-    deadline = time.monotonic() + 300
-    while not is_open(running.port):
-        assert running.process.poll() is None and time.monotonic() < deadline, (running.home / "server.log").read_text()
-        time.sleep(0.2)
     yield running
-    running.process.terminate()
-    running.process.wait(60)
+    running.stop()
 
 
 @pytest.mark.system

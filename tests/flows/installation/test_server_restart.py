@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from flows.prefect_server import is_open
 from tests.flows.installation.test_prefect_password import Running
 
 pytestmark = pytest.mark.system
 
 
-def started(home: Path) -> Running:
-    running, deadline = Running(home), time.monotonic() + 300
-    while not is_open(running.port):
-        assert running.process.poll() is None and time.monotonic() < deadline, (home / "server.log").read_text()
-        time.sleep(0.2)
-    return running
-
-
-def stopped(running: Running) -> None:
-    running.process.terminate()
-    running.process.wait(60)
-
-
 def test_slots_of_gpus_are_given_back_to_a_server_that_was_started_again(tmp_path: Path) -> None:
-    running = started(tmp_path)
+    running = Running(tmp_path)
 
     def ask(method: str, path: str, **body: Any) -> httpx.Response:
         url = f"{running.url}/api/v2/concurrency_limits/{path}"
@@ -41,10 +26,10 @@ def test_slots_of_gpus_are_given_back_to_a_server_that_was_started_again(tmp_pat
         ask("POST", "", name="r1-gpus", limit=3)
         lease = ask("POST", "increment-with-lease", names=["r1-gpus"], slots=2, lease_duration=600).json()["lease_id"]
         assert ask("GET", "r1-gpus").json()["active_slots"] == 2
-        stopped(running)
-        running = started(tmp_path)
+        running.stop()
+        running = Running(tmp_path)
         assert ask("GET", "r1-gpus").json()["active_slots"] == 2
         ask("POST", "decrement-with-lease", lease_id=lease)
         assert ask("GET", "r1-gpus").json()["active_slots"] == 0
     finally:
-        stopped(running)
+        running.stop()
