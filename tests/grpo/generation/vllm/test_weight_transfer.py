@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo.generation.vllm import weight_transfer
 from grpo.generation.vllm.weight_transfer import Fingerprint, Receiver, Sender, buckets, layout
@@ -38,9 +39,18 @@ def test_a_fingerprint_can_be_worked_out_by_hand():
 
 def test_a_fingerprint_is_summed_in_parts_that_are_small(monkeypatch):
     """On a GPU, torch copies what it sums to int64."""
-    expected = fingerprint(WEIGHTS)
+    expected, summed = fingerprint(WEIGHTS), []
+
+    class Sums(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket is torch.ops.aten.sum and args[0].dtype != torch.int64:
+                summed.append(args[0].numel())
+            return function(*args, **(kwargs or {}))
+
     monkeypatch.setattr(weight_transfer, "_SUMMED", 2)
-    assert fingerprint(WEIGHTS) == expected and any(tensor.numel() > 2 for _, tensor in WEIGHTS)
+    with Sums():
+        assert fingerprint(WEIGHTS) == expected
+    assert max(summed) == 2 and any(tensor.numel() > 2 for _, tensor in WEIGHTS)
 
 
 def test_a_fingerprint_sees_order_of_nothing_but_name_and_bits():
