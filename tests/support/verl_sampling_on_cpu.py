@@ -32,6 +32,7 @@ class Server:
         self.step = step
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        assert sampling_params["ignore_eos"]  # vLLM would also end where the model's folder says
         with torch.no_grad():
             made = self.model.generate(
                 torch.tensor([prompt_ids]),
