@@ -22,6 +22,7 @@ from grpo.model.logprobs import completion_logprobs
 from grpo.model.sharded.loading import load_sharded
 from grpo.model.value_head import Value, values_of
 from grpo.training.optimizer import make_optimizer
+from tests.support.float64 import Float64
 from tests.support.parallel_jobs import ALONE, Team, sequences
 from tests.support.shard_jobs import PeakMemory
 
@@ -42,17 +43,25 @@ def gradients(
     hardware: dict[str, Any],
     lora: bool = False,
     kind: str = "sequence_parallel",
+    float64: bool = False,
 ) -> Any:
     """Log-probabilities of eight completions and gradients of their weighted sum. `size` processes share the tokens of
     a micro-batch; the groups divide four micro-batches."""
     settings = Hardware(device="cpu", processes=parallel.world, **{kind: size}, **hardware)
+    if float64:
+        with Float64():
+            return _gradients(parallel, folder, settings.model_copy(update={"dtype": "float64"}), lora)
+    return _gradients(parallel, folder, settings, lora)
+
+
+def _gradients(parallel: Parallel, folder: str, settings: Hardware, lora: bool) -> Any:
     parallel = sharing(parallel, settings)
     adapters = Lora(rank=2, alpha=4) if lora else None
     torch.manual_seed(0)
     sharded = load_sharded(folder, settings, parallel, lora=adapters)
     prepare_training(sharded.model, folder, settings)
     sharded.model.train()
-    logprobs = torch.zeros(len(COMPLETIONS), max(map(len, COMPLETIONS)))
+    logprobs = torch.zeros(len(COMPLETIONS), max(map(len, COMPLETIONS)), dtype=getattr(torch, settings.dtype))
     for number, rows in enumerate(([0, 1, 3], [2, 4, 6], [7], [5])):
         counts = number % parallel.data_world == parallel.data_rank
         chosen = rows if counts else [6]
@@ -138,17 +147,25 @@ def weights_used(parallel: Parallel, folder: str, names: list[str]) -> dict[str,
 
 
 def assert_gradients_of_one_process(
-    team: Team, folder: Path, size: int, hardware: dict[str, Any], lora: bool = False, kind: str = "sequence_parallel"
+    team: Team,
+    folder: Path,
+    size: int,
+    hardware: dict[str, Any],
+    lora: bool = False,
+    kind: str = "sequence_parallel",
+    float64: bool = False,
 ) -> None:
     """`gradients` of a team, of which `size` processes share, are those of one process, up to rounding."""
-    logprobs, expected = gradients(ALONE, str(folder), 1, hardware, lora)
+    logprobs, expected = gradients(ALONE, str(folder), 1, hardware, lora, kind, float64)
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     assert largest > 0.1
-    for found, shared in team(gradients, str(folder), size, hardware, lora, kind):
-        np.testing.assert_allclose(found, logprobs, atol=4e-6, rtol=0)
+    rounding = 1e-13 if float64 else 2e-6
+    for found, shared in team(gradients, str(folder), size, hardware, lora, kind, float64):
+        np.testing.assert_allclose(found, logprobs, atol=2 * rounding, rtol=0)
         assert shared.keys() == expected.keys()
         for name, gradient in expected.items():
-            np.testing.assert_allclose(shared[name], gradient, rtol=0, atol=2e-6 * max(1.0, largest), err_msg=name)
+            assert gradient.dtype == (np.float64 if float64 else np.float32)
+            np.testing.assert_allclose(shared[name], gradient, rtol=0, atol=rounding * max(1.0, largest), err_msg=name)
 
 
 def mixed(parallel: Parallel, folder: str, size: int) -> Any:

@@ -35,6 +35,12 @@ def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Pat
     assert_gradients_of_one_process(team, tmp_path, len(team.processes), {})
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gemma2"])  # torch compiles its softcaps
+def test_in_float64_they_differ_by_nothing_else_than_rounding(kind: str, team: Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    assert_gradients_of_one_process(team, tmp_path, len(team.processes), {}, float64=True)
+
+
 def test_positions_that_a_layer_counts_itself(team: Team, tmp_path: Path) -> None:
     build("llama4_text", tmp_path, floor_scale=20, attn_scale=2.0)
     assert_gradients_of_one_process(team, tmp_path, len(team.processes), {})

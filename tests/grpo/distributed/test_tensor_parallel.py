@@ -28,15 +28,21 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
     started.dismiss()
 
 
-def assert_equal(team: Team, folder: Path, hardware: dict[str, Any]) -> None:
+def assert_equal(team: Team, folder: Path, hardware: dict[str, Any], float64: bool = False) -> None:
     """Pairs of processes divide layers; with four processes, FSDP shards each part among two."""
-    sequence_jobs.assert_gradients_of_one_process(team, folder, 2, hardware, kind="tensor_parallel")
+    sequence_jobs.assert_gradients_of_one_process(team, folder, 2, hardware, kind="tensor_parallel", float64=float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_one_process(kind: str, team: Team, tmp_path: Path) -> None:
     build(kind, tmp_path)
     assert_equal(team, tmp_path, {})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gemma2"])  # torch compiles its softcaps
+def test_in_float64_they_differ_by_nothing_else_than_rounding(kind: str, team: Team, tmp_path: Path) -> None:
+    build(kind, tmp_path)
+    assert_equal(team, tmp_path, {}, float64=True)
 
 
 @pytest.mark.parametrize("hardware", [{"gradient_checkpointing": True}, {"fused": False}], ids=str)
