@@ -30,7 +30,7 @@ PER_TRAINER = {"R1FLOW_PARENT_PID", MARK}
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
 
 _allowed = False
-_server: _ForkServer | None = None
+_server: ForkServer | None = None
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def preload(environment: Mapping[str, str]) -> None:
     environment."""
     global _server
     if _allowed and _server is None:
-        _server = _ForkServer(environment)
+        _server = ForkServer(environment)
 
 
 def fork_trainer(
@@ -73,7 +73,7 @@ def fork_trainer(
         return None
 
 
-class _ForkServer:
+class ForkServer:
     """The fork server's process, and its messages by launch number."""
 
     def __init__(self, environment: Mapping[str, str]):
@@ -128,7 +128,7 @@ class _ForkServer:
 class ForkedTrainer:
     """A forked trainer, with the part of subprocess.Popen's interface that is used here."""
 
-    def __init__(self, server: _ForkServer, launch: int):
+    def __init__(self, server: ForkServer, launch: int):
         self._server, self._launch = server, launch
         self.pid = server.messages[launch]["pid"]
         self.returncode: int | None = None

@@ -1,4 +1,8 @@
-"""Runs jobs as they are really run, ``python -m grpo.train job.json`` in a process of its own, and kills some."""
+"""Runs jobs as they are really run, each in a process of its own, and kills some.
+
+Jobs of one process are forks of a fork server, as those of recipes on a CPU are: loading torch and transformers takes
+longer than most of these jobs. All others are ``python -m grpo.train job.json``.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 import torch
 from safetensors.torch import load_file
 
+from grpo.errors import InputError
 from grpo.rl.trainer import train_rl
 from grpo.train import read_job
 from grpo.training.sft import train_sft
+from tasks.trainer.fork_client import ForkedTrainer, ForkServer
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "grpo.train"]
@@ -35,9 +44,41 @@ def write_job(folder: Path, kind: str, **fields) -> Path:
 
 
 def run(path: Path, expected: int = 0, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout)
+    """Runs a job to its end. What a fork prints is all in `stderr`."""
+    if _may_be_fork(path):
+        with tempfile.TemporaryFile() as log:
+            code = _fork(path, log).wait(timeout)
+            done = subprocess.CompletedProcess([*COMMAND, path], code, "", _printed(log))
+    else:
+        done = subprocess.run(
+            [*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout
+        )
     assert done.returncode == expected, done.stderr
     return done
+
+
+def _may_be_fork(path: Path) -> bool:
+    try:
+        where = read_job(path).where
+    except InputError:
+        return True
+    return where.processes * where.nodes == 1 and where.trainer is None
+
+
+@cache
+def _fork_server() -> ForkServer:
+    """The fork server of this process, which ends with it."""
+    with contextlib.chdir(ROOT):
+        return ForkServer(ENVIRONMENT)
+
+
+def _fork(path: Path, log: IO[bytes]) -> ForkedTrainer:
+    return _fork_server().fork([str(path)], log, ENVIRONMENT, [])
+
+
+def _printed(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode()
 
 
 def run_here(path: Path) -> None:
@@ -63,13 +104,18 @@ def start_on_two_machines(path: Path, meeting: dict[str, str]) -> list[subproces
 
 def kill_at(path: Path, step: int, timeout: float = 600) -> None:
     """Start the job and kill it once `step` stands in its metrics."""
-    process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_until(lambda: process.poll() is not None or len(metrics(path.parent)) >= step, timeout)
-    finally:
-        process.kill()
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors
+    with tempfile.TemporaryFile() as log:
+        process: subprocess.Popen[bytes] | ForkedTrainer
+        if _may_be_fork(path):
+            process = _fork(path, log)
+        else:
+            process = subprocess.Popen([*COMMAND, path], cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: process.poll() is not None or len(metrics(path.parent)) >= step, timeout)
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL, _printed(log)
     assert not (path.parent / "result.json").exists()
 
 
