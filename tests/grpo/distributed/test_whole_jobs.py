@@ -95,12 +95,12 @@ def test_reward_models_are_shared_too(rl_fields, reward_models, tmp_path):
 
 @pytest.mark.slow
 def test_adapters_and_their_reference_too(rl_fields, tmp_path):
-    settings = {**STEPS, "lora": {"rank": 2, "alpha": 4}, "kl_coef": 0.1, "reference_refresh_steps": None}
+    settings = {**STEPS, "lora": {"rank": 2, "alpha": 32}, "kl_coef": 0.1, "reference_refresh_steps": None}
     for processes in (1, 2):
         run_in(write_job(tmp_path / str(processes), "rl", **{**rl_fields, "settings": settings}), processes)
     one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
     assert [r["kl"] for r in one] == pytest.approx([r["kl"] for r in two], abs=1e-5)
-    assert one[0]["kl"] == pytest.approx(0, abs=1e-6) and one[2]["kl"] > 1e-6  # the adapters have learnt
+    assert one[0]["kl"] == pytest.approx(0, abs=1e-6) and one[2]["kl"] > 1e-3  # the adapters have learnt
     assert_same(tmp_path / "1", tmp_path / "2", within=1e-5)
 
 
