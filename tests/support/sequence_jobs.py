@@ -136,11 +136,11 @@ def weights_used(parallel: Parallel, folder: str, names: list[str]) -> dict[str,
         if (end := next((end for end in names if name.endswith(end)), None)) is None:
             continue
 
-        def look(called: Any, inputs: Any, output: Any, end: str = end) -> None:
+        def look(called: Any, inputs: Any, end: str = end) -> None:
             weight = [*called.parameters(recurse=False)][-1]
             used[end] = tuple(local(weight).shape), inputs[0].shape[-2]
 
-        module.register_forward_hook(look)
+        module.register_forward_pre_hook(look)  # after the last module of a block FSDP has dropped gathered weights
     with sharing_tokens(parallel.sequence):
         sharded(completion_logprobs, PROMPTS, COMPLETIONS, 1.0).sum().backward()
     return used
@@ -159,7 +159,7 @@ def assert_gradients_of_one_process(
     logprobs, expected = gradients(ALONE, str(folder), 1, hardware, lora, kind, float64)
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     assert largest > 0.1
-    rounding = 1e-13 if float64 else 2e-6
+    rounding = 1e-13 if float64 else 1e-6 * max(2, len(team.processes))  # each process adds to the sums
     for found, shared in team(gradients, str(folder), size, hardware, lora, kind, float64):
         np.testing.assert_allclose(found, logprobs, atol=2 * rounding, rtol=0)
         assert shared.keys() == expected.keys()
