@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpo.algorithms.objectives import token_mean
+from grpo.algorithms.objectives import measured_mean
 from grpo.algorithms.tokens import Normalizers, Tokens
 
 
@@ -26,8 +26,8 @@ def correct_for_sampler(
     difference = (tokens.old_logprobs - sampler_logprobs) * tokens.mask
     ratio = difference.exp()
     stats = {
-        "sampler_difference": token_mean(difference.abs(), tokens.mask, normalizers),
+        "sampler_difference": measured_mean(difference.abs(), tokens.mask, normalizers),
         "sampler_difference_max": difference.abs().max(),
-        "sampler_truncated": token_mean((ratio > ratio_max).float(), tokens.mask, normalizers),
+        "sampler_truncated": measured_mean((ratio > ratio_max).float(), tokens.mask, normalizers),
     }
     return replace(tokens, advantages=tokens.advantages * ratio.clamp(max=ratio_max)), stats

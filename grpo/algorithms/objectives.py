@@ -118,6 +118,11 @@ def token_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
     return (x * mask).sum() / normalizers.tokens
 
 
+def measured_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
+    """Mean over the tokens of the step that are computed, for statistics."""
+    return (x * mask).sum() / (normalizers.measured or normalizers.tokens)
+
+
 def micro_batch_token_mean(x: Tensor, mask: Tensor, normalizers: Normalizers) -> Tensor:
     """Mean over the tokens of a micro-batch, weighted by its sequences (BNPO in TRL). The only mean here that depends
     on how a step is split into micro-batches."""
@@ -232,7 +237,7 @@ class Objective:
             if self.kl_coef:  # 0 times an overflow would be nan
                 kl = per_token["kl"] if form.kl is token_kl else form.kl(*arguments)
                 value = value - self.kl_coef * kl
-        stats = {name: token_mean(x.detach(), tokens.mask, normalizers) for name, x in per_token.items()}
+        stats = {name: measured_mean(x.detach(), tokens.mask, normalizers) for name, x in per_token.items()}
         padding = tokens.mask == 0
         stats["ratio_min"] = ratio.detach().masked_fill(padding, torch.inf).min()
         stats["ratio_max"] = ratio.detach().masked_fill(padding, -torch.inf).max()

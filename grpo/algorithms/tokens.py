@@ -38,6 +38,7 @@ class Normalizers:
     sequences: int
     tokens: int  # completion tokens
     budget: int  # maximum number of tokens of a completion
+    measured: int | None = None  # those of `tokens` that statistics are means over; None: all, because all are computed
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> Tensor:

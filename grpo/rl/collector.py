@@ -110,10 +110,12 @@ class RolloutCollector:
         return {"orders": {name: order.state() for name, order in self.orders.items()}, "begun": prefetched}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`. Without "begun" in it, the next rollout is sampled anew."""
+        self.wait()  # its thread samples from weights that the next rollout's replace
         for name, of_order in state["orders"].items():
             self.orders[name].restore(of_order)
         self.prefetched = None
-        if prefetched := state["begun"]:
+        if prefetched := state.get("begun"):
             problems = {p.id: p for order in self.orders.values() for of in order.sources.values() for p in of}
             self.prefetched = self.prefetcher.restore(prefetched, self.models.version, problems)
 

@@ -106,11 +106,14 @@ def make_orders(job: RLJob) -> dict[str, ProblemOrder]:
 
 
 def problems_of_rollout(orders: Mapping[str, ProblemOrder], settings: RL, step: int, minibatches: int) -> list[Problem]:
-    """Takes the problems of the rollout for `minibatches` updates from `step` on, counted from 0. Adds general prompts
-    only in the last steps (R1, stage 4)."""
+    """Takes the problems of a rollout that starts at `step`, counted from 0. Each inner epoch makes an update with each
+    minibatch. Adds general prompts only for the last steps (R1, stage 4): to as many minibatches as these have."""
     chosen: list[Problem] = []
-    for number in range(step, step + minibatches):
-        share = settings.general_share if number >= settings.steps - settings.general_last_steps else 0.0
+    end = min(step + minibatches * settings.inner_epochs, settings.steps)
+    last_updates = end - max(step, settings.steps - settings.general_last_steps)
+    reasoning_only = minibatches - max(0, math.ceil(last_updates / settings.inner_epochs))
+    for number in range(minibatches):
+        share = settings.general_share if number >= reasoning_only else 0.0
         general = math.ceil(settings.prompts_per_step * share)
         if reasoning := settings.prompts_per_step - general:
             chosen += orders["reasoning"].take(reasoning)

@@ -194,7 +194,7 @@ class Trainer:
             generator = generator_for(self.job.seed, self.step, self.attempt, 1, epoch)
             order = torch.randperm(len(rollout.units), generator=generator).tolist()
             updates += [order[number::minibatches] for number in range(minibatches)]
-        if self.step == 0 or self.step // settings.samples_every != (self.step + minibatches) // settings.samples_every:
+        if self.step == 0 or self.step // settings.samples_every != (self.step + following) // settings.samples_every:
             self.samples += rollout.samples
             if self.completions is not None:
                 for sample in rollout.samples:
@@ -249,6 +249,7 @@ class Trainer:
         if latest is None or attempt > self.settings.health.max_roll_backs:
             why = "no checkpoint to roll back to" if latest is None else f"rolled back {self.attempt} times already"
             raise TrainingStopped(f"{finding.name}: {finding.message} ({why})")
+        latest[1]["collect"].pop("begun", None)  # what the failed attempt has sampled
         self._restore(*latest)
         self.attempt, self.findings, self.pending = attempt, findings, None
         self._open_logs()

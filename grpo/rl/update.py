@@ -67,15 +67,19 @@ class Update:
         rate *= learning_rate_share(step, self.settings.steps, self.settings.optimizer)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * rate
-        rows = [row for unit in units for row in rollout.units[unit]]
-        normalizers = Normalizers(
-            sequences=len(rows),
-            tokens=max(1, sum(len(rollout.completions[i]) for i in rows if rollout.learnt[i])),
-            budget=self.settings.max_new_tokens(step),
-        )
+        of_pairs = self.loss == self._preference_loss
+        needed = all if of_pairs else any  # a pair of which one side is masked has no contrast
         parts = [
-            rollout.units[unit] for unit in units if any(self._counts(rollout, row) for row in rollout.units[unit])
+            rollout.units[unit] for unit in units if needed(self._counts(rollout, row) for row in rollout.units[unit])
         ]
+        rows = [row for unit in units for row in rollout.units[unit]]
+        computed = [row for part in parts for row in part]
+        normalizers = Normalizers(
+            sequences=len(computed if of_pairs else rows),
+            tokens=max(1, self._learnt_tokens(rollout, rows)),
+            budget=self.settings.max_new_tokens(step),
+            measured=self._learnt_tokens(rollout, computed),
+        )
         self.models.policy.train()
         totals = Totals()
         for batch, counts in self._share(rollout, parts):
@@ -129,6 +133,9 @@ class Update:
             shortest = min(range(len(parts)), key=lengths.__getitem__)
             mine += [([shortest], False)] * missing
         return mine
+
+    def _learnt_tokens(self, rollout: Rollout, rows: list[int]) -> int:
+        return sum(len(rollout.completions[row]) for row in rows if rollout.learnt[row])
 
     def _counts(self, rollout: Rollout, row: int) -> bool:
         return rollout.learnt[row] and not (self.skips_zero_advantages and not rollout.advantages[row].any())

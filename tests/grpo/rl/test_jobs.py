@@ -186,9 +186,10 @@ def test_step_rewards_that_fail_are_counted_and_the_outcome_stands_alone(rl_fiel
     assert any(r["grad_norm"] > 0 for r in records)
 
 
-def test_weights_that_are_no_numbers_roll_back_and_then_stop(rl_fields, tmp_path):
+@pytest.mark.parametrize("ahead", [{}, {"rollouts_ahead": 1, "minibatches": 4}], ids=["", "ahead"])
+def test_weights_that_are_no_numbers_roll_back_and_then_stop(ahead, rl_fields, tmp_path):
     settings = {**RL, "save_every": 1, "optimizer": {"learning_rate": 0.9, "max_grad_norm": 1e30}}
-    settings |= {"clip_eps_high": 1e30, "kl_coef": 1e30, "health": {"max_roll_backs": 1}}
+    settings |= {"clip_eps_high": 1e30, "kl_coef": 1e30, "health": {"max_roll_backs": 1}, **ahead}
     done = run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}), expected=1)
     notices = [line.removeprefix("notice: ") for line in done.stderr.splitlines() if line.startswith("notice: ")]
     assert any(line.startswith("not_finite: step ") for line in notices)  # the launcher forwards them
@@ -262,3 +263,10 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def test_inner_epochs_keep_samples_as_often(rl_fields, tmp_path):
+    """Rollouts at 0, 4 and 8; a sample is due at 0, 4 and 8."""
+    settings = {**RL, "steps": 10, "minibatches": 2, "inner_epochs": 2, "samples_every": 4}
+    run_here(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}))
+    assert sorted({sample["step"] for sample in completions(tmp_path)}) == [0, 4, 8]

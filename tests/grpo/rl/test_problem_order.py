@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from grpo.config.curriculum import Curriculum
+from grpo.config.rl import RL
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.rl.problem_order import ProblemOrder
+from grpo.rl.problem_order import ProblemOrder, problems_of_rollout
 
 
 def problems(count: int, source: str = "sums") -> list[Problem]:
@@ -76,3 +77,39 @@ def test_a_restored_order_goes_on_where_the_other_stood():
     other = make()
     other.restore(order.state())
     assert ids(other.take(20)) == ids(order.take(20))
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "inner_epochs", "last_steps", "expected"),
+    [
+        (2, 1, 3, [0, 0, 1, 2]),  # updates 0-1, 2-3, 4-5, 6-7, of which 5 to 7 are the last three
+        (1, 4, 3, [0, 1]),  # updates 0-3 and 4-7, all of a rollout with its one minibatch
+        (2, 2, 3, [0, 2]),  # three of four updates, which are three halves of a minibatch's two
+        (2, 2, 2, [0, 1]),
+    ],
+)
+def test_general_prompts_join_in_the_last_updates_also_with_inner_epochs(
+    minibatches: int, inner_epochs: int, last_steps: int, expected: list[int]
+) -> None:
+    settings = RL.model_validate(
+        {
+            "steps": 8,
+            "minibatches": minibatches,
+            "inner_epochs": inner_epochs,
+            "prompts_per_step": 4,
+            "general_last_steps": last_steps,
+            "general_share": 0.5,
+            "sampling": {"max_new_tokens": 8},
+            "optimizer": {"learning_rate": 1e-6},
+        }
+    )
+    orders = {
+        "reasoning": ProblemOrder(problems(50), seed=0),
+        "general": ProblemOrder(problems(50, "general"), seed=0),
+    }
+    found = []
+    for step in range(0, 8, minibatches * inner_epochs):
+        taken = problems_of_rollout(orders, settings, step, minibatches)
+        assert len(taken) == 4 * minibatches
+        found.append(sum(problem.source == "general" for problem in taken) // 2)
+    assert found == expected
