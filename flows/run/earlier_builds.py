@@ -153,17 +153,22 @@ def _validated(hashed: Mapping[str, Any], section: BaseModel, beside: frozenset[
     values = {name: value for name, value in hashed.items() if name not in beside and name != "seed"}
     known = {name: value for name, value in values.items() if name in type(section).model_fields}
     try:
-        return type(section).model_validate(_with_places(known, section.model_dump(mode="json")))
+        return type(section).model_validate(_with_places(known, section, section.model_dump(mode="json")))
     except ValidationError:
         return None
 
 
-def _with_places(then: Any, now: Any) -> Any:
-    """The values `then`, with those settings of `now` that are not hashed, such as the number of processes."""
+def _with_places(then: Any, settings: Any, now: Any) -> Any:
+    """The values `then`, with those fields of `settings` that are not hashed, such as the number of processes. `now` is
+    the dump of `settings`."""
     if not isinstance(then, dict) or not isinstance(now, dict):
         return then
+    if isinstance(settings, Mapping):  # its keys are a user's, and all hashed
+        return {name: _with_places(value, settings.get(name), now.get(name)) for name, value in then.items()}
     places = {name: value for name, value in now.items() if name in NOT_HASHED}
-    return places | {name: _with_places(value, now.get(name)) for name, value in then.items()}
+    return places | {
+        name: _with_places(value, getattr(settings, name, None), now.get(name)) for name, value in then.items()
+    }
 
 
 def _shape(lineage: Iterable[Manifest]) -> Architecture | None:

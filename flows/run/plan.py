@@ -93,7 +93,7 @@ def _key(step: Step, recipe: Recipe, refs: Mapping[str, InputRef]) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """One stage of a plan. `key` is None if it depends on an artifact that does not exist yet."""
+    """One stage of a plan. `key` is None if it is skipped, or depends on an artifact that the run makes anew."""
 
     name: str
     status: Literal["run", "reuse", "skip"]
@@ -124,42 +124,35 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
         if not selection.runs(graph, step.name):
             planned.append(Planned(step.name, "skip", "not chosen", took=took))
             continue
-        if why := _unknown_input(step, graph, recipe, selection, reused, running):
+        made_anew = [maker for maker in step.inputs.values() if maker not in selection.inputs and maker in running]
+        if made_anew:  # the key depends on what it will be
             running.add(step.name)
-            planned.append(Planned(step.name, "run", why, took=took))
+            planned.append(Planned(step.name, "run", f"input {made_anew[0]} is made anew", took=took))
             continue
         references = resolve_inputs(step, graph, recipe, selection, reused)
+        note = _newest_inputs(step, selection, references)
         refs = {name: resolve(reference).ref for name, reference in references.items()} | files
         key = key_of(step.stage, config, recipe.seed, refs)
         forced = step.name in selection.force
         manifest = None if forced else store().find(key, stage=step.name)
         if manifest is not None:
             reused[step.name] = manifest.key
-            planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}", manifest.key, took))
+            planned.append(Planned(step.name, "reuse", f"made {manifest.created[:16]}{note}", manifest.key, took))
         else:
             why = "forced" if forced else difference(newest, step, config, recipe.seed, refs)
             running.add(step.name)
-            planned.append(Planned(step.name, "run", why, key, took))
+            planned.append(Planned(step.name, "run", f"{why}{note}", key, took))
     return planned
 
 
-def _unknown_input(
-    step: Step,
-    graph: Sequence[Step],
-    recipe: Recipe,
-    selection: StageSelection,
-    reused: Mapping[str, str],
-    running: set[str],
-) -> str | None:
-    """Why a step's key cannot be known before the run; None if it can."""
-    makers = [maker for maker in step.inputs.values() if maker not in selection.inputs and maker not in reused]
-    for maker in makers:
-        if maker in running:
-            return f"input {maker} is made anew"
-    for maker in makers:
-        if existing(maker, graph, recipe) is None:
-            return f"input {maker}: the newest artifact of its stage"
-    return None
+def _newest_inputs(step: Step, selection: StageSelection, references: Mapping[str, str]) -> str:
+    """Names the inputs for which this recipe has made nothing, so that the newest of their stage are read."""
+    newest = [
+        maker
+        for name, maker in step.inputs.items()
+        if maker not in selection.inputs and references[name].startswith("latest:")
+    ]
+    return "".join(f"; input {maker}: the newest artifact of its stage" for maker in newest)
 
 
 def difference(newest: Manifest | None, step: Step, config: Any, seed: int, refs: Mapping[str, InputRef]) -> str:

@@ -233,23 +233,31 @@ def _jsonable(value: Any) -> Any:
 def hashed_config(stage: Stage, config: BaseModel, seed: int) -> dict[str, Any]:
     """The part of a configuration that decides the stage's output."""
     files = stage.files(config)
-    values = _without_places(config.model_dump(mode="json"), {str(path): name for name, path in files.items()})
+    values = _without_places(config, config.model_dump(mode="json"), {str(path): name for name, path in files.items()})
     return {**values, **stage.extra(config), "seed": seed}
 
 
-def hashed_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a configuration, without those that do not change the result."""
-    hashed: dict[str, Any] = _without_places(values, {})
+def hashed_values(settings: BaseModel, **dumped: Any) -> dict[str, Any]:
+    """Plain values of settings, without those that do not change the result. `dumped`: arguments of `model_dump`."""
+    hashed: dict[str, Any] = _without_places(settings, settings.model_dump(mode="json", **dumped), {})
     return hashed
 
 
-def _without_places(value: Any, files: Mapping[str, str]) -> Any:
-    """Replaces file paths by input names, because the files' contents enter the key as digests of inputs."""
-    if isinstance(value, Mapping):
-        return {k: _without_places(v, files) for k, v in value.items() if k not in NOT_HASHED}
-    if isinstance(value, list):
-        return [_without_places(v, files) for v in value]
-    return f"input:{files[value]}" if isinstance(value, str) and value in files else value
+def _without_places(settings: Any, values: Any, files: Mapping[str, str]) -> Any:
+    """`values`, the dump of `settings`, without fields in NOT_HASHED. Keys that a user chose, such as names of sources
+    and rewards, all stay. Replaces file paths by input names, because the files' contents enter the key as digests of
+    inputs."""
+    if isinstance(values, Mapping):
+        chosen = isinstance(settings, Mapping)
+        return {
+            key: _without_places(settings.get(key) if chosen else getattr(settings, key, None), value, files)
+            for key, value in values.items()
+            if chosen or key not in NOT_HASHED
+        }
+    if isinstance(values, list):
+        parts = settings if isinstance(settings, (list, tuple)) else [None] * len(values)
+        return [_without_places(part, value, files) for part, value in zip(parts, values, strict=True)]
+    return f"input:{files[values]}" if isinstance(values, str) and values in files else values
 
 
 def key_of(stage: Stage, config: BaseModel, seed: int, inputs: Mapping[str, InputRef]) -> str:

@@ -96,11 +96,13 @@ def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
     config: SFTData = context.config
     teacher, how = config.teacher, _how_sampled(config, judge)
     by_policy = {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **how}
+    by_policy |= code_digests(_own_rewards(config), [config.engine])
     by_teacher: dict[str, Any] = {}
     if teacher is not None:
         model = context.inputs[_MODEL].ref.digest if teacher.model else teacher.identity
-        settings = {**hashed_values(teacher.model_dump(mode="json", exclude={"model"})), "model": model}
+        settings = {**hashed_values(teacher, exclude={"model"}), "model": model}
         by_teacher = {"teacher": settings, "seed": context.seed, **how}
+        by_teacher |= code_digests(_own_rewards(config), [teacher.engine])
     limits = {"reasoning": config.problems} | ({} if teacher else {"general": config.general})
     asked_of_all = [(limits, by_policy), *([({"general": config.general}, by_teacher)] if teacher else [])]
     folder, train = context.attempt.state / "problems", context.path("problems") / TRAIN
@@ -126,8 +128,8 @@ def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
 
 def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]:
     """The part of the configuration that a problem's samples depend on, including the judge if it scores them."""
-    judged = {"judge": hashed_values(judge.model_dump(mode="json"))} | verifying_digests(judge) if judge else {}
-    return hashed_values(config.model_dump(mode="json", include=_SAMPLED)) | {"dtype": config.hardware.dtype} | judged
+    judged = {"judge": hashed_values(judge)} | verifying_digests(judge) if judge else {}
+    return hashed_values(config, include=_SAMPLED) | {"dtype": config.hardware.dtype} | judged
 
 
 def _sample(
@@ -190,7 +192,7 @@ def _select(
     folder = context.attempt.state / "selected"
     folder.mkdir(exist_ok=True)
     settings = {
-        **config.model_dump(mode="json", include={"filters", "judged", "keep_per_problem"}),
+        **config.model_dump(mode="json", include={"filters", "judged", "keep_per_problem", "scoring"}),
         "judge": config.judge.model_dump_json(exclude_unset=True),
         "replies": str(context.attempt.state / "judge"),
         "held_out": str(context.path("problems") / HELD_OUT),
@@ -267,12 +269,16 @@ def _row(sample: Sample, prompt: str) -> dict[str, Any]:
     return {"prompt": prompt, "completion": sample.completion, "verdict": sample.verdict, "reason": sample.reason}
 
 
+def _own_rewards(config: SFTData) -> list[str]:
+    return [name for name in config.rewards if ":" in name]
+
+
 def code(config: SFTData) -> dict[str, Any]:
     """What decides the result besides settings: judge's prompts, the user's functions, the row reader's version."""
-    names = [name for name in config.rewards if ":" in name]
     engines = [config.engine, config.teacher.engine if config.teacher else None]
     rows = {"rows": ROWS_VERSION} if config.mix.sources else {}
-    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | code_digests(names, engines) | rows
+    own = code_digests(_own_rewards(config), engines)
+    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | own | rows
 
 
 def files(config: SFTData) -> dict[str, str | Path]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.judge import JudgeSettings
+from grpo.config.scoring import Scoring
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
-from grpo.rewards.judged import JUDGED as BY_JUDGE
 from tasks.judges.base import Claim, Judge, Response
+from tasks.judges.calibration import has_reference
 from tasks.judges.create_judge import make_judge
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
@@ -168,8 +169,8 @@ def _judged(
     reasons = dict.fromkeys(batch, "")
     for name, (domain, ask) in _QUESTIONS.items():
         members = [i for i in batch if not reasons[i] and samples[i].domain == domain]
-        if domain == "reasoning":  # some were already verified by a judge when they were scored
-            members = [i for i in members if problems[samples[i].problem_id].verifier not in BY_JUDGE]
+        if domain == "reasoning":  # of others, tests, a scorer or a judge said more than a comparison could
+            members = [i for i in members if has_reference(problems[samples[i].problem_id])]
         if name in judged and members:
             reasons |= zip(members, ask(judge, [samples[i] for i in members], problems), strict=True)
     return reasons
@@ -209,7 +210,7 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
 
     `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (problems), "seed"
     and "replies" (folder for the judge's replies). For given examples also "tokenizer", the folder of the policy's
-    tokenizer, with which they are measured first.
+    tokenizer, and "scoring", limits of the check of an answer; they are measured first.
     """
     counts_file = out.with_suffix(".json")
     if out.exists() and counts_file.exists():
@@ -219,7 +220,7 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     before = judge.counts.to_dict()
     found, known = read_samples(samples), {problem.id: problem for problem in read_problems(problems)}
     if "tokenizer" in settings:
-        found = measured(found, known, settings["tokenizer"])
+        found = measured(found, known, settings["tokenizer"], Scoring.model_validate(settings["scoring"]))
     selected = select(
         found,
         known,

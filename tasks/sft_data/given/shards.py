@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from grpo.config.scoring import Scoring
 from grpo.data.records import Message, Problem, Sample, write_rows
 from grpo.data.template import (
     TAG,
@@ -30,6 +32,9 @@ from grpo.rewards.language import language_consistency
 from grpo.rewards.verifiers import verify
 from tasks.sft_data.given.rows import read_example, source_rows
 from tasks.sft_data.given.settings import MixSource
+from tasks.trainer.processes import Failure, Pool
+
+logger = logging.getLogger(__name__)
 
 _END_OF_THOUGHT = re.compile(r"</(?:think|reasoning)>")
 GIVEN = "given"
@@ -102,8 +107,8 @@ def _examples(source: MixSource, style: AnswerStyle, bad: list[str]) -> Iterator
 def _example(
     source: MixSource, style: AnswerStyle, number: int, messages: list[Message], completion: str, answer: str
 ) -> tuple[Problem, Sample]:
-    """`number` is the row's number in its source. Rows with the same prompt get the same problem id."""
-    identity = json.dumps([source.name, messages], ensure_ascii=False)
+    """`number` is the row's number in its source. Rows with the same prompt and reference get the same problem id."""
+    identity = json.dumps([source.name, messages, *([answer] if answer else [])], ensure_ascii=False)
     problem = Problem(
         id=hashlib.sha256(identity.encode()).hexdigest()[:16],
         messages=messages,
@@ -151,19 +156,22 @@ def _is_complete(completion: str, parts: Parts) -> bool:
     return bool(parts.reasoning and parts.summary and len(_END_OF_THOUGHT.findall(completion)) == 1)
 
 
-def measured(samples: Sequence[Sample], problems: Mapping[str, Problem], tokenizer_folder: str) -> list[Sample]:
-    """The samples with the rewards that filters read, and with lengths measured by the policy's tokenizer."""
+def measured(
+    samples: Sequence[Sample], problems: Mapping[str, Problem], tokenizer_folder: str, scoring: Scoring
+) -> list[Sample]:
+    """The samples with the rewards that filters read, and with lengths measured by the policy's tokenizer. `scoring`:
+    limits of the check of one answer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, **TOKENIZER_OPTIONS)
     return [
         dataclasses.replace(
             sample,
-            rewards=_rewards(sample, problems[sample.problem_id]),
+            rewards=_rewards(sample, problems[sample.problem_id]) | accuracy,
             tokens=len(completion_tokens(tokenizer, sample.completion)),
             prompt_tokens=len(prompt_tokens(tokenizer, problems[sample.problem_id].messages, "chat")),
         )
-        for sample in samples
+        for sample, accuracy in zip(samples, _accuracies(samples, problems, scoring), strict=True)
     ]
 
 
@@ -171,14 +179,37 @@ def _rewards(sample: Sample, problem: Problem) -> dict[str, float]:
     """Without a chain of thought, there is no format to check and no language of it to measure."""
     text = sample.completion
     complete = _is_complete(text, form_of(problem).parse(text))
-    rewards = {
+    return {
         "format": float(TAG.search(text) is None or complete),
         "language": language_consistency(sample.reasoning, sample.language) if sample.reasoning else 1.0,
     }
-    if problem.domain == "reasoning":
-        answers = {sample.answer, last_box(sample.summary) or sample.summary}
-        rewards["accuracy"] = max(verify(problem, answer) for answer in answers)
-    return rewards
+
+
+def _accuracies(samples: Sequence[Sample], problems: Mapping[str, Problem], scoring: Scoring) -> list[dict[str, float]]:
+    """The reward "accuracy" of each sample of domain reasoning, {} of the others. Computed in a process that can be
+    killed, because verifiers do not limit their own time. An answer whose check fails is wrong."""
+    answers = [_answers(sample) for sample in samples]
+    if not any(answers):
+        return [{} for _ in samples]
+    with Pool(1, scoring.time_limit_s, int(scoring.memory_gb * 1e9)) as pool:
+        checks = [
+            [pool.submit(verify, problems[sample.problem_id], answer) for answer in answers_of_sample]
+            for sample, answers_of_sample in zip(samples, answers, strict=True)
+        ]
+        found = [[check.result() for check in of_sample] for of_sample in checks]
+    failures = [value for values in found for value in values if isinstance(value, Failure)]
+    if failures:
+        message = "the check of %d given answers failed, so they count as wrong; the first: %s"
+        logger.warning(message, len(failures), failures[0].message)
+    scores = [[0.0 if isinstance(value, Failure) else value for value in values] for values in found]
+    return [{"accuracy": max(values)} if values else {} for values in scores]
+
+
+def _answers(sample: Sample) -> set[str]:
+    """The texts of a reasoning sample that may be its answer."""
+    if sample.domain != "reasoning":
+        return set()
+    return {sample.answer, last_box(sample.summary) or sample.summary}
 
 
 def _write(rows: Sequence[tuple[Problem, Sample]], problems: Path, samples: Path) -> None:

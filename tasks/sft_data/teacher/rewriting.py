@@ -15,7 +15,6 @@ from typing import Any
 from grpo.data.records import Problem, Sample
 from grpo.data.template import form_of
 from grpo.errors import InputError
-from tasks.sft_data.cold_start import as_sample
 from tasks.sft_data.examples import example
 from tasks.sft_data.filters import FilterSettings, reject
 
@@ -89,8 +88,8 @@ def _request(text: str, problem: Problem, sample: Sample) -> str:
     return filled(text, values)
 
 
-Rewrite = Callable[[Problem], str | None]
-"""Problem -> the rewritten completion; None if there is none."""
+Rewrite = Callable[[Problem], Sample | None]
+"""Problem -> the rewritten completion as a scored sample; None if there is none."""
 
 
 def rewritten(
@@ -98,16 +97,20 @@ def rewritten(
 ) -> tuple[list[Any], dict[str, int]]:
     """(examples, counts by reason) of rewritten trajectories that pass the filters and are right again.
 
-    An example keeps the trajectory in the column `original`, for inspection.
+    An example keeps the trajectory in the column `original`, for inspection. Its prompt is the trajectory's, whose
+    tokens the filters count, not those of the longer request to the teacher.
     """
     examples = []
     reasons: Counter[str] = Counter()
     for problem in problems:
         if problem.id not in chosen:
             continue
-        completion = rewrite(problem)
-        reason = "missing" if completion is None else reject(as_sample(problem, completion), settings)
+        original, sample = chosen[problem.id], rewrite(problem)
+        if sample is None:
+            reasons["rewritten_missing"] += 1
+            continue
+        reason = reject(dataclasses.replace(sample, prompt_tokens=original.prompt_tokens), settings)
         reasons[f"rewritten_{reason}" if reason else "kept"] += 1
-        if reason is None and completion is not None:
-            examples.append({**example(problem, completion), "original": chosen[problem.id].completion})
+        if reason is None:
+            examples.append({**example(problem, sample.completion), "original": original.completion})
     return examples, dict(reasons)

@@ -16,12 +16,14 @@ from flows.cli.why import NOTHING, why
 from flows.home import store
 from flows.recipe.load import load_recipe
 from flows.recipe.schema import Recipe
+from flows.run import executor
 from flows.run import plan as plan_module
 from flows.run.plan import StageSelection, plan
 from flows.stage_contract import stage as contract
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step, key_of
 from flows.stage_graphs import R1, R1_ZERO
+from grpo.errors import InputError
 from tasks.store.manifest import ONCE_HASHED, Manifest
 from tasks.store.store import Store
 
@@ -113,6 +115,23 @@ def test_of_another_trainer_its_version_and_options_count_and_its_place_does_not
     assert len({ours, key(), key(version="0.9.2"), key(options=["engine.param_offload=True"])}) == 4
 
 
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        (
+            "reasoning_rl",
+            ["source_weights={python=0.9,a=1}", "source_weights={python=0.1,a=1}", "source_weights={a=1}"],
+        ),
+        ("sft_data", [f"sampling_by_source={{python={{temperature={t},max_new_tokens=9}}}}" for t in (0.2, 1.2)]),
+    ],
+)
+def test_names_that_a_user_chose_are_part_of_the_key(stage: str, changes: list[str]) -> None:
+    """A source may be called `python`, though settings of that name are not hashed."""
+    step = step_of(stage)
+    configs = [step.config(load_recipe("tiny", [f"{stage}.{change}"])) for change in changes]
+    assert len({key_of(step.stage, config, 0, {}) for config in configs}) == len(changes)
+
+
 class Config(BaseModel):
     text: str = "hello"
     save_every: int = 20
@@ -172,6 +191,49 @@ def test_the_plan_reuses_it_and_names_other_causes_only(
     other = [Step(FIRST, section=lambda recipe: Config(text="other", save_every=11))]
     (planned_other,) = plan(other, recipe, StageSelection())
     assert (planned_other.status, planned_other.why) == ("run", "text: hello -> other")
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """A graph of two stages, which recipes run without Prefect."""
+    for module in (plan_module, executor):
+        monkeypatch.setattr(module, "check_gates", lambda *_: [])
+    monkeypatch.setattr(executor, "for_record", lambda *_: None)
+    monkeypatch.setattr(executor, "run_here", lambda step, *arguments: run_stage(step.stage, *arguments))
+    return [Step(stage, section=lambda recipe: Config()) for stage in (FIRST, SECOND)]
+
+
+def ran(steps: list[Step], selection: StageSelection) -> list[tuple[str, str]]:
+    """The status and key of each stage that a run with these arguments ran."""
+    result = executor._run("toy", steps, load_recipe("tiny", seed=0), [], selection, False)
+    return [(stage["status"], stage["key"]) for stage in result["stages"]]
+
+
+@pytest.mark.parametrize("selection", [StageSelection(only="second"), StageSelection(start="second")])
+def test_the_plan_refuses_a_missing_input_with_the_line_of_the_run(toys: list[Step], selection: StageSelection) -> None:
+    with pytest.raises(InputError, match="^latest:first: no artifact of stage 'first'") as planned:
+        plan(toys, load_recipe("tiny", seed=0), selection)
+    with pytest.raises(executor.RecipeFailed) as failed:
+        ran(toys, selection)
+    assert str(failed.value) == f"second: {planned.value}"
+
+
+def test_the_plan_knows_the_key_of_a_stage_that_reads_the_newest(toys: list[Step]) -> None:
+    recipe, only = load_recipe("tiny", seed=0), StageSelection(only="second")
+    run(FIRST, text="of another recipe")
+    note = "; input first: the newest artifact of its stage"
+    for status, begins in (("run", "never made"), ("reuse", "made 20")):
+        skipped, planned = plan(toys, recipe, only)
+        assert (skipped.status, planned.status) == ("skip", status)
+        assert planned.why.startswith(begins) and planned.why.endswith(note)
+        assert ran(toys, only) == [({"run": "ran", "reuse": "reused"}[status], planned.key)]
+    # A stage that is made before it in the same run is read instead, and its artifact does not exist yet.
+    first, second = plan(toys, recipe, StageSelection())
+    assert first.status == "run" and (second.status, second.why, second.key) == (
+        "run",
+        "input first is made anew",
+        None,
+    )
 
 
 def test_why_names_other_causes_only(earlier: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,32 @@ def test_general_samples_are_judged_for_quality_if_they_are_safe(sample: Any, pr
     assert reasons(samples, known, judge=judge, judged=("quality",), keep=5)[:2] == ["", ""]
 
 
+def test_a_right_answer_that_is_not_compared_with_a_reference_is_not_judged(sample: Any, problem: Any) -> None:
+    program = "```python\nprint(3)\n```"
+    known = {
+        "tested": problem("tested", text="print 3", answer="", verifier="code"),
+        "with a program": problem("with a program", text="print three", answer="print(1 + 2)", verifier="code"),
+        "scored": problem("scored", text="a path", answer="", verifier="reasoning_gym"),
+        "one of many": problem("one of many", text="24 from 3 and 8", answer="8 * 3", verifier="reasoning_gym"),
+        "option": problem("option", text="A) 40 metres B) 42 metres", answer="B", verifier="choice"),
+        "number": problem("number", answer="1000", verifier="number"),
+        "no reference": problem("no reference", text="anything", answer=" ", verifier="exact"),
+    }
+    answers = [program, program, "up", "3 * 8", "B) 42 metres", "1,000", "?"]
+    samples = [sample(name, answer=answer) for name, answer in zip(known, answers, strict=True)]
+    judge = make_judge(JudgeSettings())
+    assert reasons(samples, known, judge=judge, judged=("reasoning",)) == [""] * 7
+    asked = []
+
+    class Model:
+        def correct_all(self, claims: Any) -> list[str]:
+            asked.extend((claim.reference, claim.answer) for claim in claims)
+            return ["correct"] * len(claims)
+
+    assert reasons(samples, known, judge=Model(), judged=("reasoning",)) == [""] * 7
+    assert sorted(asked) == [("1000", "1,000"), ("B", "B) 42 metres")]
+
+
 class Recorder:
     """A judge for whom the answer "3" is right, "?" undecided and all else wrong, and who remembers what it saw."""
 

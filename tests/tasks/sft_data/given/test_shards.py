@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from tasks.sft_data.given.shards import GivenShard, take
 from tasks.sft_data.mix import TRAIN, mix
 from tasks.sft_data.mix_settings import MixSettings
 from tasks.sft_data.rejection import select_shard
+from tasks.trainer.processes import Failure, Pool
 
 LONG = "one two three four five six seven eight nine ten eleven"
 ROWS: list[tuple[str, str, str]] = [  # prompt, completion, what becomes of it
@@ -55,16 +57,25 @@ def pairs(*rows: tuple[str, str]) -> list[dict[str, str]]:
     return [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
 
 
-def filtered(shard: GivenShard, tokenizer: str, folder: Path) -> Path:
+def arguments(shard: GivenShard, tokenizer: str, folder: Path, **scoring: float) -> tuple[Any, ...]:
+    """Those of `select_shard`."""
     held_out = [Problem("h", [{"role": "user", "content": LONG}], "", "none", "general", "en", "x")]
     write_rows(folder / "held_out.parquet", held_out, Problem)
-    settings = {"filters": {}, "judge": '{"kind": "rule"}', "judged": [], "keep_per_problem": 99, "seed": 0}
-    out = folder / f"{shard.samples.stem}.parquet"
-    select_shard(
-        *(shard.samples, shard.problems, out),
-        {**settings, "held_out": str(folder / "held_out.parquet"), "tokenizer": tokenizer},
-    )
-    return out
+    settings: dict[str, Any] = {
+        "filters": {},
+        "judge": '{"kind": "rule"}',
+        "judged": [],
+        "keep_per_problem": 99,
+        "seed": 0,
+    }
+    settings |= {"held_out": str(folder / "held_out.parquet"), "tokenizer": tokenizer, "scoring": scoring}
+    return shard.samples, shard.problems, folder / f"{shard.samples.stem}.parquet", settings
+
+
+def filtered(shard: GivenShard, tokenizer: str, folder: Path) -> Path:
+    of_shard = arguments(shard, tokenizer, folder)
+    select_shard(*of_shard)
+    return of_shard[2]
 
 
 @pytest.mark.parametrize("size", [100, 3])
@@ -100,6 +111,37 @@ def test_reasoning_rows_are_verified(tokenizer: str, tmp_path: Path) -> None:
     (shard,) = take(source, tmp_path / "given", 100).shards
     verdicts = {s.number: s.reason for s in read_samples(filtered(shard, tokenizer, tmp_path))}
     assert verdicts == {0: "", 1: "incorrect", 2: "", 3: ""}
+
+
+def verified(folder: Path, *rows: tuple[str, str]) -> GivenShard:
+    """A shard of reasoning rows, each the box and the reference, with the same prompt."""
+    lines = [{"prompt": "?", "completion": rf"so \boxed{{{said}}}", "gold": gold} for said, gold in rows]
+    path = write(folder / "maths.jsonl", lines)
+    source = MixSource(name="maths", path=path, domain="reasoning", answer_column="gold")
+    return take(source, folder / "given", 100).shards[0]
+
+
+def test_an_answer_that_cannot_be_checked_in_time_is_incorrect(tokenizer: str, tmp_path: Path) -> None:
+    shard = verified(tmp_path, ("7", "7"), ("9^{9^{9}}", "7"), ("8 - 1", "7"))
+    of_shard = arguments(shard, tokenizer, tmp_path, time_limit_s=5)
+    with Pool(1, 120, None) as pool:  # the stage allows a day
+        assert not isinstance(pool.submit(select_shard, *of_shard).result(), Failure)
+    assert [s.rewards["accuracy"] for s in read_samples(of_shard[2])] == [1, 0, 1]
+    assert [s.reason for s in read_samples(of_shard[2])] == ["", "incorrect", ""]
+
+
+def test_rows_with_one_prompt_have_references_of_their_own(tokenizer: str, tmp_path: Path) -> None:
+    shard = verified(tmp_path, ("4", "4"), ("5", "5"), ("5", "4"))
+    samples = read_samples(filtered(shard, tokenizer, tmp_path))
+    assert [sample.rewards["accuracy"] for sample in samples] == [1, 1, 0]
+    assert samples[0].problem_id == samples[2].problem_id != samples[1].problem_id
+
+
+def test_ids_without_a_reference(tmp_path: Path) -> None:
+    path = write(tmp_path / "talk.jsonl", pairs(("Hi?", "Hello!")))
+    (shard,) = take(MixSource(name="talk", path=path), tmp_path / "given", 9).shards
+    identity = '["talk", [{"role": "user", "content": "Hi?"}]]'
+    assert read_samples(shard.samples)[0].problem_id == hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def test_a_thought_is_brought_into_the_form_of_the_problems(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from flows.recipe.data_sections import ColdStartData
 from grpo.data.records import Problem, Sample
 from grpo.data.template import with_style
 from grpo.errors import InputError
+from tasks.sft_data.cold_start import as_sample
 from tasks.sft_data.examples import shown_examples, write_examples
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.teacher.rewriting import requests, rewritten, trajectories
@@ -62,7 +63,8 @@ def test_what_is_rewritten_must_be_right_and_readable_again(tmp_path: Path, prob
         "b": "<think>\nOne and two make four.\n</think>\n\nThe sum is \\boxed{4}.",
         "c": "The sum is \\boxed{3}.",
     }
-    examples, counts = rewritten(problems, chosen, lambda p: texts.get(p.id), FilterSettings())
+    samples = {p.id: as_sample(p, texts[p.id]) for p in problems if p.id in texts}
+    examples, counts = rewritten(problems, chosen, lambda p: samples.get(p.id), FilterSettings())
     assert counts == {"kept": 1, "rewritten_incorrect": 1, "rewritten_malformed": 1, "rewritten_missing": 1}
     (only,) = examples
     assert (only["problem_id"], only["completion"], only["original"]) == ("a", texts["a"], chosen["a"].completion)
