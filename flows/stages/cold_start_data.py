@@ -15,7 +15,7 @@ from grpo.data.records import Problem, Sample, read_problems, read_samples, writ
 from grpo.data.template import form_of
 from grpo.errors import InputError
 from tasks.problems.decontaminate import HeldOut
-from tasks.sft_data.cold_start import miniature_writer, sampled, solution, without, written
+from tasks.sft_data.cold_start import as_sample, miniature_writer, sampled, solution, without, written
 from tasks.sft_data.examples import write_examples
 from tasks.sft_data.teacher.rewriting import Rewrite, requests, rewritten, trajectories
 from tasks.trainer.user_code import code_digests
@@ -80,15 +80,18 @@ def _from_zero(context: Context, problems: list[Problem]) -> tuple[list[Any], di
         raise InputError(f"cold_start_data: no trajectory of R1-Zero passes the filters ({counts}); train it longer")
     if config.habits is not None:
         writer = miniature_writer(config.habits, context.seed)
-        examples, more = rewritten(
-            problems, chosen, lambda problem: form_of(problem).render(*writer(problem)), config.filters
-        )
+
+        def rewrite(problem: Problem) -> Sample:
+            return as_sample(problem, form_of(problem).render(*writer(problem)))
+
+        examples, more = rewritten(problems, chosen, rewrite, config.filters)
     else:
         examples, more = rewritten(problems, chosen, _by_teacher(context, problems, chosen), config.filters)
     return examples, counts | more
 
 
 def _by_teacher(context: Context, problems: list[Problem], chosen: dict[str, Sample]) -> Rewrite:
+    """The teacher's rewrites. The job scores them, as it can end a verifier or a program that runs for too long."""
     config: ColdStartData = context.config
     assert config.rewriter is not None
     folder = context.attempt.state / "rewriting"
@@ -99,11 +102,11 @@ def _by_teacher(context: Context, problems: list[Problem], chosen: dict[str, Sam
         **config.rewriter.task(str(context.path(_MODEL)) if config.rewriter.model else None),
         "problems": [folder / "requests.parquet"],
         "samples_per_problem": 1,
-        "rewards": ["format"],
     }
-    context.run_job("sample", name="rewriting", out=folder / "samples", tasks=[task], hardware=config.hardware)
-    texts = {sample.problem_id: sample.completion for sample in read_samples(folder / "samples" / "rewritten")}
-    return lambda problem: texts.get(problem.id)
+    # Not "samples": an earlier version left samples without accuracy there.
+    context.run_job("sample", name="rewrites", out=folder / "scored", tasks=[task], hardware=config.hardware)
+    samples = {sample.problem_id: sample for sample in read_samples(folder / "scored" / "rewritten")}
+    return lambda problem: samples.get(problem.id)
 
 
 def files(config: ColdStartData) -> dict[str, str | Path]:

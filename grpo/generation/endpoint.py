@@ -20,6 +20,12 @@ from grpo.http.fleet.fleet import Fleet
 from grpo.http.fleet.member import Member
 from grpo.http.fleet.members import Members
 
+_FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+"""Finish reasons, in the words of several services, of a completion that ended by itself."""
+_BROKEN_OFF = {"insufficient_system_resource": "503", "abort": "closed", "error": "closed", None: "closed"}
+"""Finish reasons of a completion that must be asked for again -> the kind of failure. All others, such as "length",
+"max_tokens" and "content_filter", mean that it was cut off."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
@@ -102,13 +108,18 @@ class EndpointEngine:
         reply = member.http.post(member.path + path, body, cancellation=cancellation)
         try:
             choice, usage = reply["choices"][0], reply.get("usage") or {}
-            text = choice["text"] if path == "/completions" else whole(choice["message"])
-            finished = choice["finish_reason"] != "length"
-            return TextCompletion(text, int(usage.get("completion_tokens", 0)), finished), int(
-                usage.get("prompt_tokens", 0)
-            )
+            reason = choice["finish_reason"]
+            if reason in _BROKEN_OFF:
+                raise Away(f"{member.url} broke a completion off (finish_reason {reason!r})", _BROKEN_OFF[reason])
+            text = choice["text"] or "" if path == "/completions" else whole(choice["message"])
+            # Half a surrogate pair, to which some tokenizers decode, cannot be stored and becomes "?".
+            text = text.encode("utf-8", "replace").decode()
+            tokens, of_prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
         except (KeyError, IndexError, TypeError, AttributeError):
             raise Refused(200, "an answer without choices; is base_url OpenAI-compatible?") from None
+        if not isinstance(tokens, int) or not isinstance(of_prompt, int):
+            raise Refused(200, "an answer without usage.prompt_tokens and completion_tokens, which length filters need")
+        return TextCompletion(text, tokens, reason in _FINISHED), of_prompt
 
 
 def whole(message: dict[str, Any]) -> str:

@@ -31,8 +31,8 @@ from grpo.judging.replies import Reply
 
 _LONGEST_WAIT_S = 60.0
 _BUSY = {"429", "503"}
-_MISTAKES = {401, 403, 404, 405}
-"""HTTP statuses that do not depend on the prompt."""
+_MISTAKES = {401, 404, 405}
+"""HTTP statuses that do not depend on the prompt. 403 may: gateways that moderate answer it to a flagged prompt."""
 
 
 class Fault(NamedTuple):

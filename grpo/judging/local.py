@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from grpo.model_folder import check_vocabulary, load_checked
 
 
 class LocalModel(ChatModel):
-    """A model in this process."""
+    """A model in this process. Thread-safe: it replies to one batch at a time."""
 
     waits = False
 
@@ -49,11 +50,13 @@ class LocalModel(ChatModel):
         stops = self.model.generation_config.eos_token_id
         self._stops = set(stops if isinstance(stops, list) else [stops]) | {self.tokenizer.eos_token_id}
         self.settings, self.counts = settings, JudgeCounts()
+        self._lock = threading.Lock()
 
     def reply_all(
         self, dialogues: Sequence[list[Message]], draws: Sequence[int], on_reply: OnReply | None = None
     ) -> list[Reply]:
-        encoded = [self._encode(dialogue) for dialogue in dialogues]
+        with self._lock:
+            encoded = [self._encode(dialogue) for dialogue in dialogues]
         longest = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
         # A truncated prompt would be judged on part of an answer, so a prompt that is too long gets no reply.
         fitting = [i for i, ids in enumerate(encoded) if len(ids) + self.settings.max_tokens <= longest]
@@ -64,7 +67,8 @@ class LocalModel(ChatModel):
             if on_reply:
                 for i in batch:
                     on_reply.begin(i)
-            generated = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
+            with self._lock:  # a reply's random numbers are drawn from the process's generators
+                generated = self._generate([encoded[i] for i in batch], [draws[i] for i in batch])
             for i, reply in zip(batch, generated, strict=True):
                 replies[i] = reply
                 if on_reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from grpo.config.judge import JudgeSettings
@@ -53,9 +53,10 @@ class Voter:
         votes = self.settings.votes
         tallies: list[Counter[T]] = [Counter() for _ in prompts]
         cast = [0] * len(prompts)
+        first = [votes * number for number in _numbers(prompts)]  # equal prompts have different draws
         with self.counts.timed():
             while pending := [i for i, t in enumerate(tallies) for _ in range(_needed(t, votes - cast[i], votes))]:
-                numbers = [cast[i] for i in pending]
+                numbers = [first[i] + cast[i] for i in pending]
                 readings = self.ask([prompts[i] for i in pending], numbers, key, verdicts)
                 for i, reading in zip(pending, readings, strict=True):
                     cast[i] += 1
@@ -70,10 +71,11 @@ class Voter:
     def ask(
         self, prompts: Sequence[str], numbers: Sequence[int], key: str, verdicts: Mapping[str, T]
     ) -> list[Reading[T]]:
-        """Reads a verdict for each prompt, after at most one repair. `numbers`: how often each prompt was asked
-        before."""
+        """Reads a verdict for each prompt, after at most one repair. `numbers`: the draw of each prompt; equal prompts
+        with the same number get this draw and the next ones."""
         dialogues: list[list[Message]] = [[{"role": "user", "content": text}] for text in prompts]
-        draws = _draws(prompts, numbers)
+        repeats = _numbers([*zip(prompts, numbers, strict=True)])
+        draws = [number + repeat for number, repeat in zip(numbers, repeats, strict=True)]
         counted = CountedReplies(len(prompts), self.on_progress) if self.on_progress else None
         replies = self.model.reply_all(dialogues, draws, counted)
         readings = [read(reply, key, verdicts) for reply in replies]
@@ -102,10 +104,11 @@ def _needed(tally: Counter[Any], left: int, votes: int) -> int:
     return needed if 0 < needed <= left else 0
 
 
-def _draws(prompts: Sequence[str], numbers: Sequence[int]) -> list[int]:
-    seen: Counter[str] = Counter()
-    draws = []
-    for text, number in zip(prompts, numbers, strict=True):
-        draws.append(number + seen[text])
-        seen[text] += 1
-    return draws
+def _numbers(items: Sequence[Hashable]) -> list[int]:
+    """How many equal items stand before each."""
+    seen: Counter[Hashable] = Counter()
+    numbers = []
+    for item in items:
+        numbers.append(seen[item])
+        seen[item] += 1
+    return numbers

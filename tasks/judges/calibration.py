@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
-from grpo.rewards.judged import JUDGED
+from grpo.rewards.verifiers import COMPARING
 from grpo.scoring.agreement import agreement
 from tasks.judges.base import Claim, Judge, Verdict
 
@@ -33,14 +33,18 @@ class Verified(NamedTuple):
     right: bool
 
 
+def has_reference(problem: Problem) -> bool:
+    """Whether a right answer is one that means the same as the problem's reference, which a judge can compare. Not so
+    for programs, whose tests are no reference, nor for reasoning-gym's scorers, which may accept many answers."""
+    return problem.verifier in COMPARING and bool(problem.answer.strip())
+
+
 def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iterator[Verified]:
-    """Samples whose answers were verified by a rule and can be checked by a judge, because reference and answer are
-    both text. Left out: programs, because their tests are no reference; partial accuracy, because it is no verdict; and
-    answers verified by a judge, because they say nothing about it."""
+    """Samples whose answers a rule compared with a reference, as a judge can too. Partial accuracy is left out, because
+    it is no verdict."""
     for sample in samples:
         problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
-        by_rule = problem.verifier not in JUDGED and accuracy in (0.0, 1.0)
-        if by_rule and problem.answer.strip() and sample.answer.strip():
+        if has_reference(problem) and accuracy in (0.0, 1.0) and sample.answer.strip():
             yield Verified(Claim(problem.text, problem.answer, sample.answer), accuracy == 1.0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from grpo.rewards.text import repeated_ngram_share
-from grpo.rewards.verifiers import verify
+from grpo.rewards.verifiers import COMPARING
 from tasks.judges.base import PREFERENCE, Claim, Judge, JudgeCounts, Pair, Response, Verdict
 
 REPEATED_MAX = 0.25
@@ -51,9 +51,13 @@ class RuleJudge(Judge):
         return [refused(problem, text) for problem, text in responses]
 
     def _correct(self, claim: Claim) -> Verdict:
-        messages = [{"role": "user", "content": claim.question}]
-        problem = Problem("", messages, claim.reference, self.settings.verifier, "reasoning", "", "judge")
-        return "correct" if verify(problem, claim.answer) == 1.0 else "incorrect"
+        """`math` accepts what any comparing rule accepts: a claim does not say which one its problem has, and "B) 42
+        metres" is right for B."""
+        name = self.settings.verifier
+        rules = COMPARING.values() if name == "math" else [COMPARING[name]]
+        problem = Problem("", [{"role": "user", "content": claim.question}], claim.reference, name, "reasoning", "", "")
+        right = claim.answer.strip() and any(rule(problem, claim.answer) == 1.0 for rule in rules)
+        return "correct" if right else "incorrect"
 
     def _compare(self, pair: Pair) -> float:
         a, b = quality(pair.problem, pair.a), quality(pair.problem, pair.b)

@@ -12,6 +12,7 @@ collides.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -132,8 +133,9 @@ def decontaminate(
 
 
 def tokens(text: str) -> Tokens:
-    """Lower-case words, numbers and operators: "What is 3.5 + 2x?" becomes what, is, 3.5, +, 2, x."""
-    return tuple(_TOKEN.findall(text.lower()))
+    """Lower-case words, numbers and operators: "What is 3.5 + 2x?" becomes what, is, 3.5, +, 2, x. Unicode is composed
+    first: an accent of its own would split its word."""
+    return tuple(_TOKEN.findall(unicodedata.normalize("NFC", text).lower()))
 
 
 def _grams(words: Tokens, n: int) -> Iterator[Tokens]:

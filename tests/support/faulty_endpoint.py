@@ -132,6 +132,7 @@ FAULTS: dict[str | None, Act] = {
     "401 with the key": lambda handler: handler.send(
         401, json.dumps({"error": {"message": f"no such key: {handler.headers['Authorization']}"}})
     ),
+    "403": status(403),
     "404": status(404),
     "408": status(408),
     "429": status(429),

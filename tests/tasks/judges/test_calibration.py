@@ -82,13 +82,15 @@ def test_the_choice_depends_on_the_items_and_the_seed_alone() -> None:
 
 def test_only_what_a_rule_verified_and_a_judge_can_check(sample: Any, problem: Any) -> None:
     problems = {"p": problem("p"), "code": problem("code", answer=""), "q": problem("q")}
+    problems |= {name: problem(name, verifier=name) for name in ("reasoning_gym", "judge")}
+    problems["program"] = problem("program", answer="print(3)", verifier="code")
     samples = [
         sample("p"),
         sample("q", answer="4", accuracy=0.0),
         sample("p", accuracy=0.5),
         sample("p", accuracy=None),
         sample("p", answer=" ", accuracy=0.0),
-        sample("code"),
+        *(sample(name) for name in ("code", "program", "reasoning_gym", "judge")),
     ]
     assert list(verified(samples, problems)) == [
         Verified(Claim("compute 1 + 2", "3", "3"), True),

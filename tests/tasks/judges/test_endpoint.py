@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -221,6 +222,33 @@ def test_votes_have_different_seeds_and_the_same_in_each_run(start: Start) -> No
     assert len(set(seeds[:3])) == 3 and seeds[3:] == seeds[:3]
 
 
+def test_equal_claims_have_votes_of_their_own(start: Start) -> None:
+    """Two rounds: the second vote of each claim is wrong, so a third is needed."""
+    said = {}
+
+    def plan(_: int, body: dict[str, Any]) -> str:
+        number = said.setdefault(body["seed"], len(said))
+        return says("incorrect" if number in (1, 3) else "correct")
+
+    endpoint = start(plan)
+    judge = judge_at(endpoint, votes=3, temperature=0.7, seed=4, concurrency=1)
+    assert judge.correct_all([Claim("?", "1", "1")] * 2) == ["correct"] * 2
+    seeds = [body["seed"] for body in endpoint.bodies]
+    assert len(seeds) == len(set(seeds)) == 6
+    # The first claim's are those that it has alone.
+    assert judge.correct_all([Claim("?", "1", "1")]) == ["correct"]
+    assert [body["seed"] for body in endpoint.bodies[6:]] == [seeds[0], seeds[1], seeds[4]]
+
+
+def test_single_votes_of_equal_claims_are_draws_in_order(start: Start) -> None:
+    endpoint = start(right)
+    claim = Claim("?", "1", "right one")
+    judge_at(endpoint, temperature=0.7, seed=4, concurrency=1).correct_all([claim] * 3)
+    dialogue = endpoint.bodies[0]["messages"]
+    seeds = [zlib.crc32(json.dumps([4, draw, dialogue]).encode()) % 2**31 for draw in (0, 1, 2)]
+    assert [body["seed"] for body in endpoint.bodies] == seeds
+
+
 def first_wins(_: int, body: dict[str, Any]) -> str:
     return says("A>B", "verdict")
 
@@ -279,8 +307,9 @@ def test_a_prompt_that_always_fails_alone_is_found_by_a_probe(start: Start) -> N
     assert_counts_add_up(judge, endpoint)
 
 
-def test_a_prompt_that_is_refused_is_undecided_and_the_others_are_judged(start: Start) -> None:
-    endpoint = start(lambda n, body: "400" if "x" * 1000 in prompt_of(body) else right(n, body))
+@pytest.mark.parametrize("fault", ["400", "403"])  # 403: gateways that moderate
+def test_a_prompt_that_is_refused_is_undecided_and_the_others_are_judged(start: Start, fault: str) -> None:
+    endpoint = start(lambda n, body: fault if "x" * 1000 in prompt_of(body) else right(n, body))
     judge = judge_at(endpoint, concurrency=1)
     claims = [Claim("?", "1", text) for text in ("x" * 1000, "right one", "x" * 2000)]
     assert judge.correct_all(claims) == ["undecided", "correct", "undecided"]
@@ -289,7 +318,7 @@ def test_a_prompt_that_is_refused_is_undecided_and_the_others_are_judged(start: 
     assert_counts_add_up(judge, endpoint)
 
 
-@pytest.mark.parametrize("fault", ["400", "401", "404"])
+@pytest.mark.parametrize("fault", ["400", "401", "403", "404"])
 def test_an_endpoint_that_refuses_everything_is_an_error_at_once(start: Start, fault: str) -> None:
     endpoint = start([fault])
     with pytest.raises(InputError, match=rf"refused with status {fault}: out of order; check base_url, model, api_key"):

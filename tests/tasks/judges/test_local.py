@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_repetitions_differ_and_can_be_repeated(model_folder: Path) -> None:
     drawn = torch.rand(1)
     torch.manual_seed(2)
     assert torch.rand(1) == drawn  # a judge takes none of the process's random numbers
+
+
+def test_threads_get_the_replies_that_one_gets(model_folder: Path) -> None:
+    model = judge_of(model_folder, temperature=1.0, max_tokens=32, batch_size=1).voter.model
+    asked = [[[{"role": "user", "content": f"{who}?"}]] * 8 for who in "abcd"]
+    alone = [model.reply_all(dialogues, range(8)) for dialogues in asked]
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(lambda dialogues: model.reply_all(dialogues, range(8)), asked)] == alone
+    assert model.counts["completion_tokens"] == 2 * sum(reply.tokens - len("a?") for of in alone for reply in of)
 
 
 def test_no_marker_of_the_tokenizer_survives_in_a_judged_text(model_folder: Path, tmp_path: Path) -> None:

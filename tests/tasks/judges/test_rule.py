@@ -36,11 +36,13 @@ def test_rule_judge() -> None:
     assert judge.correct("1/4 + 1/4?", "\\frac{1}{2}", "0.6") == "incorrect"
     assert judge.correct("1/4 + 1/4?", "\\frac{1}{2}", "") == "incorrect"
     assert make_judge(JudgeSettings(verifier="exact")).correct("?", "0.5", "1/2") == "incorrect"
+    assert judge.correct("A or B?", "B", "B) 42 metres") == "correct"  # as the verifier "choice" says
+    assert judge.correct("A or B?", "B", "A) 40 metres") == "incorrect"
     pairs = [Pair(GREETING, "hello", "hi"), Pair(GREETING, "hi", "hello"), Pair(GREETING, "Hello!", "hello")]
     assert judge.compare_all(pairs) == [2.0, -2.0, 0.0]
     assert judge.safe_all([Response(THEFT, "sorry, no"), Response(THEFT, "at night")]) == [True, False]
     assert judge.compare(GREETING, "hello", "hi") == 2.0 and judge.safe(GREETING, "hello") is True
-    assert judge.counts.to_dict() == {"items": 10.0} and not judge.fallible
+    assert judge.counts.to_dict() == {"items": 12.0} and not judge.fallible
 
 
 @pytest.mark.parametrize("verifier", ["math", "exact"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from grpo.data.records import Problem
@@ -48,6 +50,16 @@ TEN = "a b c d e f g h i j"
 )
 def test_one_against_one(train: str, held_out: str, expected: str) -> None:
     assert outcome(train, held_out) == expected
+
+
+def test_an_accent_may_be_a_character_of_its_own() -> None:
+    ten = "é è ê ë á à â ä ó ò"
+    apart = unicodedata.normalize("NFD", ten)
+    assert len(apart) == len(ten) + 10 and tokens(apart) == tokens(ten) == tuple(ten.split())
+    for held_out, text in ((ten, apart), (apart, ten)):
+        index = HeldOut([problem("h", held_out)])
+        assert index.match_prompt(f"x {text} y") == Match("overlapping", "h", ten)
+        assert index.match_passage(f"x {text} y") == Match("overlapping", "h", ten)
 
 
 def test_n_is_the_length_of_the_match() -> None:
