@@ -77,7 +77,9 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
         return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is unavailable: after a long outage, it would sleep for as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
-        return _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
+        result = _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
+    # What another recipe's flow run made is recorded here as reused. The key: inputs such as `latest` may have changed.
+    return result or run_here(step, config, inputs, seed, where.model_copy(update={"force": False, "key": key}))
 
 
 def _job(
@@ -136,7 +138,9 @@ class _Dispatch:
         self._abandoned: float | None = None
         self._last: UUID | None = None
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any] | None:
+        """Waits for the artifact. Returns the stage's result, or None if its flow run does not record it for this
+        recipe run: it belongs to another one, never began, or broke off after publishing."""
         while (manifest := self._request(self.job.artifact)) is None:
             children = self._request(self._children)
             manifest = self._request(self.job.artifact)  # it may have been published since the first check
@@ -150,8 +154,15 @@ class _Dispatch:
             run = alive or self._request(self._start, sum(child.mine for child, _ in children))
             self._last = run.id
             self._wait(run)
+        if self._last is None or not self._records(self._request(self.client.read_flow_run, self._last)):
+            return None
         Progress.current().finished(self.job.stage, "ran", manifest.seconds, manifest.metrics, manifest.counts)
-        return {**summary(manifest, "ran"), FLOW_RUN: str(self._last) if self._last else None}
+        return {**summary(manifest, "ran"), FLOW_RUN: str(self._last)}
+
+    def _records(self, run: FlowRun) -> bool:
+        """Whether a flow run records the artifact for this recipe run in MLflow, and makes it current."""
+        ours = tag_value(run.tags, RECIPE_RUN) == self.job.recipe_run_id
+        return ours and run.state is not None and run.state.type.value in ("COMPLETED", "RUNNING")
 
     def _children(self) -> list[tuple[Child, FlowRun]]:
         runs = _runs(self.client, [f"{KEY}{self.job.key}"])

@@ -16,6 +16,7 @@ from typing import Any
 from grpo.distributed import checkpoint
 from grpo.distributed.process_group import Parallel
 from grpo.distributed.tensor_io import Modules
+from grpo.errors import TrainingStopped
 
 PREFIX = "validation/"
 """Prefix of the names of validation metrics."""
@@ -64,7 +65,16 @@ class Selection:
             self._clean()
 
     def kept(self, metric: str) -> dict[str, Any]:
-        """The weights that the job returns: their step, the metric's name, its value there, and all metrics there."""
+        """The weights that the job returns: their step, the metric's name, its value there, and all metrics there.
+
+        Raises:
+            TrainingStopped: the best weights are asked for, and no validation was finite, so there are none.
+        """
+        if self.keeps_best and not self.best.step:
+            raise TrainingStopped(
+                f"{PREFIX}{metric} was never finite, so no weights are the best; lower optimizer.learning_rate, or see "
+                "in the curves when training diverged"
+            )
         step, metrics = (self.best.step, self.best.metrics) if self.keeps_best else self.latest
         return {"step": step, "metric": metric, "value": metrics.get(PREFIX + metric), "metrics": metrics}
 

@@ -11,7 +11,7 @@ from tasks.store.backend import Flaw
 from tasks.store.stale import stale_reasons
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
-from tasks.tracking.connection import Connection
+from tasks.tracking.connection import Connection, every_result
 from tasks.tracking.reuse import reuses
 from tasks.tracking.run_owner import is_alive, runs_of_dead_processes
 from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG, STALE_TAG
@@ -51,14 +51,8 @@ def old_runs(connection: Connection, before: float, kept: Collection[str]) -> li
 
 
 def _ended(client: Any, experiments: list[str], before: float) -> Iterator[Any]:
-    condition, token = f"attributes.end_time < {int(before * 1000)}", None
-    while True:
-        page = client.search_runs(
-            experiments, condition, max_results=_PAGE, order_by=["attributes.end_time ASC"], page_token=token
-        )
-        yield from page
-        if not (token := page.token):
-            return
+    condition, order = f"attributes.end_time < {int(before * 1000)}", ["attributes.end_time ASC"]
+    return every_result(client.search_runs, experiments, condition, max_results=_PAGE, order_by=order)
 
 
 def delete_runs(connection: Connection, runs: list[OldRun]) -> None:
@@ -95,7 +89,7 @@ def promoted(connection: Connection) -> dict[str, str]:
     def search(client: Any) -> dict[str, str]:
         versions = {
             f"{alias}@{model.name}": client.get_model_version(model.name, version)
-            for model in client.search_registered_models()
+            for model in every_result(client.search_registered_models)
             for alias, version in model.aliases.items()
         }
         return {name: version.tags[SHA256_TAG] for name, version in versions.items() if SHA256_TAG in version.tags}

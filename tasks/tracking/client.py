@@ -61,7 +61,7 @@ class Tracking(Connection):
         super().__init__(uri, expected)
         self._late: dict[str, str] = {}
         self._unsent: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-        self._last_steps: dict[str, dict[str, int]] = {}
+        self._logged: dict[str, dict[str, dict[int, float]]] = {}  # run -> metric -> step -> the value that counts
 
     @functools.cached_property
     def reader(self) -> RunReader:
@@ -91,7 +91,7 @@ class Tracking(Connection):
         return run_id
 
     def reopen(self, run_id: str) -> None:
-        """Continues recording a run that another process began. Steps that it has already logged are not logged
+        """Continues recording a run that another process began. Values that it has already logged are not logged
         again."""
 
         def reopen() -> None:
@@ -140,7 +140,7 @@ class Tracking(Connection):
             for batch in batches(flatten(config), _PARAMS_PER_BATCH):
                 self.client.log_batch(run_id, params=[Param(key, value) for key, value in batch])
             self.client.log_text(run_id, json.dumps(config, indent=2, ensure_ascii=False), config_file)
-            self._last_steps[run_id] = {}
+            self._logged[run_id] = {}
             return run_id
 
         return self.or_stop(start, patience_s)
@@ -172,33 +172,32 @@ class Tracking(Connection):
     # ---- events in a run: these warn, and a failed call is tried again ----
 
     def log_metrics(self, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Logs the numbers of each record at its "step". Steps at or below the last step of a metric are skipped."""
-        # Records that failed earlier go first: if a later step came first, MLflow would skip them.
+        """Logs the numbers of each record at its "step". If a step is done again, as after a rollback, values that
+        differ are logged again; the later value counts."""
+        # Records that failed earlier go first, so that the later value of a step is the newer one.
         unsent = self._unsent.setdefault(run_id, [])
         unsent.extend((int(time.time() * 1000), record) for record in records)
 
         def log() -> None:
             from mlflow.entities import Metric
 
-            last = self._last(run_id)
+            logged = self._values(run_id)
             new: list[Metric] = []
-            new_last: dict[str, int] = {}
+            new_values: dict[tuple[str, int], float] = {}
             for now, record in unsent:
                 step = int(record["step"])
                 for name, value in record.items():
-                    key = metric_name(name)
-                    if (
-                        name == "step"
-                        or not isinstance(value, (int, float))
-                        or step <= new_last.get(key, last.get(key, -1))
-                    ):
+                    if name == "step" or not isinstance(value, (int, float)):
                         continue
                     # MLflow stores an infinity as 1.8e308, which hides everything else in a chart.
-                    new.append(Metric(key, math.nan if math.isinf(value) else float(value), now, step))
-                    new_last[key] = step
+                    key, number = metric_name(name), math.nan if math.isinf(value) else float(value)
+                    if not _same(new_values.get((key, step), logged.get(key, {}).get(step)), number):
+                        new.append(Metric(key, number, now, step))
+                        new_values[key, step] = number
             for batch in batches(new, _METRICS_PER_BATCH):
                 self.client.log_batch(run_id, metrics=batch)
-                last.update((metric.key, metric.step) for metric in batch)
+                for metric in batch:
+                    logged.setdefault(metric.key, {})[metric.step] = metric.value
 
         if unsent and self.outbox.try_now("metrics", log):
             unsent.clear()
@@ -206,7 +205,7 @@ class Tracking(Connection):
 
     def metric_names(self, run_id: str) -> set[str]:
         """Names, as in MLflow, of the metrics that this process has logged to a run that it began."""
-        return set(self._last_steps.get(run_id, {}))
+        return set(self._logged.get(run_id, {}))
 
     def log_dataset(self, run_id: str, manifest: Manifest, name: str, context: Literal["input", "output"]) -> None:
         """Links a data artifact to the run by its digest. MLflow never opens it."""
@@ -286,8 +285,13 @@ class Tracking(Connection):
 
         self.client.log_batch(run_id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
 
-    def _last(self, run_id: str) -> dict[str, int]:
-        if run_id not in self._last_steps:
-            metrics = self.client.get_run(run_id).to_proto().data.metrics  # the latest value of each metric
-            self._last_steps[run_id] = {metric.key: metric.step for metric in metrics}
-        return self._last_steps[run_id]
+    def _values(self, run_id: str) -> dict[str, dict[int, float]]:
+        if run_id not in self._logged:  # another process began it
+            names = self.client.get_run(run_id).data.metrics
+            curves = {name: self.client.get_metric_history(run_id, name) for name in names}
+            self._logged[run_id] = {name: {p.step: p.value for p in points} for name, points in curves.items()}
+        return self._logged[run_id]
+
+
+def _same(before: float | None, value: float) -> bool:
+    return before is not None and (before == value or (math.isnan(before) and math.isnan(value)))

@@ -10,9 +10,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.errors import InputError
 from grpo.processes.disk import text_says_full
@@ -93,7 +93,7 @@ class Connection:
 
     def experiments(self) -> list[str]:
         """The ids of all experiments."""
-        return [experiment.experiment_id for experiment in self.client.search_experiments()]
+        return [experiment.experiment_id for experiment in every_result(self.client.search_experiments)]
 
     def experiment(self, name: str) -> str:
         """The id of an experiment. Creates it if it does not exist."""
@@ -161,3 +161,13 @@ class Connection:
         if "malformed" in reason or "not a database" in reason:
             return "that file is damaged: restore it from a copy, or move it away, and a new one begins"
         return "look at that file, or give another tracking uri"
+
+
+def every_result(search: Callable[..., Any], *arguments: Any, **keywords: Any) -> Iterator[Any]:
+    """The results of one of MLflow's searches from all of its pages; by itself, a search returns the first page."""
+    token = None
+    while True:
+        page = search(*arguments, **keywords, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return

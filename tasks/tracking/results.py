@@ -71,15 +71,19 @@ class CompletionsTable:
     def __init__(self, record: Tracking, run_id: str, name: str):
         self._record, self._run_id, self._name = record, run_id, name
         self._rows: list[dict[str, Any]] = []
+        self._begun = False  # whether MLflow has the table
 
-    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Adds rows and logs the whole table again."""
-        begun = bool(self._rows)
+    def add(self, rows: Sequence[Mapping[str, Any]], anew: bool = False) -> None:
+        """Adds rows and logs the whole table again. `anew`: first drops all rows, because these are all that the
+        trainer's file has; a trainer that goes back to a checkpoint drops later ones, and samples those steps again."""
+        if anew:
+            self._rows = []
         for row in rows:
             cells = {_COLUMNS.get(key, f"reward_{key}"): value for key, value in row.items() if key != "of"}
             self._rows.append({k: v[:_CELL_LENGTH] if isinstance(v, str) else v for k, v in cells.items()})
-        if not begun:
+        if not self._begun:
             self._record.log_table(self._run_id, self._name, self._rows)
+            self._begun = bool(self._rows)
         elif rows:
             # MLflow's own way of adding rows reads the old ones without their types: the answer "007" becomes 7.
             columns = list(dict.fromkeys(key for row in self._rows for key in row))

@@ -41,7 +41,7 @@ def launch(
     work: Path,
     *,
     on_metrics: Callable[[list[dict[str, Any]]], None],
-    on_completions: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    on_completions: Callable[[list[dict[str, Any]], bool], None] = lambda rows, anew: None,
     rendezvous: Rendezvous | None = None,
     time_limit_s: float | None = None,
     lock_fd: int | None = None,
@@ -49,10 +49,11 @@ def launch(
 ) -> dict[str, Any]:
     """Runs the training job in the processes that its hardware settings ask for. Returns the trainer's result.json.
 
-    `on_metrics` receives each new record of metrics.jsonl once, `on_completions` each record of completions.jsonl.
-    `work` is the folder for the job file, log and result. A job for several machines calls the others through
-    `rendezvous`. If anything ends this call early (an exception, Ctrl-C, a cancellation, the time limit), every process
-    of the trainer is stopped first.
+    `on_metrics` receives each new record of metrics.jsonl, `on_completions` each one of completions.jsonl. A trainer
+    that goes back to a checkpoint drops later records: then all that are left come again, and the second argument of
+    `on_completions` is true. `work` is the folder for the job file, log and result. A job for several machines calls
+    the others through `rendezvous`. If anything ends this call early (an exception, Ctrl-C, a cancellation, the time
+    limit), every process of the trainer is stopped first.
 
     Raises:
         InputError: the trainer refused its input (exit code 2); the message is the trainer's.
@@ -73,8 +74,8 @@ def launch(
     def hand_on() -> None:
         if records := metrics.read():
             on_metrics(records)
-        if rows := completions.read():
-            on_completions(rows)
+        if (rows := completions.read()) or completions.anew:
+            on_completions(rows, completions.anew)
 
     def poll() -> None:
         hand_on()
@@ -123,21 +124,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class _MetricsTail:
-    """Reads records that are appended to a JSON-lines file from now on; complete lines only."""
+    """Reads records that are appended to a JSON-lines file from now on; complete lines only. `anew`: whether the last
+    read began again at the first record, because a trainer that went back to a checkpoint replaced the file."""
 
     def __init__(self, path: Path):
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        status = path.stat() if path.exists() else None
+        self._offset, self._inode = (status.st_size, status.st_ino) if status else (0, 0)
+        self.anew = False
         self._warned = False
 
     def rewind(self) -> None:
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
+        self.anew = False
         try:
             with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # a resumed trainer has removed the records after its checkpoint
+                status = os.fstat(file.fileno())
+                # Its new file may have grown beyond the old one by now.
+                self.anew = self._offset > 0 and (status.st_size < self._offset or status.st_ino != self._inode)
+                self._offset, self._inode = 0 if self.anew else self._offset, status.st_ino
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 from tasks.store.store import Store
-from tasks.tracking.connection import Connection
+from tasks.tracking.connection import Connection, every_result
 from tasks.tracking.models.files import local_folder, remove_model, write_model
 from tasks.tracking.names import alias_name, dataset_digest, metric_name, registered_name
 from tasks.tracking.tags import EXTERNAL_TAG, MODEL_STAGE_TAG, RECIPE_TAG, SHA256_TAG, URI_TAG
@@ -166,7 +166,8 @@ class ModelRegistry:
 
         def remove() -> None:
             condition = f"tags.{SHA256_TAG} = '{manifest.digest}'"
-            for model in self._client.search_logged_models(self._connection.experiments(), filter_string=condition):
+            experiments = self._connection.experiments()
+            for model in every_result(self._client.search_logged_models, experiments, filter_string=condition):
                 if (folder := local_folder(model.artifact_location)) is not None and folder.is_dir():
                     remove_model(folder)
                     self._client.set_logged_model_tags(model.model_id, {EXTERNAL_TAG: "true"})
@@ -215,5 +216,5 @@ class ModelRegistry:
 
 def _versions(client: Any, alias: str) -> dict[str, Any]:
     """Registered model -> its version that has this alias."""
-    models = [model for model in client.search_registered_models() if alias in model.aliases]
+    models = [model for model in every_result(client.search_registered_models) if alias in model.aliases]
     return {model.name: client.get_model_version_by_alias(model.name, alias) for model in models}

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from flows.home import store, tracking
 from flows.recipe.load import load_recipe
+from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
 from flows.stage_contract.references import external, resolve
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, hashed_config, key_of
@@ -204,6 +205,20 @@ def test_the_curve_of_a_finished_job_goes_to_the_run_of_the_attempt_that_publish
     (made,) = store().list()
     assert made.mlflow_run_id is not None
     assert dict(record.reader.curve(made.mlflow_run_id, "loss")) == {1: 3.0, 2: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("kept", "counts", "metrics"),
+    [
+        ({"step": 4, "metric": "loss", "value": 0.5}, {"kept_step": 4}, {"kept/loss": 0.5}),
+        ({"step": 0, "metric": "loss", "value": None}, {}, {}),  # of an earlier version: no loss was finite
+        (None, {}, {}),  # the job did not validate
+    ],
+)
+def test_the_chosen_step_is_among_the_numbers_of_a_checkpoint(kept: Any, counts: Any, metrics: Any) -> None:
+    result = {"counts": {"sequences": 7}, "metrics": {"loss": 2.0}, "steps_completed": 6, "kept": kept}
+    outcome = checkpoint_outcome(result, "dev1")
+    assert (outcome.counts, outcome.metrics) == ({"sequences": 7, **counts}, {"loss": 2.0, **metrics})
 
 
 def test_unknown_inputs_are_named() -> None:

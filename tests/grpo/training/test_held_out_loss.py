@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from grpo.config.common import Hardware
 from grpo.config.supervised import SFT, ProcessRewardModel, RewardModel
 from grpo.data.conversations import demonstrations
 from grpo.data.examples import Example
-from grpo.errors import InputError
+from grpo.errors import InputError, TrainingStopped
 from grpo.model.loading import load_policy, load_tokenizer
 from grpo.processes.metrics_log import Metrics
 from grpo.train import read_job
-from grpo.training.held_out_loss import hold_out
+from grpo.training.held_out_loss import HeldOutLoss, hold_out
 from grpo.training.sft import cross_entropy, tokenize, train_sft
 from tests.support.job_runner import SFT as SETTINGS
 from tests.support.job_runner import metrics, result, run, same, weights, write_job
@@ -145,6 +146,25 @@ def test_patience_ends_training_early(validated: Path, sft_fields: dict[str, Any
     found = result(tmp_path)
     assert found["steps_completed"] == found["steps_planned"] == 2 * (first_worse + 1)
     assert found["kept"]["step"] == 2 * first_worse
+
+
+@pytest.mark.system
+def test_losses_that_are_never_finite_stop_the_job_in_one_line(
+    sft_fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last weights can still be asked for."""
+    monkeypatch.setattr(HeldOutLoss, "_total", lambda *_: math.nan)
+    diverged = {**VALIDATED, "epochs": 2}
+    said = "validation/loss was never finite, so no weights are the best; lower optimizer.learning_rate, or see in the "
+    said += "curves when training diverged"
+    for _ in ("at first", "and when it is started again"):
+        with pytest.raises(TrainingStopped, match=f"^{said}$"):
+            train(tmp_path, {**sft_fields, "settings": diverged})
+        assert not (tmp_path / "result.json").exists()
+    assert len(curve(tmp_path)) > 1 and all(math.isnan(loss) for loss in curve(tmp_path).values())
+    train(tmp_path / "last", {**sft_fields, "settings": {**diverged, "keep": "last"}})
+    kept = result(tmp_path / "last")["kept"]
+    assert kept["step"] == result(tmp_path / "last")["steps_completed"] and math.isnan(kept["value"])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ def test_an_alias_without_an_artifact_is_found(home: Path, record: Tracking) -> 
     (finding,) = audit_tracking(record, set())
     assert (finding.kind, finding.what, finding.repair) == ("missing", "alias dev3@tiny", None)
     assert f"artifact {made.digest[:12]}" in finding.said
+
+
+def test_every_alias_is_found_in_a_registry_of_several_pages(
+    home: Path, record: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one model on a page, as with 100: what `r1 prune` keeps is not only what is on the first one."""
+    made = {name: publish(home, f"sft_{name}") for name in ("one", "two", "three")}
+    for name, manifest in made.items():
+        record.models.log(record.stage_run(None, name, "sft", {}, {}), manifest, "sft", 1)
+        record.models.set_alias(name, "best", manifest)
+    for search in ("search_registered_models", "search_experiments"):
+        monkeypatch.setattr(record.client, search, partial(getattr(record.client, search), max_results=1))
+    found = {name: digest for name, digest in promoted(record).items() if name.startswith("best@")}
+    assert found == {f"best@{name}": manifest.digest for name, manifest in made.items()}
+    for name, manifest in made.items():
+        assert record.models.by_alias("best", name, Store(home)) == manifest
+    assert {record.experiment(name) for name in made} <= set(record.experiments())
 
 
 def test_what_a_live_run_made_or_read_is_in_use(home: Path, record: Tracking) -> None:
