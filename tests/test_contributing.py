@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 import torch
 import yaml
 from prefect.server.schemas.actions import validate_base_job_template
+from pydantic import BaseModel
 from transformers import SeedOssConfig, SeedOssForCausalLM
 
 from flows import stage_flows

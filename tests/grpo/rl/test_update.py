@@ -1,4 +1,4 @@
-"""An update on a rollout whose log-probabilities are all -2: what it leaves out, and what its statistics are means of."""
+"""An update on a rollout whose log-probabilities are all -2: what it leaves out, and what its statistics average."""
 
 from __future__ import annotations
 
