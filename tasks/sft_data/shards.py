@@ -1,7 +1,7 @@
 """Shards: problem sets split into files that are sampled one by one, and batches of a shard's samples.
 
-A shard's key covers its problems, the policy, the engine with its sampling settings, and the seed, but not its
-position. So if a source is added, samples of the other sources' shards are reused.
+A shard's key covers its problems, the policy, the engine with its sampling settings, the user's own code, and the seed,
+but not its position. So if a source is added, samples of the other sources' shards are reused.
 """
 
 from __future__ import annotations
