@@ -64,6 +64,7 @@ class SlurmInstallation(R1):
         deployment = self.server.ask("GET", "/deployments/name/base/base")
         form = deployment["parameters"]
         pretrain = {**form["config"]["pretrain"], **SMALL, "steps": steps, "hardware": {"nodes": nodes}}
+        pretrain["optimizer"] |= {"kind": "adamw"}  # Muon, as in tiny, is for one process
         parameters = {**form, "config": {**form["config"], "documents": 6000, "pretrain": pretrain}, "seed": seed}
         body = {"parameters": parameters, "job_variables": {"gpus": 0, "cpus": 1, "nodes": nodes, **job_variables}}
         return self.server.ask("POST", f"/deployments/{deployment['id']}/create_flow_run", **body)["id"]
