@@ -121,7 +121,7 @@ def test_the_proxy_counts_requests_that_a_fault_met() -> None:
         proxy.close(), client.close(), beyond.close()
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_a_stage_that_is_killed_is_made_by_the_rerun(tmp_path: Path) -> None:
     server = Server("prefect", tmp_path / "server", tmp_path / "prefect.log")
     try:

@@ -71,6 +71,7 @@ def test_several_processes_make_the_updates_of_one(processes, alone, rl_fields, 
     assert_same(tmp_path, alone, within=1e-5)
 
 
+@pytest.mark.slow
 def test_reward_models_are_shared_too(rl_fields, reward_models, tmp_path):
     """Of six problems a step three are general, so one process has more of them than the other."""
     asked = [Problem(f"v{i}", user(f"Say {i}!"), "", "none", "general", "en", "test") for i in range(3)]
@@ -149,6 +150,7 @@ def test_sft_too(sft_fields, tmp_path):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_reward_model_too_and_its_held_out_scores(sft, tmp_path):
     ranked = [(i, better, worse) for i in range(24) for better in range(i % 3) for worse in range(better + 1, 4)]
     rows = [
