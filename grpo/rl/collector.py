@@ -111,7 +111,7 @@ class RolloutCollector:
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`. Without "begun" in it, the next rollout is sampled anew."""
-        self.wait()  # its thread samples from weights that the next rollout's replace
+        self.wait()  # a thread may sample with a copy of the weights that the next rollout overwrites
         for name, of_order in state["orders"].items():
             self.orders[name].restore(of_order)
         self.prefetched = None

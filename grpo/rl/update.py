@@ -53,7 +53,7 @@ class Update:
             "actor_critic": self._actor_critic_loss,
             "preference": self._preference_loss,
         }
-        self.loss = losses[method.loss]
+        self.loss, self.of_pairs = losses[method.loss], method.loss == "preference"
         self.skips_zero_advantages = method.skips_zero_advantages(settings)
         self.groups = models.parameter_groups()
         self.peaks = [group["lr"] for group in self.groups]
@@ -67,15 +67,14 @@ class Update:
         rate *= learning_rate_share(step, self.settings.steps, self.settings.optimizer)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * rate
-        of_pairs = self.loss == self._preference_loss
-        needed = all if of_pairs else any  # a pair of which one side is masked has no contrast
+        needed = all if self.of_pairs else any  # a pair of which one side is masked has no contrast
         parts = [
             rollout.units[unit] for unit in units if needed(self._counts(rollout, row) for row in rollout.units[unit])
         ]
         rows = [row for unit in units for row in rollout.units[unit]]
         computed = [row for part in parts for row in part]
         normalizers = Normalizers(
-            sequences=len(computed if of_pairs else rows),
+            sequences=len(computed if self.of_pairs else rows),
             tokens=max(1, self._learnt_tokens(rollout, rows)),
             budget=self.settings.max_new_tokens(step),
             measured=self._learnt_tokens(rollout, computed),
