@@ -24,11 +24,17 @@ class Completion:
 @dataclass(frozen=True)
 class TextCompletion:
     """A completion as text without special tokens, its length in tokens including them, and whether it ended by
-    itself."""
+    itself.
+
+    Half a surrogate pair, to which some tokenizers decode, cannot be stored as UTF-8 and becomes "?".
+    """
 
     text: str
     tokens: int
     finished: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
 
 
 @dataclass(frozen=True)

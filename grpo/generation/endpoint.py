@@ -112,8 +112,6 @@ class EndpointEngine:
             if reason in _BROKEN_OFF:
                 raise Away(f"{member.url} broke a completion off (finish_reason {reason!r})", _BROKEN_OFF[reason])
             text = choice["text"] or "" if path == "/completions" else whole(choice["message"])
-            # Half a surrogate pair, to which some tokenizers decode, cannot be stored and becomes "?".
-            text = text.encode("utf-8", "replace").decode()
             tokens, of_prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
         except (KeyError, IndexError, TypeError, AttributeError):
             raise Refused(200, "an answer without choices; is base_url OpenAI-compatible?") from None

@@ -47,7 +47,7 @@ def _digests(run: str, tracking: Tracking) -> list[str]:
         raise InputError(f"{run!r} is no MLflow run; give 6 or more characters of its id, as MLflow's UI shows it")
 
     def query(client: Any) -> list[str]:
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        experiments = tracking.experiments()
         matches = client.search_runs(experiments, f"attributes.run_id LIKE '{run}%'", max_results=3)
         if not matches:
             raise InputError(f"{run}: MLflow at {tracking.uri} has no run whose id begins so")
