@@ -6,6 +6,7 @@ It is stored as estimate.json in the MLflow run of every recipe.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from tasks.estimate.devices import Device
 from tasks.estimate.local_device import local_device
 from tasks.estimate.stages import Assumed, Estimate, Estimator
 from tasks.store.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 FILE = "estimate.json"
 
@@ -79,9 +82,12 @@ def to_json(estimates: Mapping[str, Estimate], assumptions: Assumptions) -> dict
 
 def for_record(graph: Sequence[Step], recipe: Recipe) -> str | None:
     """The estimate for this machine as JSON text, logged next to the measured values. None if the base model's
-    architecture or the GPU is unknown."""
+    architecture or the GPU is unknown, or if anything else goes wrong: a run does not need its estimate."""
     try:
         assumptions = with_prompts(Assumptions(local_device(home()), builds=store().list()), graph, recipe)
         return json.dumps(to_json(estimate(graph, recipe, assumptions), assumptions), indent=2)
     except InputError:
+        return None
+    except Exception:
+        logger.warning("this run has no estimate", exc_info=True)
         return None

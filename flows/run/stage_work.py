@@ -171,7 +171,7 @@ def architecture_of(base: Base, config: Path | None = None) -> Architecture:
     """The model's architecture. `config`: path of its config.json if it is neither in a local folder nor in the cache.
 
     Raises:
-        InputError: the architecture is unknown.
+        InputError: the architecture is unknown, or its config.json is none.
     """
     if settings := base.pretrain:
         return Architecture(
@@ -190,7 +190,7 @@ def architecture_of(base: Base, config: Path | None = None) -> Architecture:
         return published(base.model)
     try:
         return Architecture.from_config(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a model's config.json ({error})") from None
     except KeyError as error:
         raise InputError(f"{path}: has no {error}, so the model's size is not known") from None

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Experts:
-    """Mixture of experts: each token passes through `active` of `count` feed-forward blocks, plus the `shared` ones."""
-
-    count: int
-    active: int
-    shared: int
-    width: int
-    dense_layers: int  # the first layers have a plain block
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys are projected from low-rank
-    vectors."""
-
-    query_rank: int
-    key_rank: int
-    plain: int  # width of a head's query and key without rotary position embedding
-    rotary: int  # width of the part with rotary position embedding
-    value: int
-
-
-_EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
-"""Fields of config.json for the number of experts, in different architectures."""
+from tasks.estimate.decoder_config import NOT_GATED, DecoderConfig, Experts, Latent
 
 
 @dataclass(frozen=True)
@@ -47,68 +21,64 @@ class Architecture:
     vocabulary: int
     tied: bool
     query_bias: bool = False  # whether queries, keys and values have biases, as in Qwen2
+    gated: bool = True  # whether dense blocks have a gate
     experts: Experts | None = None
     latent: Latent | None = None
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Reads a model's config.json, with transformers' field names. Raises KeyError if a size is missing."""
-        heads = config["num_attention_heads"]
-        experts = latent = None
-        count = next((config[name] for name in _EXPERT_COUNTS if config.get(name)), None)
-        if count is not None:
-            width = config.get("moe_intermediate_size") or config["intermediate_size"]
-            shared = config.get("shared_expert_intermediate_size") or 0
-            experts = Experts(
-                count=count,
-                active=config["num_experts_per_tok"],
-                shared=config.get("n_shared_experts") or -(-shared // width),
-                width=width,
-                dense_layers=config.get("first_k_dense_replace") or len(config.get("mlp_only_layers") or ()),
-            )
-        if "kv_lora_rank" in config:
-            latent = Latent(
-                query_rank=config["q_lora_rank"],
-                key_rank=config["kv_lora_rank"],
-                plain=config["qk_nope_head_dim"],
-                rotary=config["qk_rope_head_dim"],
-                value=config["v_head_dim"],
-            )
+    def from_config(cls, config: Any) -> Architecture:
+        """Reads a model's config.json. Raises KeyError if a size is missing, and ValueError if one is no size, or if
+        the model has experts in fields that are not known here."""
+        of = DecoderConfig(config)
+        heads, hidden = of.size("num_attention_heads"), of.size("hidden_size")
         return cls(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            feed_forward=config["intermediate_size"],
+            layers=of.size("num_hidden_layers"),
+            hidden=hidden,
+            feed_forward=of.feed_forward,
             heads=heads,
-            key_heads=config.get("num_key_value_heads") or heads,
-            head_width=config.get("head_dim") or config["hidden_size"] // heads,
-            vocabulary=config["vocab_size"],
-            tied=bool(config.get("tie_word_embeddings", False)),
-            query_bias=config.get("model_type") == "qwen2" or bool(config.get("attention_bias", False)),
-            experts=experts,
-            latent=latent,
+            key_heads=of.optional("num_key_value_heads") or heads,
+            head_width=of.optional("head_dim") or hidden // heads,
+            vocabulary=of.size("vocab_size"),
+            tied=of.is_set("tie_word_embeddings"),
+            query_bias=of.model_type == "qwen2" or of.is_set("attention_bias"),
+            gated=of.model_type not in NOT_GATED,
+            experts=of.experts,
+            latent=of.latent,
         )
 
     @property
-    def linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of each linear layer of a dense block, without those of latent attention."""
-        h, f, q, kv = self.hidden, self.feed_forward, self.heads * self.head_width, self.key_heads * self.head_width
-        return [(h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)]
+    def attention_linears(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of each linear layer of attention."""
+        h, q, kv = self.hidden, self.heads * self.head_width, self.key_heads * self.head_width
+        if latent := self.latent:
+            q, rank = self.heads * (latent.plain + latent.rotary), latent.query_rank
+            queries = [(h, q)] if rank is None else [(h, rank), (rank, q)]
+            keys = (h, latent.key_rank + latent.rotary), (latent.key_rank, self.heads * (latent.plain + latent.value))
+            return [*queries, *keys, (self.heads * latent.value, h)]
+        return [(h, q), (h, kv), (h, kv), (q, h)]
+
+    @property
+    def feed_forward_linears(self) -> list[tuple[int, int]]:
+        """The same for a dense feed-forward block."""
+        h, f = self.hidden, self.feed_forward
+        return [(h, f), (f, h), *([(h, f)] if self.gated else [])]
+
+    @property
+    def feed_forward_weights(self) -> int:
+        return sum(a * b for a, b in self.feed_forward_linears)
 
     @property
     def attention_weights(self) -> int:
-        if latent := self.latent:
-            key = latent.plain + latent.rotary
-            down = self.hidden * (latent.query_rank + latent.key_rank + latent.rotary)
-            up = self.heads * (latent.query_rank * key + latent.key_rank * (latent.plain + latent.value))
-            norms = latent.query_rank + latent.key_rank
-            return down + up + norms + self.heads * latent.value * self.hidden
         bias = (self.heads + 2 * self.key_heads) * self.head_width if self.query_bias else 0
-        return sum(a * b for a, b in self.linears[:4]) + bias
+        norms = 0
+        if latent := self.latent:
+            bias, norms = 0, (latent.query_rank or 0) + latent.key_rank
+        return sum(a * b for a, b in self.attention_linears) + bias + norms
 
     def block_weights(self, *, sparse: bool, active: bool = False) -> int:
         """Parameter count of a transformer block; `active`: only the parameters that one token passes through."""
         if not sparse or self.experts is None:
-            return self.attention_weights + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+            return self.attention_weights + self.feed_forward_weights + 2 * self.hidden
         of = self.experts
         each = 3 * self.hidden * of.width
         router = of.count * (self.hidden + 1)  # including the bias that balances the load
@@ -128,7 +98,7 @@ class Architecture:
 
         latent, of = self.latent is not None, self.experts
         attention = self.attention_weights if latent else of_each(self.attention_weights, self.heads, self.key_heads)
-        blocks = [of_each(3 * self.hidden * self.feed_forward, self.feed_forward)]
+        blocks = [of_each(self.feed_forward_weights, self.feed_forward)]
         if of is not None:
             each = 3 * self.hidden * of.width
             divided = of_each(of.count * each, of.count) + of_each(of.shared * each, of.shared * of.width)
@@ -154,9 +124,30 @@ class Architecture:
         blocks = dense * self.block_weights(sparse=False) + sparse * self.block_weights(sparse=True, active=active)
         return blocks + self.outer_weights
 
+    @property
+    def adapted_linears(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of the linear layers in a block with adapters: in one of experts if there are any."""
+        of, h = self.experts, self.hidden
+        if of is None:
+            return self.attention_linears + self.feed_forward_linears
+        # peft takes experts for what they once were, linear layers with the names of those of dense and shared blocks,
+        # and then finds only the experts under these names.
+        shared = of.shared * of.width
+        others = [(h, of.count)] if of.adapted else [(h, shared), (h, shared), (shared, h)] if shared else []
+        return self.attention_linears + others
+
     def adapter_weights(self, rank: int) -> int:
-        """Parameter count of LoRA adapters on every linear layer except the head: two low-rank matrices each."""
-        return self.layers * rank * sum(a + b for a, b in self.linears)
+        """Parameter count of LoRA adapters as peft's 'all-linear' makes them: two low-rank matrices for each linear
+        layer except the head, and for each expert. An expert's gate and up are one tensor, with twice the rank."""
+        of = self.experts
+        sparse = self.layers - of.dense_layers if of else 0
+        weights = sparse * sum(a + b for a, b in self.adapted_linears)
+        if of is not None and of.adapted:
+            gate_up, down = 2 * (self.hidden + 2 * of.width), of.width + self.hidden
+            weights += sparse * of.count * (gate_up + down)
+        in_dense = self.attention_linears + ([] if of and of.adapted else self.feed_forward_linears)
+        weights += (self.layers - sparse) * sum(a + b for a, b in in_dense)
+        return rank * weights
 
     @property
     def cache_numbers(self) -> int:

@@ -37,6 +37,17 @@ class Device:
         return self.operations_16 if number == 2 else self.operations_32
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """Assumed values for what the settings do not determine. Token counts are means over the data."""
+
+    prompt_tokens: float = 256
+    completion_share: float = 0.5  # mean completion length divided by max_new_tokens
+    kept_share: float = 0.35  # fraction of sampled completions kept for training, after filters and deduplication
+    step_tokens: float = 30  # tokens per reasoning step (a line)
+    text_bytes: float = 5  # bytes on disk per token, metadata included
+
+
 DEVICES = {
     "H200": Device("H200", "cuda", 141e9, 989e12, 67e12, 4.8e12, 50e9),
     "H100": Device("H100", "cuda", 80e9, 989e12, 67e12, 3.35e12, 50e9),

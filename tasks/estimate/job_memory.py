@@ -19,6 +19,7 @@ from tasks.estimate.architecture import Architecture
 from tasks.estimate.engine import EngineMemory
 from tasks.estimate.memory import (
     DeviceMemory,
+    Draw,
     Lengths,
     Parts,
     devices,
@@ -26,6 +27,7 @@ from tasks.estimate.memory import (
     loads_whole,
     measuring_weights,
     moment_bytes,
+    sampling_parts,
     step_memory,
 )
 
@@ -110,31 +112,27 @@ def supervised_memory(a: Architecture, settings: Supervised, device: DeviceMemor
 
 def sampling_memory(
     a: Architecture,
-    sampling: Sampling,
+    drawn: Draw,
     hardware: Hardware,
     device: DeviceMemory,
     lengths: Lengths,
-    prompts: int,
-    group: int,
     engine: VLLM | None = None,
     reward_models: int = 0,
 ) -> JobMemory:
-    """Memory of sampling `group` completions for each of `prompts` problems. Each process holds a whole model, unless
-    its vLLM divides it among devices of its own."""
+    """Memory of sampling alone. Each process holds a whole model, unless its vLLM divides it among devices of its
+    own."""
     if engine is not None and hardware.processes * hardware.nodes > 1:
         # Actors on Ray have a whole vLLM each, where RL counts a process for each of its devices.
         hardware = hardware.model_copy(update={"processes": hardware.processes * engine.tensor_parallel_size})
     as_rl = RL(
         steps=1,
         kl_coef=0.0,
-        prompts_per_step=max(1, prompts),
-        group_size=max(2, group),
-        sampling=sampling,
+        sampling=drawn.sampling,
         engine=engine,
         optimizer={"learning_rate": 0.1},  # nothing is trained
         hardware=hardware,
     )
-    sampled = step_memory(a, as_rl, device, lengths).sampling
+    sampled = sampling_parts(a, as_rl, device, lengths, [drawn])
     whole = a.weights() * _BYTES[hardware.dtype]
     parts = {name: size for name, size in sampled.items() if name != "whole model"}
     if engine is None:

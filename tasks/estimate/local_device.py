@@ -28,7 +28,8 @@ def local_device(home: Path) -> Device:
         known = next((device for device in DEVICES.values() if device.name in name), None)
         if known is None:
             raise InputError(f"nothing is known of the GPU {name!r}; give --device, and --assume for what differs")
-        return replace(known, name=name, memory=memory, host_memory=_ram() / count)
+        ram = _ram() / count
+        return replace(known, name=name, memory=ram if memory is None else memory, host_memory=ram)
     return processor(home)
 
 
@@ -74,17 +75,23 @@ def _assumed() -> Device:
     return replace(core, operations_16=cores * core.operations_16, operations_32=cores * core.operations_32)
 
 
-def _gpu() -> tuple[str, float, int] | None:
-    """Name and memory (bytes) of the first GPU, and the number of GPUs."""
+def _gpu() -> tuple[str, float | None, int] | None:
+    """Name and memory (bytes) of the first GPU, and the number of GPUs. The memory is None where the GPU has none of
+    its own, but shares the machine's: then nvidia-smi reports [N/A]."""
     ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip().splitlines()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    if not lines:
+    gpus = [line.rpartition(",") for line in lines if "," in line]
+    if not gpus:
         return None
-    name, _, mebibytes = lines[0].rpartition(",")
-    return name.strip(), float(mebibytes) * 2**20, len(lines)
+    name, _, mebibytes = gpus[0]
+    try:
+        memory = float(mebibytes) * 2**20
+    except ValueError:
+        memory = None
+    return name.strip(), memory, len(gpus)
 
 
 def _ram() -> float:

@@ -9,18 +9,23 @@ memory that an allocator keeps, and NCCL's buffers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo.config.common import Hardware
+from grpo.config.common import Hardware, Sampling
 from grpo.config.rl import RL
 from grpo.config.supervised import Pretrain, Supervised
 from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
 from grpo.rl.method_table import keeps_reference, reads_reference, value_model
+from tasks.estimate.activations import activation_bytes, adapter_bytes, merged_experts
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.engine import EngineMemory, engine_memory
 
 CODES = 1 + 4 / 256
 """Bytes of an 8-bit moment: one for the code, plus a float32 scale per 256 codes (`grpo.training.optimizers`)."""
+COPY = "sampler's copy"
+"""Name of the weights that sample while the policy trains, whole in each process
+(`grpo.generation.engines.CopiedWeights`)."""
 Parts = dict[str, float]
 """Bytes by name."""
 
@@ -40,6 +45,16 @@ class Lengths:
 
     prompt: int
     completion: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is sampled at once: `group` completions of up to `longest` tokens for each of `prompts` problems."""
+
+    prompts: float
+    group: int
+    sampling: Sampling
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -68,14 +83,38 @@ class StepMemory:
 
 def step_memory(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> StepMemory:
     """Memory of a GRPO step on each of the `processes` times `nodes` devices."""
-    held = _held(a, settings)
+    held, update = _held(a, settings), _update(a, settings, device, lengths)
+    loading = _loading(a, settings, held)
+    rollout, *validation = draws(settings, lengths.completion, settings.steps)
+    if settings.rollouts_ahead and settings.engine is None:  # a copy samples beside the update
+        held[COPY] = a.weights() * _itemsize(settings.hardware)
+        loading = max(loading, held["weights"] + held["reference"] + held[COPY])
+        update |= sampling_parts(a, settings, device, lengths, [rollout])
     return StepMemory(
-        loading=_loading(a, settings, held),
+        loading=loading,
         held=held,
-        sampling=_sampling(a, settings, device, lengths),
+        sampling=sampling_parts(a, settings, device, lengths, [rollout, *validation]),
         reference_pass=_reference_pass(a, settings, device),
-        update=_update(a, settings, device, lengths),
+        update=update,
     )
+
+
+def draws(settings: RL, longest: int, steps: int) -> list[Draw]:
+    """A rollout, which samples for several of the `steps` at once, and a validation with as many problems as it may
+    have."""
+    prompts = settings.prompts_per_step * rollout_minibatches(settings, steps)
+    drawn = [Draw(prompts, settings.group_size, settings.sampling, longest)]
+    if settings.validate_every is not None:
+        of = settings.validation
+        problems = of.problems * (1 + bool(settings.general_last_steps))  # of each domain
+        most = of.sampling.max_new_tokens if of.sampling else longest
+        drawn.append(Draw(problems, of.samples_per_problem, of.sampling or settings.sampling, most))
+    return drawn
+
+
+def rollout_minibatches(settings: RL, steps: int) -> int:
+    """Minibatches that a rollout samples at once, if `steps` are left (`grpo.rl.trainer`)."""
+    return min(settings.minibatches, -(-steps // settings.inner_epochs))
 
 
 def devices(settings: RL) -> int:
@@ -91,53 +130,6 @@ def loads_whole(settings: Supervised | RL) -> bool:
 def moment_bytes(settings: RL) -> float:
     """Bytes of one of AdamW's two moments, per trained weight."""
     return CODES if settings.optimizer.kind == "adamw_8bit" else _trained_itemsize(settings)
-
-
-def activation_bytes(a: Architecture, itemsize: int, keys_per_token: float = 1.0, device: str = "cuda") -> float:
-    """Bytes that autograd keeps per token in one block. `itemsize`: bytes per number, 4 or 2.
-
-    `keys_per_token`: keys that attention gathers for each token; more than 1 if sequences share a prompt.
-    """
-    attended = 4 if device == "cpu" else itemsize  # `grpo.model.packed.scores`
-    return _norms(a, itemsize) + _attention(a, itemsize, attended, keys_per_token) + _feed_forward(a, itemsize)
-
-
-def _norms(a: Architecture, itemsize: int) -> float:
-    # Two norms, each with its input, output and scale (`grpo.model.fused.layers`).
-    return 2 * (2 * itemsize * a.hidden + 4)
-
-
-def _attention(a: Architecture, itemsize: int, attended: int, keys_per_token: float) -> float:
-    """`attended`: bytes per number that attention itself reads and writes."""
-    # Queries, outputs, and outputs again in token order; keys and values, and a second copy behind their prompts if
-    # prompts are shared; a logsumexp for each head.
-    shares = keys_per_token + (keys_per_token > 1)
-    if latent := a.latent:
-        key = latent.plain + latent.rotary
-        of_attention = a.heads * (key + latent.value + shares * (key + latent.value))
-        others = a.heads * latent.value + 3 * latent.query_rank + 3 * latent.key_rank
-    else:
-        of_attention = a.head_width * (2 * a.heads + 2 * shares * a.key_heads)
-        others = a.head_width * a.heads
-    return attended * of_attention + itemsize * others + 4 * a.heads
-
-
-def _feed_forward(a: Architecture, itemsize: int) -> float:
-    # Gate and up (`grpo.model.fused.layers`). An expert also keeps silu(gate) and the product, and has its own inputs
-    # and outputs.
-    if a.experts is None:
-        return itemsize * 2 * a.feed_forward
-    active = a.experts.active + a.experts.shared
-    return itemsize * (active * 4 * a.experts.width + 2 * a.experts.active * a.hidden)
-
-
-def _adapters(a: Architecture, settings: RL, itemsize: int) -> float:
-    # peft keeps adapters in float32. So autograd keeps a float32 copy of every input of another type, the low-rank
-    # products, and the input of the last linear layer, which is recomputed if that layer has no adapter.
-    if settings.lora is None:
-        return 0
-    copies = sum(inputs for inputs, _ in a.linears) if itemsize == 2 else 0
-    return 4 * (copies + settings.lora.rank * len(a.linears)) + itemsize * a.feed_forward
 
 
 def _itemsize(hardware: Hardware) -> int:
@@ -182,30 +174,48 @@ def _loading(a: Architecture, settings: RL, held: Parts) -> float:
 
 def engine_of(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> EngineMemory | None:
     """Memory of vLLM in the process; None if it samples elsewhere, or if something else samples."""
-    longest = lengths.prompt + lengths.completion
+    longest = lengths.prompt + max(draw.longest for draw in draws(settings, lengths.completion, settings.steps))
     return engine_memory(a, settings.engine, settings.hardware.dtype, device.bytes, longest)
 
 
-def _sampling(a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths) -> Parts:
+def sampling_parts(
+    a: Architecture, settings: RL, device: DeviceMemory, lengths: Lengths, drawn: Sequence[Draw]
+) -> Parts:
+    """What the sampler holds for the largest draw."""
     if settings.engine is not None:
         engine = engine_of(a, settings, device, lengths)
         return {"engine": engine.taken if engine else 0.0}
+    each = [_drawing(a, settings, device, lengths.prompt, draw) for draw in drawn]
+    return max(each, key=lambda parts: sum(parts.values()))
+
+
+def _drawing(a: Architecture, settings: RL, device: DeviceMemory, prompt: int, draw: Draw) -> Parts:
     itemsize = _itemsize(settings.hardware)
-    rows = min(settings.sampling.batch_size, -(-settings.prompts_per_step // devices(settings)) * settings.group_size)
-    groups = -(-rows // settings.group_size)
+    completions = -(-draw.prompts // devices(settings)) * draw.group
+    rows = max(draw.group, min(draw.sampling.batch_size, completions))  # a group is never divided
+    groups = -(-rows // draw.group)
     room = INITIAL_CACHE_TOKENS
-    while room < lengths.completion:
+    while room < draw.longest:
         room *= 2
-    few = 1 < rows <= MAX_ROWS and lengths.completion >= MIN_STEPS
-    packed = device.kind == "cpu" and itemsize == 4 and few and settings.lora is None
-    return {
-        "whole model": a.weights() * itemsize if _gathers(settings) else 0,
+    few = 1 < rows <= MAX_ROWS and draw.longest >= MIN_STEPS
+    with_policy = not settings.rollouts_ahead  # else with a copy, which is whole and has no adapters of its own
+    adapted = settings.lora is not None and with_policy
+    packed = device.kind == "cpu" and itemsize == 4 and few and not adapted
+    parts = {
+        "whole model": a.weights() * itemsize if _gathers(settings) and with_policy else 0,
         "packed weights": a.weights() * itemsize if packed else 0,
-        "cache": (groups * lengths.prompt + rows * room) * a.cache_numbers * itemsize,
+        "cache": (groups * prompt + rows * room) * a.cache_numbers * itemsize,
         # In the model's type. On a CPU, plus three float32 copies: scaled by temperature, exponentials, sums.
         "logits": rows * a.vocabulary * (itemsize + (12 if device.kind == "cpu" else 0))
         + _wide_head(a, device, itemsize),
     }
+    return parts | (_with_adapters(a, settings, 1) if adapted else {})
+
+
+def _with_adapters(a: Architecture, settings: RL, blocks: float) -> Parts:
+    """Weights of as many blocks' experts with their adapters, if they have any."""
+    size = blocks * merged_experts(a, _itemsize(settings.hardware)) if settings.lora else 0
+    return {"experts with adapters": size} if size else {}
 
 
 def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Parts:
@@ -237,7 +247,8 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     tokens = max(settings.micro_batch_tokens, longest) / hardware.sharing
     itemsize = _itemsize(hardware)
     keys_per_token = (lengths.prompt + lengths.completion) / lengths.completion
-    block = (activation_bytes(a, itemsize, keys_per_token, device.kind) + _adapters(a, settings, itemsize)) * tokens
+    of_adapters = adapter_bytes(a, itemsize, settings.lora.rank) if settings.lora else 0
+    block = (activation_bytes(a, itemsize, keys_per_token, device.kind) + of_adapters) * tokens
     between = tokens * a.hidden * itemsize
     if hardware.tensor_parallel > 1:  # attention and MLP get the others' tokens as well
         block += 2 * (hardware.tensor_parallel - 1) * between
@@ -245,7 +256,9 @@ def _update(a: Architecture, settings: RL, device: DeviceMemory, lengths: Length
     recomputed = block if hardware.gradient_checkpointing else 0
     head = min(KEPT_BYTES[device.kind], 4 * tokens * a.vocabulary) + _chunk(a, device, itemsize, tokens) + between
     head += _wide_head(a, device, itemsize)
-    return {
+    sparse = 0 if a.experts is None else a.layers - a.experts.dense_layers
+    merged = (min(1, sparse) if hardware.gradient_checkpointing else sparse) + 1 / 3  # and the gradient of one tensor
+    return _with_adapters(a, settings, merged) | {
         "gradients": _trained(a, settings) * _trained_itemsize(settings) / devices(settings),
         "activations": kept + 2 * between,  # outputs of the last block, before and after the norm
         # Gradients of a block's activations: three as wide as the feed-forward block while its product is recomputed.

@@ -13,9 +13,9 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, TextEngineSettings
 from grpo.config.rl import RL
 from grpo.config.supervised import Supervised
-from grpo.rl.method_table import reads_reference, value_model
+from grpo.rl.method_table import method_of, reads_reference, value_model
 from tasks.estimate.architecture import Architecture
-from tasks.estimate.devices import ROWS_MAX, Device, learn_s, read_s, sample_s
+from tasks.estimate.devices import ROWS_MAX, Assumed, Device, learn_s, read_s, sample_s
 from tasks.estimate.engine import sampling_engine
 from tasks.estimate.job_memory import (
     LIBRARIES,
@@ -28,7 +28,7 @@ from tasks.estimate.job_memory import (
     sampling_memory,
     supervised_memory,
 )
-from tasks.estimate.memory import DeviceMemory, Lengths, loads_whole
+from tasks.estimate.memory import DeviceMemory, Draw, Lengths, draws, loads_whole, rollout_minibatches
 
 USABLE = 0.9
 """Usable fraction of a GPU's memory. CUDA, NCCL and fragmentation take the rest."""
@@ -36,17 +36,6 @@ TRAFFIC = 8
 """Bytes that FSDP2 sends per weight and micro-batch: the weight in bfloat16 in the forward and again in the backward
 pass, and its gradient once in float32 (docs/measured/sizes.md)."""
 _BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """Assumed values for what the settings do not determine. Token counts are means over the data."""
-
-    prompt_tokens: float = 256
-    completion_share: float = 0.5  # mean completion length divided by max_new_tokens
-    kept_share: float = 0.35  # fraction of sampled completions kept for training, after filters and deduplication
-    step_tokens: float = 30  # tokens per reasoning step (a line)
-    text_bytes: float = 5  # bytes on disk per token, metadata included
 
 
 @dataclass(frozen=True)
@@ -153,44 +142,45 @@ class Estimator:
         if engine is not None and not away:  # each process starts a worker on each of its devices
             devices *= engine.tensor_parallel_size
         number, lengths = _BYTES[hardware.dtype], self._lengths(sampling.max_new_tokens)
-        longest = sampling.max_new_tokens
-        alone = 0.0 if away else self._sample(prompts * group / devices, sampling, number, engine, longest)
+        drawn = Draw(prompts, group, sampling, sampling.max_new_tokens)
+        alone = 0.0 if away else self._sample(drawn, devices, number, engine)
         scored = prompts * group * (self.assumed.prompt_tokens + self._mean(sampling.max_new_tokens)) * reward_models
         alone += read_s(self.device, self.a, scored / _devices(hardware), sum(self._means(sampling)), 16384, number)
-        held = sampling_memory(
-            self.a, sampling, hardware, self._device_memory, lengths, int(prompts), group, engine, reward_models
-        )
+        held = sampling_memory(self.a, drawn, hardware, self._device_memory, lengths, engine, reward_models)
         # vLLM reads its shards from pages of the files.
         host = self._host(hardware, whole=True) if engine is None or reward_models else self._libraries
         return Estimate(devices, policies * alone, policies * alone * devices, held, host, disk)
 
     def rl(self, settings: RL, reward_models: int = 0) -> Estimate:
-        """Estimate for all RL steps: sampling, forward passes of the reference and of the old policy, reward models in
-        the steps with general prompts, and the update."""
+        """Estimate for all RL steps: sampling, forward passes of the reference, of the old policy and of a value model,
+        reward models in the steps with general prompts, and the update. A rollout is sampled and measured once, for
+        `minibatches` steps in each of `inner_epochs`."""
         hardware = settings.hardware
         settings = settings.model_copy(update={"engine": sampling_engine(settings.engine, hardware)})
         devices, number = _devices(hardware), _BYTES[hardware.dtype]
         rows = settings.prompts_per_step * settings.group_size
+        away = settings.engine is not None and settings.engine.kind == "server"
+        passes = reads_reference(settings) + _measures_old_policy(settings) + bool(value_model(settings))
         seconds = traffic = 0.0
         for steps, longest in _stretches(settings):
-            mean = self._mean(longest)
-            length = self.assumed.prompt_tokens + mean
+            length = self._whole(longest)
             tokens = steps * rows * length / devices
             batch = min(settings.micro_batch_tokens, rows * length / devices)
-            sampled = steps * rows / devices / settings.inner_epochs
-            sampling = self._sample(sampled, settings.sampling, number, settings.engine, longest)
-            passes = 1 + reads_reference(settings)
+            rollouts = steps / (rollout_minibatches(settings, steps) * settings.inner_epochs)
+            sampling = rollouts * self._sample(draws(settings, longest, steps)[0], devices, number, settings.engine)
             recompute = hardware.gradient_checkpointing
-            learning = passes * read_s(self.device, self.a, tokens, length, 4 * batch, number)
+            measured = tokens / settings.inner_epochs
+            learning = passes * read_s(self.device, self.a, measured, length, 4 * batch, number)
             learning += learn_s(self.device, self.a, tokens, length, batch, number, recompute) * (
                 2 if value_model(settings) else 1
             )
-            seconds += max(sampling, learning) if settings.rollouts_ahead else sampling + learning
+            # A copy that samples on the trainer's own devices takes their time.
+            seconds += max(sampling, learning) if settings.rollouts_ahead and away else sampling + learning
             traffic += self._traffic(tokens / batch, devices)
-            if settings.engine is not None and settings.engine.kind == "server":
-                traffic += steps / settings.minibatches * self.a.weights() * number
-        general = settings.general_last_steps * rows * settings.general_share / devices
-        scored = general * (self.assumed.prompt_tokens + self._mean(settings.sampling.max_new_tokens)) * reward_models
+            if away:
+                traffic += rollouts * self.a.weights() * number
+        general = settings.general_last_steps / settings.inner_epochs * rows * settings.general_share / devices
+        scored = general * self._whole(settings.sampling.max_new_tokens) * reward_models
         length = sum(self._means(settings.sampling))
         seconds += read_s(self.device, self.a, scored, length, settings.micro_batch_tokens, number)
         seconds += self._validations(settings)
@@ -208,7 +198,7 @@ class Estimator:
             ),
             host=self._host(
                 hardware,
-                rollout_tokens=rows * settings.minibatches * self._whole(longest),
+                rollout_tokens=rows * rollout_minibatches(settings, settings.steps) * self._whole(longest),
                 whole=loads_whole(settings),
             ),
             disk=self._checkpoint(hardware),
@@ -256,25 +246,21 @@ class Estimator:
     def _lengths(self, longest: int) -> Lengths:
         return Lengths(round(self.assumed.prompt_tokens), longest)
 
-    def _sample(
-        self, completions: float, sampling: Sampling, number: int, engine: TextEngineSettings | None, longest: int
-    ) -> float:
-        mean, prompt = self._mean(longest), self.assumed.prompt_tokens
-        rows = sampling.batch_size if engine is None else ROWS_MAX
-        steps = longest if engine is None else mean
-        return sample_s(self.device, self.a, completions, prompt, steps, mean, rows, number, engine is not None)
+    def _sample(self, draw: Draw, devices: int, number: int, engine: TextEngineSettings | None) -> float:
+        """Seconds in which `devices` sample all that is drawn at once."""
+        completions, mean, prompt = draw.prompts * draw.group, self._mean(draw.longest), self.assumed.prompt_tokens
+        rows = max(draw.group, draw.sampling.batch_size) if engine is None else ROWS_MAX
+        steps, with_engine = draw.longest if engine is None else mean, engine is not None
+        return sample_s(self.device, self.a, completions / devices, prompt, steps, mean, rows, number, with_engine)
 
     def _validations(self, settings: RL) -> float:
         """Seconds of sampling in all validations, if each has the maximum number of problems."""
         if settings.validate_every is None:
             return 0.0
-        asked, hardware = settings.validation, settings.hardware
-        sampling = asked.sampling or settings.sampling
-        domains = 1 + bool(settings.general_last_steps)
-        each = domains * asked.problems * asked.samples_per_problem / _devices(hardware)
+        _, validation = draws(settings, settings.sampling.max_new_tokens, settings.steps)
+        devices, number = _devices(settings.hardware), _BYTES[settings.hardware.dtype]
         times = -(-settings.steps // settings.validate_every)
-        number, longest = _BYTES[hardware.dtype], sampling.max_new_tokens
-        return times * self._sample(each, sampling, number, settings.engine, longest)
+        return times * self._sample(validation, devices, number, settings.engine)
 
     def _traffic(self, micro_batches: float, devices: int) -> float:
         return micro_batches * TRAFFIC * self.a.weights() if devices > 1 else 0.0
@@ -291,6 +277,13 @@ class Estimator:
 
 def _devices(hardware: Hardware) -> int:
     return hardware.processes * hardware.nodes
+
+
+def _measures_old_policy(settings: RL) -> bool:
+    """Whether the trainer computes log-probabilities of the old policy: if those of the sampler are not its own (vLLM,
+    or weights that are one rollout old), and if several updates learn from them (`grpo.rl.collector`)."""
+    inexact = settings.engine is not None or bool(settings.rollouts_ahead)
+    return method_of(settings).online and inexact and settings.minibatches * settings.inner_epochs > 1
 
 
 def _stretches(settings: RL) -> list[tuple[int, int]]:

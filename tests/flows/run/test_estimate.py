@@ -213,3 +213,54 @@ def test_the_record_of_a_run_has_assumptions_and_stages(home: Path) -> None:
     made = json.loads(for_record(GRAPHS["r1"](recipe), recipe) or "")
     assert set(made) == {"device", "assumed", "stages", "total"} and made["device"]["memory"] > 1e8
     assert made["stages"]["reasoning_rl"]["peak_phase"] in ("loading", "sampling", "measuring", "update")
+
+
+# Of DeepSeek-V2-Lite, whose queries have no low rank.
+LITE = {
+    "model_type": "deepseek_v2", "num_hidden_layers": 27, "hidden_size": 2048, "intermediate_size": 10944,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400, "tie_word_embeddings": False,
+    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def recorded(home: Path, config: str) -> str | None:
+    """What a run would record with a base model that has this config.json."""
+    (home / "config.json").write_text(config)
+    recipe = load_recipe("qwen2.5-1.5b", [f"base.model={home}"])
+    return for_record(GRAPHS["r1"](recipe), recipe)
+
+
+def test_the_record_of_a_run_knows_models_whose_queries_have_no_low_rank(home: Path) -> None:
+    stages = json.loads(recorded(home, json.dumps(LITE)) or "")["stages"]
+    assert stages["base"]["disk_gb"] == pytest.approx(2 * 2 * 15.7, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (json.dumps(LITE | {"hidden_size": "wide"}), "hidden_size is 'wide', and must be a whole number"),
+        (json.dumps(LITE | {"kv_lora_rank": [512]}), "kv_lora_rank is "),
+        (json.dumps(LITE | {"text_config": {"hidden_size": None}}), "has no 'hidden_size'"),
+        (json.dumps([LITE]), "it is no JSON object"),
+        ("null", "it is no JSON object"),
+        ("[" * 100_000, "recursion"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_bad_input_and_costs_a_run_its_estimate_alone(
+    config: str, said: str, home: Path
+) -> None:
+    assert recorded(home, config) is None
+    with pytest.raises(InputError, match=re.escape(said)):
+        estimated(arguments(home, "qwen2.5-1.5b", "H100"))
+
+
+def test_whatever_goes_wrong_a_run_has_no_estimate(home: Path, monkeypatch, caplog) -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("flows.run.estimate.local_device", fails)
+    assert recorded(home, json.dumps(QWEN)) is None
+    assert "this run has no estimate" in caplog.text

@@ -108,6 +108,16 @@ def test_weights_that_vllms_share_does_not_hold_are_refused(capsys) -> None:
     assert {*left} == {"reward_models", "evaluate", "sft_data"}  # 68 GB hold them, without room to compute
 
 
+@pytest.mark.parametrize(("memory", "is_proposed"), [("160e9", False), ("200e9", True)])
+def test_adapters_of_experts_are_proposed_where_they_fit(memory: str, is_proposed: bool, capsys) -> None:
+    """30.5 B weights of 4 bytes are 122 GB. Each layer's 128 experts have 2.0 B adapter weights in all, of 16 bytes:
+    32 GB more, so that 144 GB are too few, and 180 are enough."""
+    overrides, assume = ["base.model=Qwen/Qwen3-30B-A3B"], (f"memory={memory}",)
+    said = refusal_of("r1", "qwen2.5-1.5b", overrides, "H200", capsys, assume)
+    line = next(line for line in said.splitlines() if "cold_start_sft does not fit: " in line)
+    assert ("cold_start_sft.lora={rank=32}" in line) == is_proposed
+
+
 def test_a_later_round_is_proposed_what_its_section_can_set(capsys) -> None:
     said = refusal("Qwen/Qwen2.5-7B", "A100", capsys, "alignment.rounds=2")
     (line,) = [line for line in said.splitlines() if line.startswith("alignment_rl_2 does not fit: ")]

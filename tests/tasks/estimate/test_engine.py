@@ -9,7 +9,8 @@ import pytest
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM
 from grpo.config.rl import RL
-from tasks.estimate.architecture import Architecture, Latent
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.decoder_config import Latent
 from tasks.estimate.devices import DEVICES, Device
 from tasks.estimate.engine import engine_memory
 from tasks.estimate.misfits import fits

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.tiny_models import tiny_config
-from grpo.config.common import Hardware
+from grpo.config.common import Hardware, Lora
 from grpo.config.rl import RL
 from grpo.model import logprobs
 from grpo.model.loading import load_policy
-from tasks.estimate.architecture import Architecture, Experts
+from tasks.estimate.activations import activation_bytes
+from tasks.estimate.architecture import Architecture
+from tasks.estimate.decoder_config import Experts
 from tasks.estimate.job_memory import rl_memory
-from tasks.estimate.memory import DeviceMemory, Lengths, activation_bytes, step_memory
+from tasks.estimate.memory import DeviceMemory, Lengths, step_memory
 
 ROOT = Path(__file__).parents[3]
 SMALL = {
@@ -225,6 +227,108 @@ def test_the_cache_has_a_prompt_once_and_doubles_for_completions() -> None:
     assert of({"prompts_per_step": 13}, completion=128).sampling["packed weights"] == 0  # 52 rows
     assert of({"engine": {"kind": "server"}}).sampling == {"engine": 0}
     assert of({"engine": {"kind": "local", "gpu_memory_utilization": 0.25}}, "cuda").sampling == {"engine": 20e9}
+
+
+# A token's keys and values, 2 layers x 2 x 1 head x 2, in float32; a prompt has 10.
+TOKEN = 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("more", "rows", "prompts"),
+    [
+        ({"steps": 4, "minibatches": 2}, 16, 4),  # 2 x 2 problems of 4
+        ({"steps": 1, "minibatches": 2}, 8, 2),  # no more than are left
+        ({"steps": 4, "minibatches": 4, "inner_epochs": 2}, 16, 4),  # 4 updates learn from 2 minibatches
+        ({"steps": 4, "minibatches": 2, "hardware": {"processes": 2}}, 8, 2),
+        ({"steps": 4, "minibatches": 2, "sampling": {"max_new_tokens": 100, "batch_size": 6}}, 6, 2),
+        ({"steps": 4, "minibatches": 2, "sampling": {"max_new_tokens": 100, "batch_size": 3}}, 4, 1),  # a whole group
+    ],
+)
+def test_a_rollout_samples_for_all_its_minibatches(more: dict, rows: int, prompts: int) -> None:
+    sampling = of(more).sampling
+    assert sampling["cache"] == (prompts * 10 + rows * 128) * TOKEN
+    assert sampling["logits"] == rows * 10 * 16
+
+
+def test_a_validation_that_is_larger_than_a_rollout_counts() -> None:
+    longer = {"max_new_tokens": 300, "batch_size": 30}
+    validated = {"validate_every": 1, "validation": {"problems": 5, "samples_per_problem": 3, "sampling": longer}}
+    assert of(validated).sampling["cache"] == (5 * 10 + 15 * 512) * TOKEN
+    general = {**validated, "general_last_steps": 1, "general_share": 0.5}  # as many problems of a second domain
+    assert of(general).sampling["cache"] == (10 * 10 + 30 * 512) * TOKEN
+    as_trained = {"validate_every": 1, "validation": {"problems": 40, "samples_per_problem": 1}}
+    assert of(as_trained).sampling["cache"] == (40 * 10 + 40 * 128) * TOKEN
+    smaller = {"validate_every": 1, "validation": {"problems": 1, "sampling": {"max_new_tokens": 64}}}
+    assert of(smaller).sampling == of({}).sampling
+
+
+def test_vllm_has_room_for_the_longest_sequence_of_a_validation() -> None:
+    a, engine = Architecture.from_config(SMALL), {"kind": "local"}
+    longer = {"validate_every": 1, "validation": {"sampling": {"max_new_tokens": 300}}}
+    with_it, without = (
+        rl_memory(a, settings(engine=engine, **more), DeviceMemory("cuda"), Lengths(10, 100)).engine
+        for more in (longer, {})
+    )
+    assert with_it and without and (with_it.cache, without.cache) == (310 * TOKEN, 110 * TOKEN)
+
+
+def test_a_copy_that_samples_ahead_is_whole_and_samples_beside_the_update() -> None:
+    hardware = {"processes": 2}
+    ahead, alone = of({"rollouts_ahead": 1, "hardware": hardware}), of({"hardware": hardware})
+    assert ahead.held == {**alone.held, "sampler's copy": 348 * 4}
+    assert alone.sampling["whole model"] == 348 * 4 and ahead.sampling["whole model"] == 0
+    held, cache, logits = sum(ahead.held.values()), (10 + 4 * 128) * TOKEN, 4 * 10 * 16
+    assert ahead.phases["sampling"] == held + cache + logits
+    assert ahead.phases["update"] == held + sum(alone.update.values()) + cache + logits
+    assert ahead.phases["measuring"] == alone.phases["measuring"] + 348 * 4
+    # Policy and reference in shards, then the copy.
+    assert ahead.loading == max(alone.loading, 348 * 2 + 348 * 2 + 348 * 4)
+    # A server has devices of its own.
+    server = {"engine": {"kind": "server"}, "hardware": hardware}
+    assert of({"rollouts_ahead": 1, **server}) == of(server)
+
+
+def test_experts_with_adapters_are_a_copy_of_themselves_in_each_layer() -> None:
+    """Of four layers three have experts: eight of 3 x 4 x 6 weights. Their copies stay for the backward pass, where a
+    third more is one tensor's gradient; with recomputation only one stays."""
+    experts = Experts(count=8, active=2, shared=0, width=6, dense_layers=1)
+    a, name = replace(Architecture.from_config(SMALL), layers=4, experts=experts), "experts with adapters"
+    lora = {"lora": {"rank": 3}}
+    step, recomputed = (
+        step_memory(a, settings(**lora, hardware=hardware), DeviceMemory("cpu"), Lengths(10, 100))
+        for hardware in ({}, {"gradient_checkpointing": True})
+    )
+    copy = 8 * 3 * 4 * 6 * 4
+    assert step.update[name] == pytest.approx((3 + 1 / 3) * copy)
+    assert recomputed.update[name] == pytest.approx((1 + 1 / 3) * copy)
+    assert step.sampling[name] == copy
+    untouched = replace(a, experts=replace(experts, adapted=False))
+    without = step_memory(untouched, settings(**lora), DeviceMemory("cpu"), Lengths(10, 100))
+    assert name not in without.update and name not in without.sampling
+
+
+def test_peft_really_copies_experts_with_adapters(tmp_path: Path) -> None:
+    """What more experts add to the peak of a micro-batch that updates their adapters: a copy of them in each of two
+    layers, and a third of one."""
+
+    def peak(count: int) -> int:
+        sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 96, "vocab_size": 64}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "num_hidden_layers": 2}
+        of = {"model_type": "qwen3_moe", **sizes, **heads, "num_experts": count, "num_experts_per_tok": 2}
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**of)).save_pretrained(tmp_path / str(count))
+        model = load_policy(str(tmp_path / str(count)), Hardware(device="cpu"), Lora(rank=2)).train()
+
+        def pass_through() -> None:
+            logprobs.completion_logprobs(model, [[5] * 4] * 2, [[7] * 8] * 2, 1.0).sum().backward()
+
+        pass_through()
+        gc.collect()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            pass_through()
+        return peak_bytes(profiled)
+
+    copy_of_16 = 16 * 3 * 64 * 96 * 4
+    assert (peak(32) - peak(16)) / copy_of_16 == pytest.approx(2 + 1 / 3, abs=0.15)
 
 
 def test_activations_of_a_token_by_hand() -> None:

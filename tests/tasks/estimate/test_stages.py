@@ -96,6 +96,61 @@ def test_reinforcement_learning_takes_longer_with_all_that_it_does() -> None:
     assert of.rl(rl(kl_coef=0.0, inner_epochs=2)).seconds < plain.seconds  # half as much is sampled
 
 
+def test_minibatches_are_sampled_at_once_as_far_as_the_batch_size_allows() -> None:
+    assumed = Assumed(prompt_tokens=10, completion_share=0.5)
+    of, large = Estimator(SMALL, ROUND, assumed), Sampling(max_new_tokens=20, batch_size=256)
+
+    def sampling_s(completions: int, rows: int) -> float:
+        return sample_s(ROUND, SMALL, completions, 10, steps=20, mean=10, rows=rows, number=4, engine=False)
+
+    plain = of.rl(rl(kl_coef=0.0)).seconds
+    # Ten rollouts of 8 completions. Without more of them a larger batch size saves nothing.
+    assert of.rl(rl(kl_coef=0.0, sampling=large)).seconds == pytest.approx(plain)
+    # Two of 40: 8 at a time they take as long, all at once they do not.
+    assert of.rl(rl(kl_coef=0.0, minibatches=5)).seconds == pytest.approx(plain)
+    at_once = of.rl(rl(kl_coef=0.0, minibatches=5, sampling=large)).seconds
+    assert at_once == pytest.approx(plain - 10 * sampling_s(8, 8) + 2 * sampling_s(40, 40))
+    # One of 80, although it might have been larger.
+    assert of.rl(rl(kl_coef=0.0, minibatches=99, sampling=large)).seconds == pytest.approx(
+        plain - 10 * sampling_s(8, 8) + sampling_s(80, 80)
+    )
+    # Groups of 4 are never divided.
+    whole, single = (Sampling(max_new_tokens=20, batch_size=size) for size in (4, 1))
+    assert of.rl(rl(kl_coef=0.0, sampling=single)).seconds == pytest.approx(
+        of.rl(rl(sampling=whole, kl_coef=0.0)).seconds
+    )
+
+
+def test_what_is_measured_of_a_rollout_is_measured_once() -> None:
+    of = Estimator(SMALL, replace(ROUND, network=1e12), Assumed(prompt_tokens=10, completion_share=0.5))
+    # Forwards 10 steps x 8 completions x 20 tokens, as in the test above.
+    forward = read_s(ROUND, SMALL, 10 * 8 * 20, 20, 4 * 8 * 20, 4)
+    twice = {"inner_epochs": 2}
+    reference = of.rl(rl(kl_coef=0.1, **twice)).seconds - of.rl(rl(kl_coef=0.0, **twice)).seconds
+    assert reference == pytest.approx(forward / 2)
+    # vLLM's log-probabilities are not the policy's, so the trainer computes those of several updates before the first.
+    server = {"kl_coef": 0.0, "engine": {"kind": "server"}, "minibatches": 5}
+    own = {**server, "engine": None, "method": "online_rft"}
+    assert of.rl(rl(**own)).seconds == pytest.approx(of.rl(rl(kl_coef=0.0, minibatches=5)).seconds)
+    initial = of.rl(rl(**server, method="rft")).seconds  # whose completions no policy of this run has sampled
+    assert of.rl(rl(**server)).seconds - initial == pytest.approx(forward)
+    # Weights go to the server once a rollout, not once a step.
+    assert of.rl(rl(**server)).network == pytest.approx(2 * 4 * WEIGHTS)
+    assert of.rl(rl(**server, **twice)).network == pytest.approx(4 * WEIGHTS)
+    # A value model reads the rollout as well, and then learns as much as the policy.
+    learning = learn_s(ROUND, SMALL, 10 * 8 * 20, 20, 8 * 20, 4, again=False)
+    ppo = of.rl(rl(kl_coef=0.0, method="ppo")).seconds - of.rl(rl(kl_coef=0.0)).seconds
+    assert ppo == pytest.approx(forward + learning)
+
+
+def test_only_a_server_saves_time_by_sampling_ahead() -> None:
+    of = Estimator(SMALL, replace(ROUND, network=1e12), Assumed(prompt_tokens=10, completion_share=0.5))
+    asked: dict[str, Any] = {"kl_coef": 0.0}
+    assert of.rl(rl(**asked, rollouts_ahead=1)).seconds == pytest.approx(of.rl(rl(**asked)).seconds)
+    asked["engine"] = {"kind": "server"}
+    assert of.rl(rl(**asked, rollouts_ahead=1)).seconds < of.rl(rl(**asked)).seconds
+
+
 def test_reward_models_and_a_value_model_are_held_too() -> None:
     of = Estimator(SMALL, ROUND)
     held = of.rl(rl(kl_coef=0.0)).memory
